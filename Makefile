@@ -1,0 +1,44 @@
+# Every target sets itself up: a fresh machine needs Python 3.11 and make, nothing else.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: run test check bench clean help
+
+help:            ## what there is
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
+
+run: $(VENV)/.run            ## every scenario on every profile it names, as one table
+	@$(BIN)/cachesim run scenarios
+
+test: $(VENV)/.test          ## the tests
+	@$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.check        ## lint, types, and the real engines beside the simulator
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m tests.real_engines
+
+bench: $(VENV)/.test         ## speed, side by side with the real engines
+	@$(BIN)/python -m benchmarks
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cachesim needs Python 3.11 or newer; set PYTHON=...")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml | $(VENV)/bin/python
+	@echo "setting up $(VENV) ..." >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pytest>=8.2" "pytest-xdist>=3.6"
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.test
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "ruff>=0.14" "mypy>=1.18"
+	@touch $@
+
+clean:           ## remove what was set up
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

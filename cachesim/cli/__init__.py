@@ -1,0 +1,1 @@
+"""The commands: plain functions behind a thin parser."""

@@ -1,0 +1,140 @@
+"""What every engine looks like from outside: requests go in, replies and events come out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from cachesim.engines.events import Event, Loss
+from cachesim.engines.profile import Profile
+from cachesim.errors import ProfileError
+from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.build import build
+from cachesim.model.spec import ModelSpec
+from cachesim.units import Array, Count, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asks for.
+
+    `reply` holds tokens that are taken instead of sampled ones (teacher forcing): a reply shorter
+    than `predict` ends the generation there, a longer one is cut. `drafts` forces what a companion
+    proposes, one tuple per drafting step. Fields that an engine does not have are refused by it.
+    """
+
+    prompt: Tokens
+    predict: int = -1
+    reply: Tokens | None = None
+    drafts: tuple[Tokens, ...] | None = None
+    slot: int = -1
+    cache_prompt: bool = True
+    completions: int = 1
+    options: Mapping[str, Any] | None = None  # per-request fields under upstream's names
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came back, with the evidence that verification needs."""
+
+    prompt: Tokens
+    generated: Tokens
+    logits: Array  # (len(generated), ...): the row each generated token was taken from
+    cached: Count | None
+    processed: Count | None
+    equal: Count = Count(0)  # tokens equal with the best thing there was, whatever it was
+    equal_with: str = "nothing"  # what that was, in words: "slot 0", "prompt cache entry 2", ...
+    losses: tuple[Loss, ...] = ()
+    slot: int | None = None
+    truncated: bool = False
+    error: str | None = None  # the server's own word for a refusal
+    message: str = ""  # its sentence
+    approximated: str | None = None  # set when the server knowingly kept values of another context
+
+
+class Ticket(int):
+    """Names a submitted request; its reply is asked for by it."""
+
+
+class Engine(ABC):
+    """A server: rules as data, mutable memory and slots, no clock, no file, no chance."""
+
+    families: ClassVar[dict[str, Callable[..., "Engine"]]] = {}
+    """Engine name -> how to build one; each room registers itself in `cachesim.engines`."""
+
+    profile: Profile
+    network: Network
+
+    @staticmethod
+    def create(
+        profile: str | Profile,
+        *,
+        model: ModelSpec | Network,
+        options: Mapping[str, Any] | None = None,
+        arithmetic: ArithmeticName = "float",
+        store: "ByteStore | None" = None,
+    ) -> "Engine":
+        """Build the server that a profile names, around a model or a network already built."""
+        named = Profile.parse(profile) if isinstance(profile, str) else profile
+        family = Engine.families.get(named.engine)
+        if family is None:
+            known = ", ".join(sorted(Engine.families))
+            msg = f"there is no engine {named.engine!r}; there are {known}"
+            raise ProfileError(msg)
+        network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
+        return family(named, network=network, options=options or {}, store=store)
+
+    @property
+    @abstractmethod
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+
+    @abstractmethod
+    def submit(self, request: Request) -> Ticket:
+        """Put a request into the server's queue; nothing runs yet."""
+
+    @abstractmethod
+    def step(self) -> bool:
+        """One turn of the real server's loop; False when there was nothing to do."""
+
+    def run(self) -> None:
+        """Take turns until the server is idle."""
+        while self.step():
+            pass
+
+    @abstractmethod
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply to a request, once it is finished."""
+
+    @abstractmethod
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away."""
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """What the server holds now, as plain data: slots, cells, rows, checkpoints, prompt cache."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise ContractError where the server's own books disagree."""
+
+
+class ByteStore(Protocol):
+    """Where a server that saves slots puts their bytes; handed in, so the core knows no files."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep bytes under a name."""
+        ...
+
+    def get(self, name: str) -> bytes | None:
+        """The bytes kept under a name, or None."""
+        ...

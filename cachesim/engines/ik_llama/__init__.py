@@ -1,0 +1,1 @@
+"""ik_llama.cpp: what differs from its parent family."""

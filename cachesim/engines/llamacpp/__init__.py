@@ -1,0 +1,1 @@
+"""llama.cpp: memory, slots, prompt cache, checkpoints, companion."""

@@ -1,0 +1,1 @@
+"""The memory layer of llama.cpp: cells, windows, recurrent rows, hybrids, state blobs, batches."""

@@ -1,0 +1,1 @@
+"""mlx-lm: cache classes, trie, prompt cache, batches, server."""

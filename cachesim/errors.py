@@ -1,0 +1,71 @@
+"""Everything cachesim raises on purpose, as one tree.
+
+* CachesimError
+  + InputError               what the caller handed in is wrong          (exit status 2)
+    - SpecError              a model that cannot be built
+    - TokenError             a token outside the vocabulary, an empty prompt
+    - PositionError          a negative or repeated position in a sequence
+    - LimitError             larger than a stated limit
+    - ProfileError           an engine, release or patch that does not exist
+    - OptionError            an option the release does not have, or a value it cannot take
+    - ScenarioError          a scenario file that is wrong
+    - BlobError              a saved state that is damaged or belongs elsewhere
+  + UpstreamAbort            the real process would have ended here; names the upstream assertion
+  + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
+"""
+
+
+class CachesimError(Exception):
+    """Everything that cachesim raises on purpose."""
+
+
+class InputError(CachesimError, ValueError):
+    """What was handed in is wrong; the message says what to write instead."""
+
+
+class SpecError(InputError):
+    """A model that cannot be built."""
+
+
+class TokenError(InputError):
+    """A token outside the vocabulary, or a prompt without tokens."""
+
+
+class PositionError(InputError):
+    """A negative or repeated position in a sequence."""
+
+
+class LimitError(InputError):
+    """Something is larger than a stated limit."""
+
+
+class ProfileError(InputError):
+    """An engine, release or patch that does not exist."""
+
+
+class OptionError(InputError):
+    """An option that the release does not have, or a value it cannot take."""
+
+
+class ScenarioError(InputError):
+    """A scenario file that is wrong."""
+
+
+class BlobError(InputError):
+    """A saved state that is damaged, or that belongs to another kind of memory."""
+
+
+class UpstreamAbort(CachesimError):  # noqa: N818 - upstream's word for it
+    """The real process would have ended here.
+
+    `where` is the upstream function, `why` the condition it asserts.
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where}: the real process aborts here: {why}")
+        self.where = where
+        self.why = why
+
+
+class ContractError(CachesimError):
+    """cachesim broke its own promise: this is a bug in cachesim, please report it."""

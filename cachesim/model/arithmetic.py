@@ -1,0 +1,75 @@
+"""The seam between a network and whoever runs it: one protocol, several arithmetics.
+
+`float` is the real thing in float64; `ring` is its exact twin over the integers modulo 2^64.
+Engines, oracle and scenarios know only what stands here.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Store, Ubatch
+from cachesim.units import Array, Integers, Token
+
+ArithmeticName: TypeAlias = Literal["float", "ring"]
+
+Place: TypeAlias = Literal["attention", "window", "recurrent"]
+"""Which part of a memory keeps a layer's data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """What a memory allocates for one layer that keeps something.
+
+    An attention or window layer keeps a key and a value per cell; a recurrent one keeps a flat
+    row per sequence and plane. The bytes of the real server are the spec's business, not these.
+    """
+
+    layer: int  # the number the network passes to its Store
+    place: Place
+    dtype: str
+    key: tuple[int, ...] = ()
+    value: tuple[int, ...] = ()
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What one ubatch gives: logits of the rows asked for, last hidden states of all rows."""
+
+    logits: Array  # (rows asked for, vocabulary); ring: (rows asked for, 1) words
+    hidden: Array  # (T, width)
+
+
+class Network(Protocol):
+    """A network that runs ubatches against a Store and keeps nothing itself."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it was built from."""
+        ...
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The layers that keep something, in the order they run."""
+        ...
+
+    def run(self, ubatch: Ubatch, store: Store) -> Output:
+        """Put one ubatch through all layers."""
+        ...
+
+    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
+        """Keys (n, ...) as if their positions had been `shifts` (n,) further on."""
+        ...
+
+    def sample(self, logits: Array) -> Token:
+        """The greedy token of one row of logits; ties go to the lowest id."""
+        ...
+
+    def difference(self, one: Array, other: Array) -> float:
+        """How far two rows (or blocks) of logits lie apart; 0.0 means the same bits."""
+        ...
+
+    def companion(self) -> "Network | None":
+        """The network of the MTP head, which reads hidden states and next tokens, or None."""
+        ...

@@ -1,0 +1,1 @@
+"""Terminal, JSON, HTML: each consumes runs and nothing else."""

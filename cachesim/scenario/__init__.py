@@ -1,0 +1,1 @@
+"""TOML in, a Scenario out, and the runner."""

@@ -1,0 +1,1 @@
+"""For users: strategies, state machines, contracts for a cache of their own."""

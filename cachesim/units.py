@@ -1,0 +1,38 @@
+"""The words that every room uses for one number.
+
+A position names one token; a count says how many there are. `Count(n)` covers
+`Pos(0) .. Pos(n - 1)`, and the two never mix: the classic off-by-one of this field compares a
+position with a count.
+"""
+
+from typing import Any, Final, NewType, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Token = NewType("Token", int)
+"""One entry of the vocabulary."""
+
+Pos = NewType("Pos", int)
+"""The index of one token in its sequence, from 0."""
+
+Count = NewType("Count", int)
+"""How many tokens."""
+
+SeqId = NewType("SeqId", int)
+"""The id under which a memory keeps one history."""
+
+SlotId = NewType("SlotId", int)
+"""The server's place for one conversation."""
+
+NO_POS: Final = Pos(-1)
+"""What a memory answers when a sequence holds nothing."""
+
+Tokens: TypeAlias = tuple[Token, ...]
+Array: TypeAlias = NDArray[Any]
+Integers: TypeAlias = NDArray[np.int64]
+
+
+def as_tokens(ids: "tuple[int, ...] | list[int] | range") -> Tokens:
+    """Read plain integers as a prompt."""
+    return tuple(Token(i) for i in ids)

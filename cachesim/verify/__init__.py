@@ -1,0 +1,1 @@
+"""The oracle, the verdict, the explanation of a miss."""

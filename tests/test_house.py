@@ -1,0 +1,77 @@
+"""The house rules that a machine can watch."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "cachesim"
+
+GROUND = {"units", "errors"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "model": set(),
+    "engines": {"model"},
+    "verify": {"model", "engines"},
+    "scenario": {"model", "engines", "verify"},
+    "testing": {"model", "engines", "verify", "scenario"},
+    "real": {"model", "engines", "verify", "scenario"},
+    "report": {"model", "engines", "verify", "scenario"},
+    "cli": {"model", "engines", "verify", "scenario", "testing", "real", "report"},
+}
+IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subprocess", "time"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported_names(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    room = room_of(path)
+    if room not in MAY_IMPORT:
+        return
+
+    rooms = {name.split(".")[1] for name in imported_names(path) if name.startswith("cachesim.")}
+    upward = rooms & MAY_IMPORT.keys() - MAY_IMPORT[room] - {room}
+
+    assert upward == set()
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_core_reads_no_clock_no_file_and_draws_no_chance(path: Path) -> None:
+    if room_of(path) not in {"model", "engines", "verify"}:
+        return
+
+    roots = {name.split(".")[0] for name in imported_names(path)}
+
+    assert roots & IMPURE == set()
+
+
+def test_engines_do_not_know_each_other_but_for_the_family_of_llama_cpp() -> None:
+    for path in sorted((PACKAGE / "engines").rglob("*.py")):
+        family = path.relative_to(PACKAGE / "engines").parts[0]
+        names = {name for name in imported_names(path) if name.startswith("cachesim.engines.")}
+        others = {name.split(".")[2] for name in names} & {"llamacpp", "ik_llama", "mlx_lm"}
+        allowed = {"ik_llama": {"llamacpp", "ik_llama"}, "__init__.py": others}
+        assert others <= allowed.get(family, {family}), path
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_stay_short_enough_to_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 420
