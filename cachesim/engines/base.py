@@ -121,7 +121,7 @@ class Engine(ABC):
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds now, as plain data: slots, cells, rows, checkpoints, prompt cache."""
+        """What the server holds now, as plain data: slots, cells, checkpoints, prompt cache."""
 
     @abstractmethod
     def check_integrity(self) -> None:
