@@ -1,4 +1,4 @@
-"""The ledger of one request: what was equal, what stayed usable, and the rule behind each change."""
+"""The ledger of one request: what was equal, what stayed usable, and which rule changed it."""
 
 from typing import Any
 
