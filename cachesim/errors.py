@@ -8,7 +8,8 @@
     - LimitError             larger than a stated limit
     - ProfileError           an engine, release or patch that does not exist
     - OptionError            an option the release does not have, or a value it cannot take
-    - ScenarioError          a scenario file that is wrong
+    - TemplateError          a conversation that the chat template refuses
+    - ScenarioError          a scenario file that is wrong; carries every problem
     - BlobError              a saved state that is damaged or belongs elsewhere
   + UpstreamAbort            the real process would have ended here; names the upstream assertion
   + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
@@ -47,8 +48,16 @@ class OptionError(InputError):
     """An option that the release does not have, or a value it cannot take."""
 
 
+class TemplateError(InputError):
+    """A conversation that the chat template refuses."""
+
+
 class ScenarioError(InputError):
-    """A scenario file that is wrong."""
+    """A scenario file that is wrong; `problems` names everything that is, one line each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class BlobError(InputError):

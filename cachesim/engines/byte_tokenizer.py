@@ -1,0 +1,119 @@
+"""A byte-level tokenizer of 512 tokens, one text per token.
+
+    0 <unk>   1 <s>   2 </s>            3..258    the 256 bytes
+    259 <|im_start|>  260 <|im_end|>    261..264  system, user, assistant, newline
+    265..511  words of no meaning, whose texts are "[265]" to "[511]"
+
+A template that thinks gives the last two words another text: 510 is `<think>`, 511 `</think>`.
+Texts are unique, so equal tokens are equal texts; a text that has no token of its own becomes
+its UTF-8 bytes.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final
+
+from cachesim.engines.base import Message
+from cachesim.engines.chat_templates import (
+    TEMPLATES,
+    THINK_END,
+    THINK_START,
+    TURN_END,
+    TURN_START,
+    Template,
+)
+from cachesim.errors import TokenError
+from cachesim.units import Count, Token, Tokens
+
+VOCABULARY: Final = 512
+FIRST_BYTE: Final = 3
+BYTES: Final = 256
+END_OF_TURN: Final = Token(260)
+FIRST_WORD: Final = Token(265)
+THINK_MARKS: Final = (Token(510), Token(511))
+
+
+class ByteTokenizer:
+    """Reads and writes the 512 tokens, and renders conversations with one chat template."""
+
+    def __init__(self, template: str | Template = "chatml") -> None:
+        if isinstance(template, str) and template not in TEMPLATES:
+            msg = f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}"
+            raise TokenError(msg)
+        self.template = TEMPLATES[template] if isinstance(template, str) else template
+
+    @property
+    def eos(self) -> Token:
+        """The token that ends a turn."""
+        return END_OF_TURN
+
+    @property
+    def think_start(self) -> Token | None:
+        """The mark that opens a reasoning part, if the template knows one."""
+        return THINK_MARKS[0] if self.template.thinks else None
+
+    @property
+    def think_end(self) -> Token | None:
+        """The mark that closes a reasoning part."""
+        return THINK_MARKS[1] if self.template.thinks else None
+
+    @cached_property
+    def texts(self) -> dict[Token, str]:
+        """The tokens that have a text of their own, bytes left out."""
+        marks = (TURN_START, TURN_END, "system", "user", "assistant", "\n")
+        texts = {Token(index): text for index, text in enumerate(("<unk>", "<s>", "</s>"))}
+        texts |= {Token(FIRST_BYTE + BYTES + index): text for index, text in enumerate(marks)}
+        texts |= {Token(index): f"[{index}]" for index in range(FIRST_WORD, VOCABULARY)}
+        if self.template.thinks:
+            texts |= dict(zip(THINK_MARKS, (THINK_START, THINK_END), strict=True))
+        return texts
+
+    @cached_property
+    def _tokens(self) -> dict[str, Token]:
+        return {text: token for token, text in self.texts.items()}
+
+    @cached_property
+    def _word(self) -> re.Pattern[str]:
+        longest_first = sorted(self._tokens, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def encode(self, text: str) -> Tokens:
+        """Read a text; tokens with a text of their own are recognised, the rest are bytes."""
+        found: list[Token] = []
+        for piece in self._word.split(text):
+            token = self._tokens.get(piece)
+            if token is not None:
+                found.append(token)
+            else:
+                raw = piece.encode("utf-8", "surrogateescape")
+                found.extend(Token(FIRST_BYTE + byte) for byte in raw)
+        return tuple(found)
+
+    def decode(self, tokens: Sequence[Token]) -> str:
+        """The text of tokens; bytes that are no UTF-8 survive a round trip."""
+        return b"".join(map(self._raw, tokens)).decode("utf-8", "surrogateescape")
+
+    def _raw(self, token: Token) -> bytes:
+        if token in self.texts:
+            return self.texts[token].encode()
+        if FIRST_BYTE <= token < FIRST_BYTE + BYTES:
+            return bytes([token - FIRST_BYTE])
+        msg = f"token {token} is outside the vocabulary of {VOCABULARY}"
+        raise TokenError(msg)
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> Tokens:
+        """The prompt of a conversation."""
+        text = "".join(shown for _, shown in self.template.show(messages))
+        return self.encode(text + self.template.generation_prompt * add_generation_prompt)
+
+    def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
+        """Role and first token of every message in the rendered prompt."""
+        starts: list[tuple[str, Count]] = []
+        at = 0
+        for role, shown in self.template.show(messages):
+            starts.append((role, Count(at)))
+            at += len(self.encode(shown))
+        return tuple(starts)

@@ -1,0 +1,96 @@
+"""The byte-level tokenizer and its chat templates."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesim.engines.base import Message
+from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
+from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.errors import TemplateError, TokenError
+from cachesim.units import Token
+
+templates = st.sampled_from(sorted(TEMPLATES))
+
+
+def chat(*turns: tuple[str, str]) -> tuple[Message, ...]:
+    return tuple(Message(role=role, content=content) for role, content in turns)
+
+
+def test_it_is_a_chat_tokenizer() -> None:
+    tokenizer: ChatTokenizer = ByteTokenizer()
+
+    assert tokenizer.think_start is None
+
+
+@given(text=st.text(), template=templates)
+def test_any_text_comes_back_unchanged(text: str, template: str) -> None:
+    tokenizer = ByteTokenizer(template)
+    plain = text.encode("utf-8", "ignore").decode()
+
+    assert plain == tokenizer.decode(tokenizer.encode(plain))
+
+
+@given(words=st.lists(st.integers(265, VOCABULARY - 1)), template=templates)
+def test_words_come_back_as_the_same_tokens(words: list[int], template: str) -> None:
+    tokenizer = ByteTokenizer(template)
+    tokens = tuple(map(Token, words))
+
+    assert tokens == tokenizer.encode(tokenizer.decode(tokens))
+
+
+def test_every_token_has_one_text_and_no_two_share_it() -> None:
+    tokenizer = ByteTokenizer("strip-reasoning")
+
+    texts = {tokenizer.decode((Token(index),)) for index in range(VOCABULARY)}
+
+    assert len(texts) == VOCABULARY
+
+
+def test_chatml_counts_five_tokens_a_message_and_three_to_begin_a_reply() -> None:
+    tokenizer = ByteTokenizer()
+    messages = chat(("system", "[265][266]"), ("user", "[300]"))
+
+    prompt = tokenizer.apply_chat_template(messages)
+
+    expected = (259, 261, 264, 265, 266, 260, 264, 259, 262, 264, 300, 260, 264, 259, 263, 264)
+    assert expected == prompt
+    assert (("system", 0), ("user", 7)) == tokenizer.message_starts(messages)
+
+
+def test_strip_reasoning_drops_the_thoughts_of_earlier_turns_only() -> None:
+    tokenizer = ByteTokenizer("strip-reasoning")
+    asked = chat(("user", "[300]"), ("assistant", "<think>\n[400]</think>\n[301]"))
+
+    while_it_is_the_last = tokenizer.apply_chat_template(asked, add_generation_prompt=False)
+    once_the_next_comes = tokenizer.apply_chat_template((*asked, *chat(("user", "[302]"))))
+
+    assert 400 in while_it_is_the_last
+    assert 400 not in once_the_next_comes
+    assert (259, 263, 264, 510, 264) == once_the_next_comes[-5:]
+    assert (510, 511) == (tokenizer.think_start, tokenizer.think_end)
+
+
+def test_needs_user_refuses_a_conversation_without_a_user() -> None:
+    with pytest.raises(TemplateError, match="no user message"):
+        ByteTokenizer("needs-user").apply_chat_template(chat(("system", "[265]")))
+
+
+def test_every_message_starts_where_the_rendered_prompt_has_its_mark() -> None:
+    messages = chat(("system", "a b"), ("user", "<think>x</think>"), ("assistant", "ok"))
+    for name in TEMPLATES:
+        tokenizer = ByteTokenizer(name)
+        prompt = tokenizer.apply_chat_template(messages)
+
+        assert {259} == {prompt[start] for _, start in tokenizer.message_starts(messages)}
+
+
+def test_a_template_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(TokenError, match="'mistral'; there are chatml"):
+        ByteTokenizer("mistral")
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(TokenError, match="token 512"):
+        ByteTokenizer().decode((Token(512),))
