@@ -5,8 +5,8 @@
     265..511  words of no meaning, whose texts are "[265]" to "[511]"
 
 A template that thinks gives the last two words another text: 510 is `<think>`, 511 `</think>`.
-Texts are unique, so equal tokens are equal texts; a text that has no token of its own becomes
-its UTF-8 bytes.
+What has no token of its own becomes its UTF-8 bytes. Texts are unique but for the newline, whose
+byte (13) is never written: so equal texts are equal tokens.
 """
 
 import re
