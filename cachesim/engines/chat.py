@@ -11,6 +11,11 @@ class ChatTokenizer(Protocol):
     """A tokenizer with a chat template; token texts are unique, so texts and ids match alike."""
 
     @property
+    def eos(self) -> Token:
+        """The token that ends a turn; a server that samples it stops there."""
+        ...
+
+    @property
     def think_start(self) -> Token | None:
         """The mark that opens a reasoning part, if the template knows one."""
         ...
