@@ -1,0 +1,98 @@
+"""What the server of a release does with a request, as data: one field per difference."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+Tails: TypeAlias = Literal["ragged", "padded"]
+"""Fed after the checkpoint: the last columns of each prompt, refused or padded if unequal."""
+
+WhenDead: TypeAlias = Literal["hangs", "refused"]
+"""What becomes of a request that comes after the generation thread died."""
+
+COMMON_OPTIONS: Final = frozenset({"prompt_concurrency", "decode_concurrency"})
+SIZE_OPTIONS: Final = frozenset({"prompt_cache_size", "prompt_cache_bytes"})
+STEP_OPTION: Final = frozenset({"prefill_step_size"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRules:
+    """#923: copies of a finished conversation, cut back to the ends of its messages."""
+
+    interval: int = 8192
+    always_the_last_boundary: bool = False  # 929, its first fix
+    boundary_after_every_message: bool = False  # 929, its second fix
+    trims_each_layer_it_can: bool = False  # 929, its third fix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRules:
+    """How one release tokenises, looks up, prefills, stores and reports."""
+
+    segments: bool = False  # 1072: prompts in segments, right-padded; key and state travel together
+    checkpoint: bool = False  # 911: one state of each chat prompt is kept, near its end
+    checkpoint_types: bool = False  # 1019: checkpoints are entries of the type "user"
+    checkpoint_at_last_user: bool = False  # 1006: near the end becomes "before the last user text"
+    tails: Tails = "ragged"  # 1006, its second commit: "padded"
+    checkpoint_only_at_own_distance: bool = False  # 1006, its third commit
+    binds_late: bool = False  # until 976: each checkpoint of a batch holds the last row's state
+    reports_cached: bool = True  # 849
+    progress_of_remainder: bool = False  # 1072: done of what the hit left, and a final report
+    keeps_state_of_disconnected: bool = True  # 741; given up by 1072
+    stop_words_end_generation: bool = False  # 1072: before, the HTTP side watched for them
+    refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
+    when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
+    options: frozenset[str] = COMMON_OPTIONS  # 741; 906 adds the sizes, 943 the step
+    snapshots: SnapshotRules | None = None  # 923
+
+
+_R0_30_7: Final = ServerRules(reports_cached=False)
+_AFTER_906: Final = replace(_R0_30_7, reports_cached=True, options=COMMON_OPTIONS | SIZE_OPTIONS)
+_R0_31_0: Final = replace(
+    _AFTER_906, checkpoint=True, binds_late=True, options=_AFTER_906.options | STEP_OPTION
+)
+_R0_31_1: Final = replace(_R0_31_0, binds_late=False)
+_R0_31_2: Final = replace(
+    _R0_31_1,
+    segments=True,
+    checkpoint=False,
+    progress_of_remainder=True,
+    keeps_state_of_disconnected=False,
+    stop_words_end_generation=True,
+)
+_R0_32_2: Final = replace(_R0_31_2, refuses_empty_prompts=True, when_dead="refused")
+
+SERVER_RELEASES: Final[Mapping[str, ServerRules]] = {
+    "0.30.7": _R0_30_7,
+    "after-906": _AFTER_906,
+    "0.31.0": _R0_31_0,
+    "0.31.1": _R0_31_1,
+    "0.31.1-main": _R0_31_1,
+    "after-1019": replace(_R0_31_1, checkpoint_types=True),
+    "0.31.2": _R0_31_2,
+    "0.31.3": _R0_31_2,
+    "0.32.2": _R0_32_2,
+}
+"""The server of each release; the two in the middle are bases that proposals stand on."""
+
+_SNAPSHOTS_929: Final = SnapshotRules(
+    always_the_last_boundary=True,
+    boundary_after_every_message=True,
+    trims_each_layer_it_can=True,
+)
+
+SERVER_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "923": {"snapshots": SnapshotRules()},
+    "929": {"snapshots": _SNAPSHOTS_929},
+    "929.1": {"snapshots": SnapshotRules(always_the_last_boundary=True)},
+    "929.2": {"snapshots": SnapshotRules(boundary_after_every_message=True)},
+    "929.3": {"snapshots": SnapshotRules(trims_each_layer_it_can=True)},
+    "1006.1": {"checkpoint_at_last_user": True},
+    "1006.2": {"checkpoint_at_last_user": True, "tails": "padded"},
+    "1006": {
+        "checkpoint_at_last_user": True,
+        "tails": "padded",
+        "checkpoint_only_at_own_distance": True,
+    },
+}
+"""What each proposal changes in the server; the stores' and layers' part stands with them."""
