@@ -1,0 +1,102 @@
+"""The plain store: append-only lists, and not a line in common with any server's memory.
+
+It never removes, moves, shares or reuses anything, so there is nothing in it to get wrong. Cold
+runs go through it, and with them every verdict.
+"""
+
+import numpy as np
+
+from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.store import ABSENT, BLOCK, Lane, Window
+from cachesim.units import Array
+
+
+class PlainStore:
+    """All that one or several sequences have said, from position 0 on, in the order they said it.
+
+    Every ubatch brings the same number of tokens for each of the `sets` sequences, set after set.
+    """
+
+    def __init__(self, network: Network, *, sets: int = 1, planes: int = 1) -> None:
+        self.planes = planes
+        self._sets = sets
+        self._cells: dict[int, tuple[_Cells, ...]] = {}
+        self._states: dict[int, Array] = {}
+        for shape in network.shapes:
+            if shape.place == "recurrent":
+                self._states[shape.layer] = np.zeros((sets, shape.row), shape.dtype)
+            else:
+                window = network.spec.window if shape.place == "window" else 0
+                cells = tuple(_Cells(shape, window) for _ in range(sets))
+                self._cells[shape.layer] = cells
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        """Append one key and one value per token; each token sees itself and what came before."""
+        count = len(keys) // self._sets
+        return tuple(
+            cells.append(keys[first : first + count], values[first : first + count], first)
+            for cells, first in zip(self._cells[layer], range(0, len(keys), count), strict=True)
+        )
+
+    def states(self, layer: int) -> Array:
+        """What the last ubatch left, zeros at first."""
+        return self._states[layer]
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Keep the newest plane; the others are for memories that roll back."""
+        self._states[layer] = states[:, 0]
+
+
+class _Cells:
+    """The keys and values of one sequence in one layer; cell `i` is position `i`."""
+
+    def __init__(self, shape: LayerShape, window: int) -> None:
+        self._keys = _Growing(shape.key, shape.dtype)
+        self._values = _Growing(shape.value, shape.dtype)
+        self._window = window
+
+    def append(self, keys: Array, values: Array, first_row: int) -> Lane:
+        """Add cells for the rows from `first_row` on, and say what they see.
+
+        |  seen by nobody  |   lane, whole blocks    | ABSENT |
+        0                start         first  ...  count     stop
+        """
+        first = self._keys.count
+        self._keys.append(keys)
+        self._values.append(values)
+        count = self._keys.count
+        high = np.arange(first, count)
+        low = np.maximum(high - self._window + 1, 0) if self._window else np.zeros_like(high)
+        start = int(low[0]) // BLOCK * BLOCK
+        stop = -(-count // BLOCK) * BLOCK
+        positions = np.arange(start, stop)
+        positions[count - start :] = ABSENT
+        return Lane(
+            rows=np.arange(first_row, first_row + len(keys)),
+            keys=self._keys.data[start:stop],
+            values=self._values.data[start:stop],
+            positions=positions,
+            low=low,
+            high=high,
+        )
+
+
+class _Growing:
+    """An array that only gets longer; it doubles, so that long runs stay linear."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
+        self.data = np.zeros((BLOCK, *shape), dtype)
+        self.count = 0
+
+    def append(self, rows: Array) -> None:
+        """Put rows behind the last one."""
+        count = self.count + len(rows)
+        size = len(self.data)
+        if count > size:
+            while size < count:
+                size *= 2
+            grown = np.zeros((size, *self.data.shape[1:]), self.data.dtype)
+            grown[: self.count] = self.data[: self.count]
+            self.data = grown
+        self.data[self.count : count] = rows
+        self.count = count

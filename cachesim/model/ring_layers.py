@@ -1,0 +1,137 @@
+"""The layers of the ring network: each takes hidden words (T,) and returns what it adds to them."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from cachesim.model.arithmetic import LayerShape, Place
+from cachesim.model.ring_words import ONE, Words, fold, mix
+from cachesim.model.spec import LayerKind
+from cachesim.model.store import ABSENT, Lane, Store
+
+CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
+"""How many chains a recurrent layer keeps beside the last inputs of its convolution."""
+
+FEW: Final = 4096
+"""Queries times keys up to which masks are quicker than running sums."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The rotations of an ubatch's rows: g^position for keys, g^-position for queries, (T,)."""
+
+    keys: Words
+    queries: Words
+
+
+class Layer(Protocol):
+    """One layer with something to keep."""
+
+    shape: LayerShape
+
+    def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:
+        """What the layer adds to each row's word."""
+        ...
+
+
+class Attention:
+    """out[i] = sum over visible j of q[i] k[j] v[j] g^(p[j] - p[i]), with odd q, k and v."""
+
+    def __init__(self, layer: int, place: Place, salts: Words) -> None:
+        self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
+        self._salts = salts[:, None, None]  # (3, 1, 1)
+
+    def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
+        """Hand keys and values (T, 1) to the store and add up what each row sees."""
+        queries, keys, values = mix(hidden[:, None] + self._salts) | ONE
+        seen = np.empty_like(hidden)
+        for lane in store.attend(self.shape.layer, keys * turn.keys[:, None], values):
+            seen[lane.rows] = visible_sums(lane)
+        out: Words = queries[:, 0] * turn.queries * seen
+        return out
+
+
+def visible_sums(lane: Lane) -> Words:
+    """For each row of a lane the sum of key times value over the cells it sees, (q,)."""
+    words = lane.keys[:, 0] * lane.values[:, 0]
+    if len(lane.rows) * len(words) <= FEW or len(lane.rows) == 1:
+        return masked_sums(words, lane)
+    return running_sums(words, lane)
+
+
+def masked_sums(words: Words, lane: Lane) -> Words:
+    """The sums by looking at every cell for every row: any lane, in any order."""
+    visible = (lane.low[:, None] <= lane.positions) & (lane.positions <= lane.high[:, None])
+    return visible @ words
+
+
+def running_sums(words: Words, lane: Lane) -> Words:
+    """The same in linear time: what lies up to `high`, less what lies below `low`.
+
+    Cells are brought into the order of their positions where they are not; without holes and
+    duplicates a position's place among them is a subtraction, else a search.
+    """
+    positions = lane.positions
+    present = positions != ABSENT
+    if not present.all():
+        positions, words = positions[present], words[present]
+    steps = np.diff(positions)
+    if (steps < 0).any():
+        order = np.argsort(positions, kind="stable")
+        positions, words = positions[order], words[order]
+    totals = np.concatenate([[np.uint64(0)], np.add.accumulate(words)])
+    if (steps == 1).all() and len(positions):
+        below = np.clip(lane.low - positions[0], 0, len(positions))
+        upto = np.clip(lane.high - positions[0] + 1, 0, len(positions))
+    else:
+        below = np.searchsorted(positions, lane.low, side="left")
+        upto = np.searchsorted(positions, lane.high, side="right")
+    sums: Words = totals[np.maximum(upto, below)] - totals[below]
+    return sums
+
+
+class Recurrent:
+    """A convolution over the last few inputs and, in `ssm` and `delta`, chains of all of them.
+
+    The row of a sequence, oldest input first:  [ taps - 1 inputs | a word for each chain ]
+    """
+
+    def __init__(self, layer: int, kind: LayerKind, taps: int, salts: Words) -> None:
+        self._past = taps - 1
+        self._chains = CHAINS[kind]
+        self._salt, self._tap = salts[:1], salts[1:] | ONE
+        row = self._past + self._chains
+        self.shape = LayerShape(layer=layer, place="recurrent", dtype="uint64", row=row)
+
+    def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
+        """Fold each set's tokens into its row."""
+        inputs = mix(hidden + self._salt).reshape(sets, -1)  # (S, n)
+        before = store.states(self.shape.layer)
+        past = np.concatenate([before[:, : self._past], inputs], axis=1)
+        word = self._convolve(past, inputs.shape[1])
+        chains = []
+        for start in before[:, self._past :].T:
+            word = fold(start, mix(word) | ONE, word)
+            chains.append(word)
+        store.keep_states(self.shape.layer, self._planes(past, chains, store.planes))
+        return word.reshape(-1)
+
+    def _convolve(self, past: Words, count: int) -> Words:
+        """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
+        word = past[:, :count]
+        for i in range(1, self._past + 1):
+            word = word * self._tap + past[:, i : i + count]
+        return mix(word)
+
+    def _planes(self, past: Words, chains: list[Words], planes: int) -> Words:
+        """The rows after the last token, the last but one, and so on, (S, planes, row)."""
+        count = past.shape[1] - self._past
+        rows = [
+            np.concatenate(
+                [past[:, end : end + self._past], *(chain[:, end - 1 : end] for chain in chains)],
+                axis=1,
+            )
+            for end in range(count, max(count - planes, 0), -1)
+        ]
+        return np.stack(rows, axis=1)

@@ -1,0 +1,81 @@
+"""Words: integers modulo 2^64. Every operation wraps, none rounds, sums come in any order.
+
+mix      a one-to-one scramble that neither sums nor products undo: the gate between layers
+Powers   g^position: a rotation that is exact, undone by g^-position
+fold     the chain s[i] = gate[i] * s[i-1] + input[i], all steps at once
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cachesim.units import Integers
+
+Words: TypeAlias = NDArray[np.uint64]
+
+ONE: Final = np.uint64(1)
+_HALF: Final = np.uint64(32)
+_SCRAMBLE: Final = np.uint64(0x9E3779B97F4A7C15)
+
+DIGIT: Final = 14  # bits
+MOST_POSITIONS: Final = 1 << 2 * DIGIT - 1
+
+
+def salt(seed: int, name: str, count: int = 1) -> Words:
+    """Words that a seed and a name call for, (count,): what weights are to a float network."""
+    drawn = (blake2b(f"{seed} {name} {i}".encode(), digest_size=8) for i in range(count))
+    return np.array([int.from_bytes(each.digest(), "little") for each in drawn], np.uint64)
+
+
+def mix(words: Words) -> Words:
+    """Scramble words one to one: multiplication spreads upwards, the fold brings it down again."""
+    words = words * _SCRAMBLE
+    return words ^ (words >> _HALF)
+
+
+def inverse(odd: Words) -> Words:
+    """The words that odd words multiply to 1: five right bits to begin with, doubled four times."""
+    guess = (odd * np.uint64(3)) ^ np.uint64(2)
+    for _ in range(4):
+        guess = guess + guess - odd * guess * guess
+    return guess
+
+
+def fold(start: Words, gates: Words, inputs: Words) -> Words:
+    """The states (S, n) of chains that begin at `start` (S,), with odd `gates`, (S, n).
+
+    s[i] = gate[i] * s[i-1] + input[i], divided by the product of all gates up to i, is a running
+    sum. Odd words have inverses, so the division is exact and the chain takes no loop.
+    """
+    if gates.shape[1] == 1:
+        return gates * start[:, None] + inputs
+    products = np.multiply.accumulate(gates, axis=1)
+    sums = np.add.accumulate(inputs * inverse(products), axis=1)
+    return products * (start[:, None] + sums)
+
+
+class Powers:
+    """The powers of an odd word, for exponents of either sign below `MOST_POSITIONS`."""
+
+    def __init__(self, base: int) -> None:
+        size = 1 << DIGIT
+        low = np.multiply.accumulate(np.full(size, base, np.uint64))
+        step = low[-1:]  # base^size
+        up = np.multiply.accumulate(np.repeat(step, size // 2))
+        down = np.multiply.accumulate(np.repeat(inverse(step), size // 2))
+        self._low = np.concatenate([[ONE], low[:-1]])
+        self._high = np.concatenate([[ONE], up[:-1], down[::-1]])  # from -1 back: negative digits
+
+    def __call__(self, exponents: Integers) -> Words:
+        """base^exponent, word by word: one lookup per digit, the upper one signed."""
+        product: Words = self._low[exponents & ((1 << DIGIT) - 1)] * self._high[exponents >> DIGIT]
+        return product
+
+
+@lru_cache(maxsize=8)
+def powers(base: int) -> Powers:
+    """The tables of a base; networks share them."""
+    return Powers(base)
