@@ -1,0 +1,130 @@
+"""What the cache classes of one mlx-lm release do, as data.
+
+One field per difference, named after what it does; its docstring names the change that made it.
+The logic never asks for a release: it asks for a rule. The defaults are the newest release's.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+StateForm: TypeAlias = Literal["sliced", "whole"]
+EmptySide: TypeAlias = Literal["raises", "skipped", "zeros"]
+MergedEmpties: TypeAlias = Literal["raises", "unpadded", "zero-padded"]
+BatchForm: TypeAlias = Literal["raises", "other-side", "own-side"]
+Trim: TypeAlias = Literal["never", "resets", "keeps"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRules:
+    """The layer caches of one release."""
+
+    state_form: StateForm = "whole"
+    """0.32.0: `state` is everything, scalars too; before, arrays cut to their tokens and a
+    `meta_state` of strings beside them."""
+
+    counts_bytes: bool = True
+    """#906 (0.31.0): caches have `nbytes`."""
+
+    list_state_by_member: bool = True
+    """#886 (0.31.0): the state of a `CacheList` keeps its members apart and can be restored."""
+
+    lengths_beside_left_padding: bool = True
+    """0.32.0: a recurrent mask obeys left padding and lengths; before, the first hid the second,
+    and since #1177 every fresh batch has a left padding of zeros."""
+
+    chunk_front_counts_valid_rows: bool = True
+    """#1673 (0.32.0): dropping a chunk's front counts valid rows; before, allocated ones."""
+
+    filter_accepts_empty: bool = True
+    """#1072 (0.31.2): `filter` of a batch cache, or a recurrent slot, that holds nothing."""
+
+    filter_keeps_lengths: bool = True
+    """#1072 (0.31.2): filtering a recurrent batch filters its lengths too."""
+
+    filter_keeps_left_padding: bool = True
+    """#1177 (0.31.3): and its left padding."""
+
+    arrays_extend: EmptySide = "zeros"
+    """What a missing slot becomes when recurrent batches are joined. #1169, #1177 (0.31.3): zeros
+    of that side's batch size; 0.31.2: it is skipped, so the batch comes out too short."""
+
+    arrays_merge_of_empties: MergedEmpties = "zero-padded"
+    """Merging recurrent caches that all hold nothing: #1072 (0.31.2) stopped raising, #1177
+    (0.31.3) set a left padding of zeros, so that the batch knows its size."""
+
+    batch_extend: BatchForm = "own-side"
+    """The batch size of an empty side's block in `extend`: #1141 (0.31.3) takes it from that
+    side's own offsets; 0.31.2 from whichever side has a buffer; before, it raised."""
+
+    merge_of_empties: bool = True
+    """#1072 (0.31.2): merging caches that all hold nothing gives an empty batch."""
+
+    batch_size_method: bool = True
+    """#1072 (0.31.2): batch caches have a `size()` of their own; before, always 0."""
+
+    rotating_merge_takes_last_rows: bool = True
+    """#1072 (0.31.2): a merged ring gives its last `size()` rows; before, its whole temporal
+    order into a place `_idx` rows wide."""
+
+    rotating_extract_clamps_padding: bool = True
+    """#1072 (0.31.2): a negative left padding counts as none when a row is extracted."""
+
+    rotated_is_restored: bool = True
+    """0.32.0: the flag survives a restore; before, its text was taken as true."""
+
+    rotating_unrolls_on_trim: bool = False
+    """#999 (closed): rings can always be trimmed, by unrolling them and dropping rows; position
+    and fill are counted apart."""
+
+    arrays_trim: Trim = "never"
+    """What `trim` does to recurrent states: "resets" forgets them (#1253, closed), "keeps" says
+    yes and changes nothing (#1254, closed)."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "CacheRules":
+        """Rules are values: copies of a cache share them."""
+        return self
+
+
+Prunes: TypeAlias = Literal["never", "all", "all-but-nearest", "within-size"]
+SameKey: TypeAlias = Literal["counts", "keeps-old", "replaces"]
+EmptyQuery: TypeAlias = Literal["exact", "looks-up", "misses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRules:
+    """The `LRUPromptCache` of one release; the defaults are those of #1078 (0.31.2)."""
+
+    consumes: bool = False
+    """Until #911 (0.31.0) a fetch takes the entry out of the store."""
+
+    longer_beside_shorter: bool = True
+    """#911 (0.31.0): a longer entry is considered although a shorter one could be used."""
+
+    prunes: Prunes = "all"
+    """What an insertion of trimmable caches removes on its way: nothing until #911; with #1019
+    all but the entry one token shorter, until #1078; with #999 (closed) only entries that are at
+    most `size()` tokens shorter."""
+
+    same_key: SameKey = "replaces"
+    """A second insertion under one key: counted and thrown away until #911 (0.31.0), thrown away
+    until #1019 (0.31.2), then it replaces the first."""
+
+    queues: tuple[str, ...] = ("assistant", "user", "system")
+    """Recency queues: one; with #911 ordinary entries and checkpoints; with #1019 one per type."""
+
+    limits_bytes: bool = True
+    """#906 (0.31.0): `max_bytes`, a byte counter and `trim_to`."""
+
+    keeps_one_beyond_bytes: bool = False
+    """Until #1019 the byte limit leaves one entry, however large."""
+
+    empty_query: EmptyQuery = "misses"
+    """An empty query was an exact match until #1019, which looked the root up in vain; a clean
+    miss since #1078."""
+
+    checks_trimmed: bool = False
+    """#999 (closed): a longer entry serves only if the first layer trimmed what was asked."""
+
+    snapshots: bool = False
+    """#923 (closed): entries may be snapshots; ordinary ones are handed out as they are and move
+    to their new key."""
