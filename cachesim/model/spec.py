@@ -1,11 +1,42 @@
-"""What a model is: its layers, widths and norms, and the presets that follow real families."""
+"""What a model is: its layers, widths and norms, and the bytes its cells and rows take."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
+
+from cachesim.errors import LimitError, SpecError
 
 LayerKind: TypeAlias = Literal["attention", "window", "ssm", "delta", "conv"]
 RopeStyle: TypeAlias = Literal["none", "pairs", "halves"]
 Activation: TypeAlias = Literal["silu", "gelu"]
+
+ATTENTION_KINDS: Final = ("attention", "window")
+RECURRENT_KINDS: Final = ("ssm", "delta", "conv")
+
+F16_BYTES: Final = 2  # keys and values of the real servers, by default
+F32_BYTES: Final = 4  # recurrent rows of the real servers
+
+LARGEST: Final[dict[str, int]] = {
+    "vocabulary": 65_536,
+    "width": 4_096,
+    "mlp_width": 16_384,
+    "heads": 256,
+    "kv_heads": 256,
+    "head_size": 512,
+    "window": 1 << 30,
+    "conv_size": 64,
+    "state_size": 512,
+    "inner": 16_384,
+    "groups": 256,
+    "state_heads": 1_024,
+    "seed": (1 << 63) - 1,
+}
+"""The stated limits: past these a toy is no longer a toy."""
+
+MOST_LAYERS: Final = 128
+
+FIRST_PLAIN: Final = 265
+"""The first id of a 512-word vocabulary that is not a byte, a role or a control token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +72,159 @@ class ModelSpec:
 
     mtp_depth: int = 0  # extra layers that guess the token after the next
     mix: float = 1.0  # scales what each block adds to the residual stream
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built, before anybody allocates for it."""
+        _check_words(self)
+        _check_sizes(self)
+        _check_attention(self)
+        _check_recurrent(self)
+        _check_extras(self)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers whose cells live as long as the sequence."""
+        return tuple(i for i, kind in enumerate(self.layers) if kind == "attention")
+
+    @property
+    def window_layers(self) -> tuple[int, ...]:
+        """The layers whose cells may be dropped once the window has passed."""
+        return tuple(i for i, kind in enumerate(self.layers) if kind == "window")
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        """The layers that keep one row per sequence."""
+        return tuple(i for i, kind in enumerate(self.layers) if kind in RECURRENT_KINDS)
+
+    @property
+    def mtp_layer(self) -> int | None:
+        """The number of the MTP layer, which follows the last main layer, or None."""
+        return len(self.layers) if self.mtp_depth else None
+
+    @property
+    def first_plain(self) -> int:
+        """The first id that greedy decoding may yield; rows of the head below it are zero."""
+        return FIRST_PLAIN if self.vocabulary > FIRST_PLAIN and not self.tied_head else 0
+
+    @property
+    def reach(self) -> int | None:
+        """How many trailing tokens can matter for the last logits; None: all of them."""
+        if set(self.layers) & {"attention", "ssm", "delta"}:
+            return None
+        steps = {"window": self.window - 1, "conv": self.conv_size - 1}
+        return 1 + sum(steps[kind] for kind in self.layers)
+
+    @property
+    def conv_channels(self) -> int:
+        """Channels of the causal convolution of ssm and delta layers."""
+        return self.inner + 2 * self.groups * self.state_size
+
+    def conv_row(self, layer: int) -> int:
+        """Numbers of a layer's convolution state (upstream: n_embd_r)."""
+        kind = self.kind(layer)
+        if kind == "conv":
+            return (self.conv_size - 1) * self.width
+        return (self.conv_size - 1) * self.conv_channels if kind in RECURRENT_KINDS else 0
+
+    def state_row(self, layer: int) -> int:
+        """Numbers of a layer's recurrent state proper (upstream: n_embd_s)."""
+        return self.state_size * self.inner if self.kind(layer) in {"ssm", "delta"} else 0
+
+    def key_bytes(self, layer: int) -> int:
+        """Bytes of one cell's keys on the real server (f16)."""
+        attends = self.kind(layer) in ATTENTION_KINDS
+        return F16_BYTES * self.kv_heads * self.head_size if attends else 0
+
+    def value_bytes(self, layer: int) -> int:
+        """Bytes of one cell's values on the real server (f16)."""
+        return self.key_bytes(layer)
+
+    def conv_bytes(self, layer: int) -> int:
+        """Bytes of one row's convolution state on the real server (f32; upstream: R)."""
+        return F32_BYTES * self.conv_row(layer)
+
+    def state_bytes(self, layer: int) -> int:
+        """Bytes of one row's recurrent state on the real server (f32; upstream: S)."""
+        return F32_BYTES * self.state_row(layer)
+
+    def kind(self, layer: int) -> LayerKind:
+        """What a layer is; the MTP layer counts as attention."""
+        if self.mtp_depth and layer == len(self.layers):
+            return "attention"
+        return self.layers[layer]
+
+
+def _refuse(spec: ModelSpec, field: str, remedy: str) -> SpecError:
+    value = getattr(spec, field)
+    return SpecError(f"model {spec.name!r}: {field} = {value!r} cannot be built; {remedy}")
+
+
+def _check_words(spec: ModelSpec) -> None:
+    if not isinstance(spec.layers, tuple) or not spec.layers:
+        raise _refuse(spec, "layers", 'name at least one layer, as in ("attention", "attention")')
+    if len(spec.layers) > MOST_LAYERS:
+        msg = f"model {spec.name!r} has {len(spec.layers)} layers; {MOST_LAYERS} is the most"
+        raise LimitError(msg)
+    kinds = get_args(LayerKind)
+    for kind in spec.layers:
+        if kind not in kinds:
+            raise _refuse(spec, "layers", f"{kind!r} is none of {', '.join(kinds)}")
+    if spec.rope not in get_args(RopeStyle):
+        raise _refuse(spec, "rope", f"write one of {', '.join(get_args(RopeStyle))}")
+    if spec.activation not in get_args(Activation):
+        raise _refuse(spec, "activation", f"write one of {', '.join(get_args(Activation))}")
+
+
+def _check_sizes(spec: ModelSpec) -> None:
+    may_be_zero = {"window", "mlp_width", "seed"}
+    for field, most in LARGEST.items():
+        value = getattr(spec, field)
+        if type(value) is not int:
+            raise _refuse(spec, field, "write a whole number")
+        least = 0 if field in may_be_zero else 1
+        if value < least:
+            raise _refuse(spec, field, f"write {least} or more")
+        if value > most:
+            msg = f"model {spec.name!r}: {field} = {value} is past the limit of {most}"
+            raise LimitError(msg)
+    if spec.vocabulary < 2:
+        raise _refuse(spec, "vocabulary", "write 2 or more")
+
+
+def _check_attention(spec: ModelSpec) -> None:
+    if not set(spec.layers) & set(ATTENTION_KINDS) and not spec.mtp_depth:
+        return
+    if spec.heads % spec.kv_heads:
+        raise _refuse(spec, "kv_heads", f"write a divisor of heads = {spec.heads}")
+    if spec.rope != "none" and spec.head_size % 2:
+        raise _refuse(spec, "head_size", 'RoPE turns pairs: write an even number, or rope = "none"')
+    if "window" in spec.layers and spec.window < 1:
+        raise _refuse(spec, "window", "window layers need a window of 1 or more")
+
+
+def _check_recurrent(spec: ModelSpec) -> None:
+    kinds = set(spec.layers)
+    if kinds & set(RECURRENT_KINDS) and spec.conv_size < 2:
+        raise _refuse(spec, "conv_size", "a convolution state needs 2 taps or more")
+    if not kinds & {"ssm", "delta"}:
+        return
+    if spec.inner % spec.state_heads:
+        raise _refuse(spec, "state_heads", f"write a divisor of inner = {spec.inner}")
+    if spec.state_heads % spec.groups:
+        raise _refuse(spec, "groups", f"write a divisor of state_heads = {spec.state_heads}")
+    if "delta" in kinds and spec.inner != spec.state_heads * spec.state_size:
+        square = spec.state_heads * spec.state_size
+        raise _refuse(spec, "inner", f"delta layers keep square states: write inner = {square}")
+
+
+def _check_extras(spec: ModelSpec) -> None:
+    if spec.mtp_depth not in {0, 1}:
+        raise _refuse(spec, "mtp_depth", "write 0 or 1; real heads of this family have one layer")
+    if spec.post_norms and "delta" in spec.layers:
+        raise _refuse(spec, "post_norms", "no family has them beside delta layers; leave them off")
+    for field in ("norm_epsilon", "mix", "embedding_scale"):
+        value = getattr(spec, field)
+        if not (math.isfinite(value) and value > 0):
+            raise _refuse(spec, field, "write a finite number above 0")
+    if not (math.isfinite(spec.rope_base) and spec.rope_base > 1):
+        raise _refuse(spec, "rope_base", "write a finite number above 1")

@@ -1,0 +1,76 @@
+"""The causal convolution that recurrent layers carry across ubatches, and LFM2's layer of it.
+
+[ carried: k - 1 rows | the set's L rows ]      row t sees the k rows that end with it
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesim.model.layers.norm import rms_norm
+from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Store
+from cachesim.model.weights import Weights
+from cachesim.units import Array
+
+
+def extended(carried: Array, rows: Array) -> Array:
+    """Carried rows (S, (k - 1) * C) in front of new ones (S, L, C)."""
+    sets, length, channels = rows.shape
+    before = carried.reshape(sets, -1, channels)
+    joined = np.empty((sets, before.shape[1] + length, channels))
+    joined[:, : before.shape[1]] = before
+    joined[:, before.shape[1] :] = rows
+    return joined
+
+
+def convolve(joined: Array, taps: Array) -> Array:
+    """Each channel by its taps (k, C), oldest first: (S, k - 1 + L, C) to (S, L, C)."""
+    length = joined.shape[1] - len(taps) + 1
+    result = joined[:, :length] * taps[0]
+    for age, tap in enumerate(taps[1:], start=1):
+        result += joined[:, age : age + length] * tap
+    return result
+
+
+def carry(joined: Array, taps: int, back: int) -> Array:
+    """The carried rows as they are after the last row but `back`: (S, (k - 1) * C)."""
+    stop = joined.shape[1] - back
+    return joined[:, stop - taps + 1 : stop].reshape(joined.shape[0], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """LFM2's layer: a convolution between two gates; its state is the carried rows alone."""
+
+    spec: ModelSpec
+    layer: int
+    entry: Array  # (d, 3 d): b, c and x
+    taps: Array  # (k, d)
+    exit: Array  # (d, d)
+
+    @classmethod
+    def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "ShortConv":
+        """Prepare the tensors of one layer."""
+        p = f"blk.{layer}.shortconv."
+        norm = weights[f"blk.{layer}.attn_norm.weight"].astype(np.float64)
+        taps = np.ascontiguousarray(weights[p + "conv.weight"].T.astype(np.float64))
+        entry = packed(weights[p + "in_proj.weight"] * norm)
+        return cls(spec, layer, entry, taps, packed(weights[p + "out_proj.weight"]))
+
+    def __call__(self, x: Array, count: int, sets: int, tiles: Cuts, store: Store) -> Array:
+        """What the layer adds to rows x (R, d), of which the first `count` are real."""
+        spec, width = self.spec, self.spec.width
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        gated = (mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]).reshape(
+            sets, -1, width
+        )
+        joined = extended(store.states(self.layer), gated)
+        hidden = np.zeros((x.shape[0], width))
+        convolved = convolve(joined, self.taps).reshape(count, width)
+        np.multiply(convolved, mixed[:count, width : 2 * width], out=hidden[:count])
+        planes = min(store.planes, gated.shape[1])
+        states = [carry(joined, len(self.taps), back) for back in range(planes)]
+        store.keep_states(self.layer, np.stack(states, axis=1))
+        return product(hidden, self.exit, tiles)[:, :width]

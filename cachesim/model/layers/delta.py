@@ -1,0 +1,142 @@
+"""The gated delta rule of Qwen 3.5: a state that is corrected towards what it should recall.
+
+H   value heads (key head h % key heads serves value head h)     N   state size
+M   state (H, N, N), by key and value
+M' = g M + k (x) beta (v - (g M)^T k)          o = M'^T q
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cachesim.model.layers.conv import carry, convolve, extended
+from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
+from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Store
+from cachesim.model.weights import Weights
+from cachesim.units import Array
+
+STRETCH: Final = 64
+"""Tokens whose states are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One layer of the gated delta rule; the norm before it is folded into its first matrix."""
+
+    spec: ModelSpec
+    layer: int
+    entry: Array  # (d, q + k + v + z + beta + alpha)
+    taps: Array  # (k, C)
+    step_bias: Array  # (H,)
+    rate: Array  # (H,), negative
+    exit: Array  # (inner, d)
+
+    @classmethod
+    def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "Delta":
+        """Prepare the tensors of one layer."""
+        p = f"blk.{layer}."
+        wide = {name: weights[p + name].astype(np.float64) for name in _NAMES}
+        entry = (wide[name] * wide["attn_norm.weight"] for name in _ENTRY)
+        norm = np.tile(wide["ssm_norm.weight"], spec.state_heads)
+        return cls(
+            spec,
+            layer,
+            packed(*entry),
+            np.ascontiguousarray(wide["ssm_conv1d.weight"].T),
+            wide["ssm_dt.bias"],
+            wide["ssm_a"],
+            packed(wide["ssm_out.weight"] * norm),
+        )
+
+    def __call__(self, x: Array, count: int, sets: int, tiles: Cuts, store: Store) -> Array:
+        """What the layer adds to rows x (R, d), of which the first `count` are real."""
+        spec, inner = self.spec, self.spec.inner
+        channels, heads = spec.conv_channels, spec.state_heads
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        fresh = mixed[:count, :channels].reshape(sets, -1, channels)
+        gates = mixed[:count, channels + inner : channels + inner + 2 * heads]
+        beta = sigmoid(gates[:, :heads]).reshape(sets, -1, heads)
+        decay = np.exp(softplus(gates[:, heads:] + self.step_bias) * self.rate)
+
+        before = store.states(self.layer)
+        conv_row = spec.conv_row(self.layer)
+        joined = extended(before[:, :conv_row], fresh)
+        convolved = silu(convolve(joined, self.taps))
+        planes = min(store.planes, fresh.shape[1])
+        after = np.empty((sets, planes, before.shape[1]))
+        for back in range(planes):
+            after[:, back, :conv_row] = carry(joined, len(self.taps), back)
+
+        kept = after[:, :, conv_row:]
+        out = self.scan(convolved, decay.reshape(sets, -1, heads), beta, before[:, conv_row:], kept)
+        store.keep_states(self.layer, after)
+        hidden = np.zeros((x.shape[0], inner))
+        normed = rms_norm(out, spec.norm_epsilon).reshape(count, inner)
+        np.multiply(normed, silu(mixed[:count, channels : channels + inner]), out=hidden[:count])
+        return product(hidden, self.exit, tiles)[:, : spec.width]
+
+    def scan(
+        self, convolved: Array, decay: Array, beta: Array, state: Array, after: Array
+    ) -> Array:
+        """Fold (S, L, C) into the state (S, H * N * N), token by token: (S, L, H, N).
+
+        The states after the last tokens go to `after` (S, planes, H * N * N), last one first.
+        """
+        spec = self.spec
+        sets, length, _ = convolved.shape
+        heads, size, groups = spec.state_heads, spec.state_size, spec.groups
+        first = convolved.swapaxes(0, 1)  # token first: (L, S, ...)
+        side = groups * size
+        pair = first[:, :, : 2 * side].reshape(length, sets, 2, groups, size)
+        pair = l2_norm(pair, spec.norm_epsilon)
+        tiled = np.tile(pair, (1, 1, 1, heads // groups, 1))
+        query, key = tiled[:, :, 0] * size**-0.5, tiled[:, :, 1]
+        beta, decay = beta.swapaxes(0, 1)[..., None], decay.swapaxes(0, 1)[..., None]
+        value = first[:, :, 2 * side :].reshape(length, sets, heads, size) * beta
+        probe = (key * (beta * decay))[:, :, :, None]
+
+        out = np.empty((length, sets, heads, 1, size))
+        planes = after.shape[1]
+        last = state.reshape(sets, heads, size, size)
+        for start in range(0, length, STRETCH):
+            some = slice(start, min(start + STRETCH, length))
+            states = np.empty((some.stop - start, sets, heads, size, size))
+            _fold(last, states, probe[some], value[some], key[some], decay[some])
+            np.matmul(query[some, :, :, None], states, out=out[some])
+            last = states[-1]
+            for back in range(length - some.stop, min(planes, length - start)):
+                after[:, back] = states[length - back - start - 1].reshape(sets, -1)
+        return out[:, :, :, 0].swapaxes(0, 1)
+
+
+def _fold(
+    before: Array, states: Array, probe: Array, value: Array, key: Array, decay: Array
+) -> None:
+    """Write the state after each token, one token after the other."""
+    recalled = np.empty((*before.shape[:2], 1, before.shape[3]))
+    missing = recalled[:, :, 0]
+    change = np.empty_like(before)
+    column = key[..., None]
+    fade = decay[..., None]
+    for t in range(len(states)):
+        np.matmul(probe[t], before, out=recalled)
+        np.subtract(value[t], missing, out=missing)
+        np.multiply(column[t], recalled, out=change)
+        np.multiply(before, fade[t], out=states[t])
+        np.add(states[t], change, out=states[t])
+        before = states[t]
+
+
+_ENTRY: Final = ("attn_qkv.weight", "attn_gate.weight", "ssm_beta.weight", "ssm_alpha.weight")
+_NAMES: Final = (
+    *_ENTRY,
+    "attn_norm.weight",
+    "ssm_conv1d.weight",
+    "ssm_dt.bias",
+    "ssm_a",
+    "ssm_norm.weight",
+    "ssm_out.weight",
+)

@@ -1,0 +1,47 @@
+"""The gated MLP: down(act(gate(x)) * up(x))."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesim.model.layers.norm import gelu, rms_norm, silu
+from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.spec import ModelSpec
+from cachesim.model.weights import Weights, mlp_norm_name
+from cachesim.units import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """One layer's MLP; the norm before it is folded into its first matrix."""
+
+    spec: ModelSpec
+    entry: Array  # (d, 2 * mlp width): gate and up side by side
+    exit: Array  # (mlp width, d)
+    post_norm: Array | None
+
+    @classmethod
+    def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "Mlp":
+        """Prepare the tensors of one layer."""
+        p = f"blk.{layer}."
+        norm = weights[mlp_norm_name(spec, layer)].astype(np.float64)
+        gate, up = (weights[p + f"ffn_{half}.weight"] * norm for half in ("gate", "up"))
+        post = weights[p + "post_ffw_norm.weight"] if spec.post_norms else None
+        return cls(
+            spec,
+            packed(gate, up),
+            packed(weights[p + "ffn_down.weight"]),
+            None if post is None else post.astype(np.float64),
+        )
+
+    def __call__(self, x: Array, tiles: Cuts) -> Array:
+        """What the MLP adds to rows x (R, d)."""
+        spec, width = self.spec, self.spec.mlp_width
+        both = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        hidden = (silu if spec.activation == "silu" else gelu)(both[:, :width])
+        hidden *= both[:, width : 2 * width]
+        result = product(hidden, self.exit, tiles)[:, : spec.width]
+        if self.post_norm is not None:
+            result = rms_norm(result, spec.norm_epsilon)
+            result *= self.post_norm
+        return result

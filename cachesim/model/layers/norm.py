@@ -1,0 +1,63 @@
+"""RMSNorm and the activations, in one elementwise order."""
+
+import math
+
+import numpy as np
+
+from cachesim.units import Array
+
+
+def squares(rows: Array) -> Array:
+    """Sum of squares along the last axis, kept as an axis of one."""
+    return np.matmul(rows[..., None, :], rows[..., :, None])[..., 0]
+
+
+def rms_norm(rows: Array, epsilon: float) -> Array:
+    """Rows (..., d) at a root mean square of one; a weight, if any, is the caller's."""
+    size = rows.shape[-1]
+    scale = squares(rows)
+    scale *= 1.0 / size
+    scale += epsilon
+    np.sqrt(scale, out=scale)
+    return np.divide(rows, scale)
+
+
+def l2_norm(rows: Array, epsilon: float) -> Array:
+    """Rows (..., d) at length one; shorter ones than epsilon are divided by it (as ggml does)."""
+    length = squares(rows)
+    np.sqrt(length, out=length)
+    np.maximum(length, epsilon, out=length)
+    return np.divide(rows, length)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    result = np.negative(x)
+    np.exp(result, out=result)
+    result += 1.0
+    return np.divide(1.0, result, out=result)
+
+
+def silu(x: Array) -> Array:
+    """X times its sigmoid."""
+    result = np.negative(x)
+    np.exp(result, out=result)
+    result += 1.0
+    return np.divide(x, result, out=result)
+
+
+def gelu(x: Array) -> Array:
+    """The tanh form, as ggml computes it."""
+    inner = x * x
+    inner *= 0.044715
+    inner += 1.0
+    inner *= x
+    inner *= -2.0 * math.sqrt(2.0 / math.pi)  # 0.5 (1 + tanh u) is the sigmoid of 2 u
+    np.exp(inner, out=inner)
+    inner += 1.0
+    return np.divide(x, inner, out=inner)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return np.logaddexp(0.0, x)

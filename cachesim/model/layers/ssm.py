@@ -1,0 +1,140 @@
+"""Mamba-2: a causal convolution, then a scan that folds one token after the other into a state.
+
+C   inner + 2 * groups * N, channels of the convolution: x, B and C side by side
+H   state heads     P   inner / H, channels of a head     N   state size
+h   state (H, N, P)     h' = exp(dt A) h + B (dt x)        y = C h' + D x
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cachesim.model.layers.conv import carry, convolve, extended
+from cachesim.model.layers.norm import rms_norm, silu, softplus
+from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Store
+from cachesim.model.weights import Weights
+from cachesim.units import Array
+
+STRETCH: Final = 32
+"""Tokens whose states are held at once: enough to read them together, few enough for the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ssm:
+    """One Mamba-2 layer; the norms before and inside it are folded into its matrices."""
+
+    spec: ModelSpec
+    layer: int
+    entry: Array  # (d, z + x + B + C + dt)
+    taps: Array  # (k, C)
+    bias: Array  # (C,)
+    step_bias: Array  # (H,)
+    rate: Array  # (H,), negative
+    skip: Array  # (H, 1)
+    exit: Array  # (inner, d)
+
+    @classmethod
+    def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "Ssm":
+        """Prepare the tensors of one layer."""
+        p = f"blk.{layer}."
+        wide = {name: weights[p + name].astype(np.float64) for name in _NAMES}
+        return cls(
+            spec,
+            layer,
+            packed(wide["ssm_in.weight"] * wide["attn_norm.weight"]),
+            np.ascontiguousarray(wide["ssm_conv1d.weight"].T),
+            wide["ssm_conv1d.bias"],
+            wide["ssm_dt.bias"],
+            wide["ssm_a"].reshape(-1),
+            wide["ssm_d"].reshape(-1, 1),
+            packed(wide["ssm_out.weight"] * wide["ssm_norm.weight"].reshape(-1)),
+        )
+
+    def __call__(self, x: Array, count: int, sets: int, tiles: Cuts, store: Store) -> Array:
+        """What the layer adds to rows x (R, d), of which the first `count` are real."""
+        spec, inner = self.spec, self.spec.inner
+        channels, heads = spec.conv_channels, spec.state_heads
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        fresh = mixed[:count, inner : inner + channels].reshape(sets, -1, channels)
+        steps = mixed[:count, inner + channels : inner + channels + heads] + self.step_bias
+        steps = softplus(steps).reshape(sets, -1, heads)
+
+        before = store.states(self.layer)
+        conv_row = spec.conv_row(self.layer)
+        joined = extended(before[:, :conv_row], fresh)
+        convolved = convolve(joined, self.taps)
+        convolved += self.bias
+        convolved = silu(convolved)
+        planes = min(store.planes, fresh.shape[1])
+        after = np.empty((sets, planes, before.shape[1]))
+        for back in range(planes):
+            after[:, back, :conv_row] = carry(joined, len(self.taps), back)
+
+        y = self.scan(convolved, steps, before[:, conv_row:], after[:, :, conv_row:])
+        store.keep_states(self.layer, after)
+        gated = np.zeros((x.shape[0], inner))
+        np.multiply(y.reshape(count, inner), silu(mixed[:count, :inner]), out=gated[:count])
+        grouped = gated.reshape(-1, spec.groups, inner // spec.groups)
+        normed = rms_norm(grouped, spec.norm_epsilon).reshape(-1, inner)
+        return product(normed, self.exit, tiles)[:, : spec.width]
+
+    def scan(self, convolved: Array, steps: Array, state: Array, after: Array) -> Array:
+        """Fold (S, L, C) into the state (S, H * N * P), token by token: y (S, L, H, P).
+
+        The states after the last tokens go to `after` (S, planes, H * N * P), last one first.
+        """
+        spec = self.spec
+        sets, length, _ = convolved.shape
+        heads, size, groups = spec.state_heads, spec.state_size, spec.groups
+        wide, per = spec.inner // heads, heads // groups
+        side = groups * size
+        # token first: (L, S, ...)
+        x = convolved[:, :, : spec.inner].reshape(sets, length, heads, wide).swapaxes(0, 1)
+        b = convolved[:, :, spec.inner : spec.inner + side].reshape(
+            sets, length, groups, 1, size, 1
+        )
+        c = convolved[:, :, spec.inner + side :].reshape(sets, length, groups, 1, 1, size)
+        b, c = b.swapaxes(0, 1), c.swapaxes(0, 1)
+        decay = np.exp(steps * self.rate).swapaxes(0, 1)[..., None]
+        stepped = (x * steps.swapaxes(0, 1)[..., None]).reshape(length, sets, groups, per, 1, wide)
+
+        y = np.empty((length, sets, groups, per, 1, wide))
+        planes = after.shape[1]
+        last = state.reshape(sets, heads, size * wide)
+        for start in range(0, length, STRETCH):
+            stop = min(start + STRETCH, length)
+            states = np.empty((stop - start, sets, groups, per, size, wide))
+            np.multiply(b[start:stop], stepped[start:stop], out=states)
+            _fold(last, states.reshape(stop - start, sets, heads, -1), decay[start:stop])
+            np.matmul(c[start:stop], states, out=y[start:stop])
+            last = states[-1].reshape(sets, heads, -1)
+            for back in range(max(length - stop, 0), min(planes, length - start)):
+                after[:, back] = states[length - back - start - 1].reshape(sets, -1)
+        y = y.reshape(length, sets, heads, wide)
+        y += x * self.skip
+        return y.swapaxes(0, 1)
+
+
+def _fold(before: Array, states: Array, decay: Array) -> None:
+    """states[t] += decay[t] * states[t - 1], one token after the other."""
+    faded = np.empty_like(before)
+    for state, fade in zip(states, decay, strict=True):
+        np.multiply(before, fade, out=faded)
+        np.add(state, faded, out=state)
+        before = state
+
+
+_NAMES: Final = (
+    "attn_norm.weight",
+    "ssm_in.weight",
+    "ssm_conv1d.weight",
+    "ssm_conv1d.bias",
+    "ssm_dt.bias",
+    "ssm_a",
+    "ssm_d",
+    "ssm_norm.weight",
+    "ssm_out.weight",
+)

@@ -1,0 +1,91 @@
+"""The models by name: each follows a real family, and has the shapes of its usual toy."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from cachesim.errors import SpecError
+from cachesim.model.spec import ModelSpec
+
+_HYBRID_DELTA: Final = ModelSpec(
+    name="hybrid-delta",
+    layers=("delta", "attention", "delta", "attention"),
+    rope="halves",
+    qk_norm=True,
+    attention_gate=True,
+    inner=64,
+    groups=2,
+    state_heads=4,
+)
+
+PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType(
+    {
+        # Llama: full attention everywhere
+        "dense": ModelSpec(name="dense", layers=("attention",) * 4),
+        # Gemma 3: every second layer sees a window only
+        "swa": ModelSpec(
+            name="swa",
+            layers=("window", "attention", "window", "attention"),
+            window=32,
+            rope="halves",
+            qk_norm=True,
+            post_norms=True,
+            activation="gelu",
+            embedding_scale=8.0,
+        ),
+        # Mamba-2: no attention, no MLP
+        "recurrent": ModelSpec(name="recurrent", layers=("ssm",) * 4, mlp_width=0),
+        # Granite 4 hybrid: Mamba-2 layers, every third attends
+        "hybrid": ModelSpec(name="hybrid", layers=("ssm", "ssm", "attention") * 2),
+        # Qwen 3.5: gated delta nets, every second attends, with a gate
+        "hybrid-delta": _HYBRID_DELTA,
+        # LFM2 with a window: short convolutions, every second layer sees a window
+        "hybrid-swa": ModelSpec(
+            name="hybrid-swa",
+            layers=("conv", "window", "conv", "window"),
+            window=32,
+            rope="halves",
+            qk_norm=True,
+            conv_size=3,
+        ),
+        # Qwen 3.5 with its MTP head; nearly a bigram model, so that the head is often right
+        "hybrid-mtp": replace(_HYBRID_DELTA, name="hybrid-mtp", mtp_depth=1, mix=0.2),
+    }
+)
+"""The presets, by name."""
+
+
+def preset(name: str, /, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
+    """The preset of that name, with some fields changed."""
+    if name not in PRESETS:
+        msg = f"there is no preset {name!r}; there are {', '.join(PRESETS)}"
+        raise SpecError(msg)
+    known = {field.name for field in fields(ModelSpec)}
+    for field in changes:
+        if field not in known:
+            msg = f"a model has no {field!r}; it has {', '.join(sorted(known))}"
+            raise SpecError(msg)
+    return replace(PRESETS[name], **changes)
+
+
+def tiny(name: str, /, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
+    """The preset with one layer of each kind it needs, at least 2, and a width of 16."""
+    base = preset(name)
+    kinds = tuple(dict.fromkeys(base.layers))
+    small: dict[str, Any] = {
+        "name": f"{name}-tiny",
+        "layers": kinds if len(kinds) > 1 else kinds * 2,
+        "width": 16,
+        "mlp_width": 32 if base.mlp_width else 0,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_size": 8,
+        "window": 8 if base.window else 0,
+        "embedding_scale": 4.0 if base.embedding_scale != 1.0 else 1.0,
+        "state_size": 8,
+        "inner": 16 if "delta" in kinds else 32,
+        "groups": 1,
+        "state_heads": 2,
+    }
+    return preset(name, **{**small, **changes})
