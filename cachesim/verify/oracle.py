@@ -1,0 +1,93 @@
+"""The oracle: what the network says of tokens when no cache has a hand in it.
+
+`cold_logits` is the definition. `Oracle` gives the same rows to callers with many questions: it
+keeps its last few cold runs and lets one that a question begins with run on. A run that ran on is
+a cold run still: append-only, in a plain store, no token removed, moved or shared.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from cachesim.errors import TokenError
+from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.build import build
+from cachesim.model.plain import PlainStore
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Ubatch
+from cachesim.units import Array, Token, Tokens
+
+KEPT: Final = 8
+"""Cold runs that an oracle keeps, least recently asked first to go."""
+
+
+def cold_logits(
+    model: ModelSpec | Network,
+    tokens: Sequence[Token],
+    *,
+    rows: Iterable[int] | None = None,
+    arithmetic: ArithmeticName = "float",
+) -> Array:
+    """The logits of every token of a cold run, or of the rows asked for, (rows, vocabulary)."""
+    network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
+    return _ColdRun(network).extend(tuple(tokens), range(len(tokens)) if rows is None else rows)
+
+
+class Oracle:
+    """Cold logits for many questions that begin alike, such as the turns of a conversation."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._runs: list[_ColdRun] = []
+
+    def logits(self, prompt: Tokens, generated: Tokens) -> Array:
+        """The row that each generated token should have been taken from, (len(generated), ...)."""
+        tokens = prompt + generated[:-1]
+        rows = range(len(prompt) - 1, len(prompt) + len(generated) - 1)
+        run = self._run_for(tokens, rows)
+        return run.extend(tokens, rows)
+
+    def _run_for(self, tokens: Tokens, rows: range) -> "_ColdRun":
+        able = [run for run in self._runs if run.can_answer(tokens, rows)]
+        run = max(able, key=lambda run: len(run.tokens), default=_ColdRun(self.network))
+        self._runs = [run, *(other for other in self._runs if other is not run)][:KEPT]
+        return run
+
+
+class _ColdRun:
+    """Tokens that went through the network from the first one on, and rows they were asked for."""
+
+    def __init__(self, network: Network) -> None:
+        self.tokens: Tokens = ()
+        self._network = network
+        self._store = PlainStore(network)
+        self._rows: dict[int, Array] = {}
+
+    def can_answer(self, tokens: Tokens, rows: range) -> bool:
+        """Whether one history is the beginning of the other, and no row is wanted that was not."""
+        common = min(len(tokens), len(self.tokens))
+        known = all(row in self._rows for row in rows if row < len(self.tokens))
+        return known and tokens[:common] == self.tokens[:common]
+
+    def extend(self, tokens: Tokens, rows: Iterable[int]) -> Array:
+        """Run on to the end of `tokens` and return the rows asked for."""
+        if not tokens:
+            msg = "there is nothing to compute: a prompt has at least one token"
+            raise TokenError(msg)
+        wanted = list(rows)
+        first = len(self.tokens)
+        if len(tokens) > first:
+            self._run(tokens[first:], sorted({row for row in wanted if row >= first}))
+        return np.stack([self._rows[row] for row in wanted])
+
+    def _run(self, tokens: Tokens, rows: list[int]) -> None:
+        first = len(self.tokens)
+        ubatch = Ubatch(
+            tokens=np.array(tokens, np.int64),
+            positions=np.arange(first, first + len(tokens)),
+            outputs=np.array(rows, np.int64) - first,
+        )
+        logits = self._network.run(ubatch, self._store).logits
+        self._rows.update(zip(rows, logits, strict=True))
+        self.tokens += tokens

@@ -1,0 +1,68 @@
+"""The oracle: one cold run is the definition, and kept runs answer the same."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesim.errors import TokenError
+from cachesim.model.build import build
+from cachesim.model.spec import ModelSpec
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.oracle import KEPT, Oracle, cold_logits
+
+SPEC = ModelSpec(layers=("ssm", "attention", "window"), window=4)
+NETWORK = build(SPEC, "ring")
+
+
+def test_every_row_by_default_and_only_those_asked_for() -> None:
+    prompt = as_tokens(range(300, 320))
+
+    every = cold_logits(SPEC, prompt, arithmetic="ring")
+
+    assert len(prompt) == len(every)
+    assert np.array_equal(every[[4, 19]], cold_logits(NETWORK, prompt, rows=[4, 19]))
+    assert np.array_equal(every[:7], cold_logits(NETWORK, prompt[:7]))
+
+
+def test_nothing_has_no_logits() -> None:
+    with pytest.raises(TokenError, match="at least one token"):
+        cold_logits(NETWORK, ())
+
+
+few_tokens = st.lists(st.integers(300, 302), min_size=1, max_size=12).map(as_tokens)
+
+
+@given(st.lists(st.tuples(few_tokens, few_tokens), min_size=1, max_size=12))
+def test_an_oracle_with_kept_runs_says_what_a_cold_run_says(
+    questions: list[tuple[Tokens, Tokens]],
+) -> None:
+    oracle = Oracle(NETWORK)
+    for prompt, generated in questions:
+        tokens = prompt + generated[:-1]
+        rows = range(len(prompt) - 1, len(tokens))
+
+        assert np.array_equal(
+            cold_logits(NETWORK, tokens, rows=rows), oracle.logits(prompt, generated)
+        )
+
+
+def test_a_conversation_runs_on_instead_of_starting_again() -> None:
+    oracle = Oracle(NETWORK)
+    first, reply, more = (as_tokens(range(a, a + 20)) for a in (300, 350, 400))
+
+    oracle.logits(first, reply)
+    run = oracle._runs[0]
+    oracle.logits(first + reply + more, reply)
+    oracle.logits(first + reply + more, reply)
+
+    assert [run] == oracle._runs
+    assert first + reply + more + reply[:-1] == run.tokens
+
+
+def test_only_the_last_few_runs_are_kept() -> None:
+    oracle = Oracle(NETWORK)
+    for token in range(300, 300 + 2 * KEPT):
+        oracle.logits(as_tokens([token]), as_tokens([301]))
+
+    assert KEPT == len(oracle._runs)
