@@ -1,0 +1,113 @@
+"""Virtual environments for the real engines, set up by cachesim itself and kept for the next time.
+
+Every release of an engine gets an environment of its own, because releases cannot share one. In a
+source tree they lie beside the package in `.venv-real/`, else in the user's cache folder;
+`CACHESIM_ENVIRONMENTS` names another place.
+"""
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachesim.errors import CachesimError
+
+SET_UP_SECONDS: Final = 600
+"""How long an installation may take before it counts as impossible."""
+
+
+class EnvironmentUnavailableError(CachesimError):
+    """A real engine cannot be installed here; the message says what was tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A virtual environment and the packages it must hold."""
+
+    name: str
+    requirements: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the environment lies."""
+        return environments_folder() / self.name
+
+    @property
+    def python(self) -> Path:
+        """The interpreter to start the engine with."""
+        return self.folder / "bin" / "python"
+
+    def is_ready(self) -> bool:
+        """True when the interpreter and every required package are there."""
+        return self.python.exists() and all(self._holds(each) for each in self.requirements)
+
+    def ready(self) -> Path:
+        """The interpreter, after setting the environment up if it is not there yet."""
+        if not self.is_ready():
+            with _alone(self.folder):
+                if not self.is_ready():
+                    self._set_up()
+        return self.python
+
+    def _holds(self, requirement: str) -> bool:
+        project, _, version = requirement.partition("==")
+        stem = re.sub(r"[-_.]+", "_", re.sub(r"\[.*\]", "", project))
+        pattern = f"lib/python*/site-packages/{stem}-{version or '*'}.dist-info"
+        return any(self.folder.glob(pattern))
+
+    def _set_up(self) -> None:
+        wanted = " ".join(self.requirements)
+        print(f"setting up {self.folder} ({wanted}) ...", file=sys.stderr)  # noqa: T201
+        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        for command in (
+            [sys.executable, "-m", "venv", str(self.folder)],
+            [*pip, *self.requirements],
+        ):
+            problem = _problem_of(command)
+            if problem:
+                msg = f"cannot install {wanted} into {self.folder}: {problem}"
+                raise EnvironmentUnavailableError(msg)
+
+
+def environments_folder() -> Path:
+    """The folder that holds all environments of the real engines."""
+    named = os.environ.get("CACHESIM_ENVIRONMENTS")
+    if named:
+        return Path(named)
+    source_tree = Path(__file__).resolve().parents[2]
+    if (source_tree / "pyproject.toml").exists():
+        return source_tree / ".venv-real"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "cachesim"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time set a folder up."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _problem_of(command: list[str]) -> str:
+    """Run a command; the last line it complained with, or nothing when it went well."""
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            subprocess.run(  # noqa: S603 - our own command lines
+                command, check=True, stdout=said, stderr=said, timeout=SET_UP_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {SET_UP_SECONDS} seconds"
+        except (OSError, subprocess.CalledProcessError) as error:
+            said.seek(0)
+            lines = [line.strip() for line in said if line.strip()]
+            return lines[-1] if lines else str(error)
+    return ""

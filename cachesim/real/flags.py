@@ -1,0 +1,79 @@
+"""Random flags for a server: what people set, and the corners that rules turn on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from cachesim.real.workload import Release
+
+PRESETS: Final[Mapping[str, tuple[Release, ...]]] = {
+    "dense": ("b9093", "b9538", "b11549"),
+    "swa": ("b9093", "b9538", "b11549"),
+    "recurrent": ("b9093", "b9538", "b11549"),
+    "hybrid": ("b9093", "b9538", "b11549"),
+    "hybrid-delta": ("b9093", "b9538", "b11549"),
+    "hybrid-swa": ("b11549",),
+    "hybrid-mtp": ("b9538", "b11549"),
+}
+"""Preset -> the releases whose server loads such a model."""
+
+WINDOWED: Final = frozenset({"swa", "hybrid-swa"})
+WINDOWS: Final = (32, 32, 32, 8, 17, 64, 100)
+RECURRENT: Final = frozenset({"recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "hybrid-mtp"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Values that one flag may take, and how often a workload names the flag at all."""
+
+    values: tuple[Any, ...]
+    often: float
+    releases: tuple[Release, ...] = ("b9093", "b9538", "b11549")
+
+
+CHOICES: Final[Mapping[str, Choice]] = {
+    "batch_size": Choice(values=(32, 48, 64, 100, 256, 1024), often=0.65),
+    "ubatch_size": Choice(values=(8, 12, 16, 32, 64, 100, 256), often=0.65),
+    "ctx_checkpoints": Choice(values=(0, 0, 1, 2, 3, 4, 5, 8), often=0.5),
+    "checkpoint_min_step": Choice(
+        values=(0, 1, 16, 64, 200, 256), often=0.5, releases=("b9538", "b11549")
+    ),
+    "checkpoint_every_nt": Choice(values=(-1, 16, 40, 100), often=0.3, releases=("b9093",)),
+    "slot_prompt_similarity": Choice(values=(0.0, 0.0, 0.5, 0.9, 1.0), often=0.5),
+    "cache_ram": Choice(values=(0, 0, 1, 2, 3, -1), often=0.3),
+    "cache_reuse": Choice(values=(1, 4, 16), often=0.2),
+    "cache_idle_slots": Choice(values=(False,), often=0.1),
+    "context_shift": Choice(values=(True,), often=0.2),
+    "keep": Choice(values=(5, 64, -1), often=0.08),
+}
+"""Flag -> its choices; those that depend on the model or on one another are drawn apart."""
+
+
+def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any]:
+    """Flags for one server."""
+    options: dict[str, Any] = {
+        "parallel": rng.choices((1, 2, 3, 4), (60, 17, 17, 6))[0],
+        "ctx_size": rng.choice((256, 256, 512, 700, 1024, 1024, 2048, 2048, 4096)),
+    }
+    if rng.random() < (0.1 if options["parallel"] == 1 else 0.45):
+        options["kv_unified"] = True
+        if release == "b11549" and rng.random() < 0.15:
+            options["kv_unified_per_slot"] = rng.choice((200, 256, 300))
+    for flag, choice in CHOICES.items():
+        if release in choice.releases and rng.random() < choice.often:
+            options[flag] = rng.choice(choice.values)
+    if preset in WINDOWED and rng.random() < 0.2:
+        options["swa_full"] = True
+    if preset == "hybrid-mtp":
+        options["spec_type"] = "draft-mtp"
+        if rng.random() < 0.5:
+            options["spec_draft_n_max"] = rng.choice((1, 2, 4, 5))
+    return options
+
+
+def draw_preset(rng: Random, *, release: Release, presets: tuple[str, ...]) -> tuple[str, int]:
+    """A preset that the release can load, and the window to build it with (0: its own)."""
+    loadable = [preset for preset in presets if release in PRESETS[preset]]
+    preset = rng.choice(loadable)
+    return preset, rng.choice(WINDOWS) if preset in WINDOWED else 0

@@ -1,0 +1,107 @@
+"""Runs inside a real release's environment: starts servers and plays HTTP calls on them.
+
+One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"call": CALL}`
+plays an HTTP call on it, `{"stop": true}` ends it. Nothing of cachesim is imported here, and
+nothing but the standard library and the wheel. A server that aborts takes this process with it:
+the other end sees the silence.
+"""
+
+import gc
+import http.client
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+from urllib.parse import urlsplit
+
+Json: TypeAlias = dict[str, Any]
+Wheel: TypeAlias = Any  # the module and what it makes: known only when it runs
+Value: TypeAlias = Any
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    answers = _keep_stdout_for_answers()
+    wheel = importlib.import_module("xllamacpp")
+    folder = tempfile.mkdtemp(prefix="slots-")
+    server: Wheel = None
+    try:
+        for line in sys.stdin:
+            order = json.loads(line)
+            if "call" in order:
+                answer = _call(server.listening_address, order["call"])
+            else:
+                server = None  # the wheel stops a server when nobody holds it
+                gc.collect()
+                server, answer = _started(wheel, order.get("start"), folder)
+            answers.write(json.dumps(answer) + "\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_stdout_for_answers() -> TextIO:
+    """Hand descriptor 1 to the wheel's chatter (it joins stderr) and return the real stdout."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _started(wheel: Wheel, parameters: Json | None, folder: str) -> tuple[Wheel, Json]:
+    """A fresh server with an empty folder for slots; without parameters there is none."""
+    if parameters is None:
+        return None, {"stopped": True}
+    for saved in Path(folder).iterdir():
+        saved.unlink()
+    try:
+        server = wheel.Server(_parameters(wheel, {**parameters, "slot_save_path": f"{folder}/"}))
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        return None, {"failed": f"{type(error).__name__}: {error}"}
+    return server, {"started": server.listening_address}
+
+
+def _parameters(wheel: Wheel, values: Json) -> Value:
+    """`CommonParams` with values set by dotted name; `enum:` values are looked up in the wheel."""
+    parameters = wheel.CommonParams()
+    for name, value in values.items():
+        *path, last = name.split(".")
+        owner = parameters
+        for part in path:
+            owner = getattr(owner, part)
+        if not hasattr(owner, last):
+            raise AttributeError(name)
+        setattr(owner, last, _resolved(wheel, value))
+    return parameters
+
+
+def _resolved(wheel: Wheel, value: Value) -> Value:
+    if isinstance(value, list):
+        return [_resolved(wheel, each) for each in value]
+    if isinstance(value, str) and value.startswith("enum:"):
+        kind, _, member = value.removeprefix("enum:").partition(".")
+        return getattr(getattr(wheel, kind), member)
+    return value
+
+
+def _call(address: str, call: Json) -> Json:
+    """Play one HTTP call; the answer's status and body."""
+    place = urlsplit(address).netloc
+    body = None if call.get("body") is None else json.dumps(call["body"])
+    connection = http.client.HTTPConnection(place, timeout=call.get("timeout", 60))
+    try:
+        connection.request(
+            call.get("method", "POST"), call["path"], body, {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        return {"status": response.status, "body": json.loads(response.read() or b"null")}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return {"status": 0, "body": {"error": {"type": "no_answer", "message": repr(error)}}}
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A workload: one fresh server and what is asked of it, and the outcome that was observed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from cachesim.units import Token, Tokens, as_tokens
+
+Release: TypeAlias = Literal["b9093", "b9538", "b11549"]
+Action: TypeAlias = Literal["complete", "slot-save", "slot-restore", "slot-erase"]
+
+CRASH: Final = "crash"
+"""The error of a call during which the real process ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing asked of a server.
+
+    `with_previous` puts a completion into the queue together with the step before it, as several
+    prompts of one HTTP call do; all steps of such a group share `predict` and `cache_prompt`.
+    """
+
+    name: str
+    do: Action = "complete"
+    prompt: Tokens = ()
+    predict: int = 1
+    slot: int = -1
+    cache_prompt: bool = True
+    with_previous: bool = False
+    file: str = ""  # slot-save and slot-restore: the name that the state is kept under
+    options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
+
+    def as_dict(self) -> dict[str, Any]:
+        """The step as a scenario file or a vector file writes it; defaults are left out."""
+        plain: dict[str, Any] = {"name": self.name}
+        if self.do == "complete":
+            plain |= {"prompt": list(self.prompt), "predict": self.predict}
+        else:
+            plain |= {"do": self.do}
+        for key in ("slot", "cache_prompt", "with_previous", "file", "options"):
+            value = getattr(self, key)
+            if value != _STEP_DEFAULTS[key]:
+                plain[key] = dict(value) if key == "options" else value
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Step":
+        """The reverse of `as_dict`; keys that only describe the outcome are ignored."""
+        known = {key: plain[key] for key in (*_STEP_DEFAULTS, "do", "predict") if key in plain}
+        return cls(name=plain["name"], prompt=as_tokens(plain.get("prompt", [])), **known)
+
+
+_STEP_DEFAULTS: Final[Mapping[str, Any]] = {
+    "slot": -1,
+    "cache_prompt": True,
+    "with_previous": False,
+    "file": "",
+    "options": {},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A fresh server of one release, its model and flags, and the steps played on it."""
+
+    name: str
+    release: str
+    preset: str
+    window: int = 0  # 0: the preset's own
+    options: Mapping[str, Any]
+    steps: tuple[Step, ...]
+
+    @property
+    def requests(self) -> int:
+        """How many completions it asks for."""
+        return sum(step.do == "complete" for step in self.steps)
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model as a scenario file names it."""
+        return {"preset": self.preset} | ({"window": self.window} if self.window else {})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The workload as a line of a vector file has it, without what was observed."""
+        return {
+            "id": self.name,
+            "profile": f"llama.cpp@{self.release}",
+            "model": self.model,
+            "options": dict(self.options),
+            "steps": [step.as_dict() for step in self.steps],
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Workload":
+        """Read what `as_dict` wrote, or a line of a vector file."""
+        return cls(
+            name=plain["id"],
+            release=plain["profile"].partition("@")[2],
+            preset=plain["model"]["preset"],
+            window=plain["model"].get("window", 0),
+            options=plain["options"],
+            steps=tuple(Step.from_dict(step) for step in plain["steps"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a server answered to one step; a refusal or a crash has `error` set."""
+
+    cached: int | None = None
+    processed: int | None = None
+    reply: Tokens = ()
+    slot: int | None = None
+    truncated: bool = False
+    error: str | None = None
+    drafted: int = 0
+    accepted: int = 0
+    top: tuple[Mapping[Token, float], ...] = ()  # per generated token: the likeliest, by log
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as a line of a vector file has it."""
+        if self.error is not None:
+            return {"error": self.error}
+        return {
+            "cached": self.cached,
+            "processed": self.processed,
+            "generated": len(self.reply),
+            "slot": self.slot,
+            "truncated": self.truncated,
+        }

@@ -1,0 +1,258 @@
+"""Random workloads from a seed: conversation trees, played as they grow.
+
+A chat client's next prompt holds the server's last reply, so a workload cannot be written before
+it is played: `grow` asks a server step by step and gives the finished workload with its outcomes.
+The same seed on the same server gives the same workload.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Final, Protocol
+
+from cachesim.real.flags import PRESETS, draw_options, draw_preset
+from cachesim.real.workload import Outcome, Release, Step, Workload
+from cachesim.units import Token, Tokens
+
+FIRST_WORD: Final = 265  # the ids below are control and byte tokens
+PREDICTIONS: Final = (0, 1, 1, 2, 2, 4, 4, 8, 8, 20, 20, 40)
+
+
+class Server(Protocol):
+    """A running server, real or simulated."""
+
+    @property
+    def lost(self) -> bool:
+        """True when nothing sound can be asked of it any more."""
+        ...
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        """Send steps that go out together; one outcome each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a workload is drawn for, before anything is asked."""
+
+    name: str
+    release: Release
+    preset: str
+    window: int
+    options: dict[str, Any]
+    rng: Random
+
+    @property
+    def context(self) -> int:
+        """Roughly the longest prompt that one slot takes."""
+        whole, slots = self.options["ctx_size"], self.options["parallel"]
+        return int(whole if self.options.get("kv_unified") else max(256, whole // slots))
+
+
+def draw_setting(
+    seed: int, number: int, *, release: Release, presets: tuple[str, ...] = tuple(PRESETS)
+) -> Setting:
+    """The model and the flags of one workload, and the chance that its steps are drawn with."""
+    rng = Random(f"{release} {seed} {number}")  # noqa: S311 - nothing secret
+    preset, window = draw_preset(rng, release=release, presets=presets)
+    return Setting(
+        name=f"{preset}-{seed}-{number}",
+        release=release,
+        preset=preset,
+        window=window,
+        options=draw_options(rng, release=release, preset=preset),
+        rng=rng,
+    )
+
+
+def grow(setting: Setting, server: Server) -> tuple[Workload, tuple[Outcome, ...]]:
+    """Play a random conversation tree; the workload it became, and what the server answered."""
+    tree = _Tree(setting)
+    steps: list[Step] = []
+    outcomes: list[Outcome] = []
+    wanted = setting.rng.randint(4, 12)
+    while len(steps) < wanted and not server.lost:
+        group = tree.next_group(len(steps))
+        answers = server.ask(group)
+        tree.learn(group, answers)
+        steps += group
+        outcomes += answers
+    workload = Workload(
+        name=setting.name,
+        release=setting.release,
+        preset=setting.preset,
+        window=setting.window,
+        options=setting.options,
+        steps=tuple(steps),
+    )
+    return workload, tuple(outcomes)
+
+
+class _Tree:
+    """The conversations so far, and ways to go on."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._rng = setting.rng
+        self._turns: list[tuple[Tokens, Tokens]] = []  # prompt and reply, oldest first
+        self._files: list[str] = []
+        # Few different words make prompts meet by accident, which similarity and chunks turn on.
+        self._words = self._rng.choice((2, 4, 30, 240, 240, 240, 240, 240))
+
+    def next_group(self, number: int) -> tuple[Step, ...]:
+        """One step, or several that go out together."""
+        if self._turns and self._rng.random() < (0.12 if self._files else 0.05):
+            return (self._slot_action(number),)
+        first = self._completion(number)
+        slots = self._setting.options["parallel"]
+        if slots == 1 or self._rng.random() > 0.15:
+            return (first,)
+        first = replace(first, slot=-1)
+        others = (
+            replace(
+                first,
+                name=f"r{number + later}",
+                prompt=self._prompt()[: max(1, self._setting.context // (slots + 2))],
+                with_previous=True,
+            )
+            for later in range(1, self._rng.randint(2, slots + 1))
+        )
+        shorter = first.prompt[: max(1, self._setting.context // (slots + 2))]
+        return (replace(first, prompt=shorter), *others)
+
+    def learn(self, group: Sequence[Step], outcomes: Sequence[Outcome]) -> None:
+        """Remember what was answered."""
+        for step, outcome in zip(group, outcomes, strict=True):
+            if step.do == "complete" and outcome.error is None:
+                self._turns.append((step.prompt, outcome.reply))
+
+    def _slot_action(self, number: int) -> Step:
+        rng = self._rng
+        slot = rng.randrange(self._setting.options["parallel"])
+        name = f"r{number}"
+        if rng.random() < 0.15:
+            return Step(name=name, do="slot-erase", slot=slot)
+        if not self._files or rng.random() < 0.3:
+            self._files.append(f"f{len(self._files)}")
+            return Step(name=name, do="slot-save", slot=slot, file=self._files[-1])
+        return Step(name=name, do="slot-restore", slot=slot, file=rng.choice(self._files))
+
+    def _completion(self, number: int) -> Step:
+        rng = self._rng
+        slots = self._setting.options["parallel"]
+        return Step(
+            name=f"r{number}",
+            prompt=self._prompt(),
+            predict=self._predict(),
+            slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
+            cache_prompt=rng.random() > 0.05,
+            options=self._request_options(),
+        )
+
+    def _predict(self) -> int:
+        rng = self._rng
+        if self._setting.context <= 256 and rng.random() < 0.1:
+            # Without a shift, -1 ends where the context does; with one it never would.
+            return rng.choice((100, 300)) if self._setting.options.get("context_shift") else -1
+        return rng.choice(PREDICTIONS)
+
+    def _request_options(self) -> dict[str, Any]:
+        rng = self._rng
+        fields: dict[str, Any] = {}
+        if rng.random() < 0.04:
+            fields["n_cache_reuse"] = rng.choice((0, 1, 4, 16))
+        if self._setting.options.get("context_shift") and rng.random() < 0.1:
+            fields |= {"n_keep": rng.choice((-1, 0, 10)), "n_discard": rng.choice((0, 7, 100))}
+        return fields
+
+    def _prompt(self) -> Tokens:
+        ways: list[tuple[Callable[[], Tokens], int]] = [(self._new, 3 if self._turns else 1)]
+        if self._turns:
+            ways += [
+                (self._extended, 8),
+                (self._extended_without_reply, 2),
+                (self._again, 3),
+                (self._with_reply, 2),
+                (self._edited, 4),
+                (self._cut_out, 2),
+                (self._truncated, 4),
+                (self._doubled, 1),
+            ]
+        way = self._rng.choices([each for each, _ in ways], [weight for _, weight in ways])[0]
+        prompt = way()
+        longest = self._setting.context - 1
+        if len(prompt) > longest and self._rng.random() < 0.8:
+            prompt = prompt[: self._rng.randint(longest // 2, longest)]
+        return prompt or self._fresh(1)
+
+    def _fresh(self, count: int) -> Tokens:
+        rng = self._rng
+        return tuple(Token(FIRST_WORD + rng.randrange(self._words)) for _ in range(count))
+
+    def _length(self) -> int:
+        rng = self._rng
+        ubatch = self._setting.options.get("ubatch_size", 512)
+        edges = (4, 5, 8, 63, 64, 65, 68, ubatch, ubatch + 3, ubatch + 4, ubatch + 5, 2 * ubatch)
+        return rng.choice(
+            (
+                rng.randint(1, 6),
+                rng.randint(5, 30),
+                rng.randint(20, 120),
+                rng.randint(60, 320),
+                rng.choice(edges),
+                rng.randint(1, min(600, self._setting.context + 5)),
+            )
+        )
+
+    def _turn(self) -> tuple[Tokens, Tokens]:
+        rng = self._rng
+        return self._turns[-1] if rng.random() < 0.55 else rng.choice(self._turns)
+
+    def _new(self) -> Tokens:
+        return self._fresh(self._length())
+
+    def _extended(self) -> Tokens:
+        prompt, reply = self._turn()
+        return prompt + reply + self._fresh(self._rng.choice((1, 2, 5, 10, 30, 80)))
+
+    def _extended_without_reply(self) -> Tokens:
+        return self._turn()[0] + self._fresh(self._rng.choice((1, 3, 10, 30, 80)))
+
+    def _again(self) -> Tokens:
+        return self._turn()[0]
+
+    def _with_reply(self) -> Tokens:
+        prompt, reply = self._turn()
+        return prompt + reply[: len(reply) - self._rng.randint(0, 2)]
+
+    def _edited(self) -> Tokens:
+        whole = sum(self._turn(), ())
+        at = self._rng.randrange(len(whole))
+        changed = whole[:at] + self._fresh(self._rng.choice((1, 1, 3, 10)))
+        return changed + (whole[len(changed) :] if self._rng.random() < 0.5 else self._fresh(20))
+
+    def _cut_out(self) -> Tokens:
+        whole = sum(self._turn(), ())
+        at = self._rng.randrange(len(whole))
+        return whole[:at] + whole[at + self._rng.choice((1, 5, 20, 64)) :]
+
+    def _truncated(self) -> Tokens:
+        prompt, reply = self._turn()
+        whole = prompt + reply
+        ubatch = self._setting.options.get("ubatch_size", 512)
+        ends = (
+            len(prompt) - 4,
+            len(prompt) - 4 - ubatch,
+            len(prompt) - 3,
+            len(prompt) - 1,
+            self._rng.randint(1, len(whole)),
+            self._rng.randint(1, len(whole)),
+            self._rng.randint(1, len(whole)),
+        )
+        end = self._rng.choice([each for each in ends if each > 0] or [len(whole)])
+        tail = self._fresh(self._rng.choice((1, 4, 30))) if self._rng.random() < 0.4 else ()
+        return whole[:end] + tail
+
+    def _doubled(self) -> Tokens:
+        prompt, reply = self._turn()
+        return prompt + reply + prompt
