@@ -21,17 +21,16 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.errors import LimitError, PositionError, TokenError
+from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output
-from cachesim.model.ring_layers import CHAINS, Attention, Layer, Recurrent, Turn
-from cachesim.model.ring_words import MOST_POSITIONS, Words, mix, powers, salt
-from cachesim.model.spec import LayerKind, ModelSpec
+from cachesim.model.network import check
+from cachesim.model.ring_layers import Attention, Layer, Recurrent, Turn
+from cachesim.model.ring_words import Words, mix, powers, salt
+from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
-MTP_LAYER: Final[tuple[LayerKind, ...]] = ("attention",)
 BASE: Final = 0xD1342543DE82EF95  # 5 modulo 8: its powers differ for 2^62 positions
-FIRST_SAMPLED: Final = 265  # as in the float network: below it lie bytes and marks
 
 
 class RingNetwork:
@@ -40,8 +39,9 @@ class RingNetwork:
     def __init__(self, spec: ModelSpec, *, mtp: bool = False) -> None:
         self._spec = spec
         self._mtp = mtp
-        kinds = MTP_LAYER * spec.mtp_depth if mtp else spec.layers
-        self._layers = tuple(_layer(i, kind, spec, mtp=mtp) for i, kind in enumerate(kinds))
+        count = len(spec.layers)
+        numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
+        self._layers = tuple(_layer(spec, number) for number in numbers)
         self._powers = powers(1 if spec.rope == "none" else BASE)
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
         self._tokens = mix(mix(ids + salt(spec.seed, "tokens")))
@@ -59,19 +59,22 @@ class RingNetwork:
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
-        words = self._embed(ubatch)
+        check(ubatch, self._spec)
+        words = self._enter(ubatch)
         turn = Turn(keys=self._powers(ubatch.positions), queries=self._powers(-ubatch.positions))
         for layer in self._layers:
             words = mix(words + layer.run(words, turn, store, ubatch.sets))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]
         return Output(logits=mix(wanted + self._head)[:, None], hidden=words[:, None])
 
-    def _embed(self, ubatch: Ubatch) -> Words:
-        """The word of each token; a companion adds what the target's last layer said of it."""
-        check_ubatch(ubatch, self._spec.vocabulary)
+    def _enter(self, ubatch: Ubatch) -> Words:
+        """The word of each token; the MTP head adds what the target's last layer said."""
         words = self._tokens[ubatch.tokens]
-        if ubatch.hidden is None:
+        if not self._mtp:
             return words
+        if ubatch.hidden is None or ubatch.hidden.shape != (len(words), 1):
+            msg = f"an MTP head reads one hidden word with each of {len(words)} tokens"
+            raise ContractError(msg)
         return mix(words + mix(ubatch.hidden[:, 0]))
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:  # noqa: ARG002
@@ -79,8 +82,8 @@ class RingNetwork:
         return keys * self._powers(shifts)[:, None]
 
     def sample(self, logits: Array) -> Token:
-        """The token that a row's word stands for, among those the float network emits."""
-        first = FIRST_SAMPLED if self._spec.vocabulary > FIRST_SAMPLED else 0
+        """The token that a row's word stands for, among those that greedy decoding may yield."""
+        first = self._spec.first_plain
         return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
 
     def difference(self, one: Array, other: Array) -> float:
@@ -88,38 +91,13 @@ class RingNetwork:
         return 0.0 if np.array_equal(one, other) else 1.0
 
     def companion(self) -> Network | None:
-        """The network of the MTP head."""
-        if self._mtp or not self._spec.mtp_depth:
-            return None
-        return RingNetwork(self._spec, mtp=True)
+        """The network of the MTP head, or None."""
+        return None if self._mtp or not self._spec.mtp_depth else RingNetwork(self._spec, mtp=True)
 
 
-def _layer(index: int, kind: LayerKind, spec: ModelSpec, *, mtp: bool) -> Layer:
-    salts = salt(spec.seed, f"{'mtp' if mtp else 'layer'} {index} {kind}", 3)
-    if kind in CHAINS:
-        return Recurrent(index, kind, spec.conv_size, salts[:2])
-    return Attention(index, "window" if kind == "window" else "attention", salts)
-
-
-def check_ubatch(ubatch: Ubatch, vocabulary: int) -> None:
-    """Refuse tokens and positions that no table has; seen as unsigned, negative ones are large."""
-    if not ubatch.tokens.size:
-        msg = "an ubatch without tokens; a prompt has at least one"
-        raise TokenError(msg)
-    if (worst := _largest(ubatch.tokens)) >= vocabulary:
-        msg = f"token {_signed(worst)} is not in the vocabulary; it has 0 to {vocabulary - 1}"
-        raise TokenError(msg)
-    if (worst := _largest(ubatch.positions)) >= MOST_POSITIONS:
-        if _signed(worst) < 0:
-            msg = f"position {_signed(worst)} is negative; the first token's is 0"
-            raise PositionError(msg)
-        msg = f"position {worst} is beyond ring's limit; it goes up to {MOST_POSITIONS - 1}"
-        raise LimitError(msg)
-
-
-def _largest(integers: Integers) -> int:
-    return int(integers.astype(np.uint64, copy=False).max())
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+def _layer(spec: ModelSpec, number: int) -> Layer:
+    kind = spec.kind(number)
+    salts = salt(spec.seed, f"layer {number} {kind}", 3)
+    if kind in RECURRENT_KINDS:
+        return Recurrent(number, kind, spec.conv_size, salts[:2])
+    return Attention(number, "window" if kind == "window" else "attention", salts)

@@ -20,8 +20,8 @@ ONE: Final = np.uint64(1)
 _HALF: Final = np.uint64(32)
 _SCRAMBLE: Final = np.uint64(0x9E3779B97F4A7C15)
 
-DIGIT: Final = 14  # bits
-MOST_POSITIONS: Final = 1 << 2 * DIGIT - 1
+DIGIT: Final = 16
+"""Bits of one lookup; two of them reach every position that the real servers can number."""
 
 
 def salt(seed: int, name: str, count: int = 1) -> Words:
@@ -58,7 +58,7 @@ def fold(start: Words, gates: Words, inputs: Words) -> Words:
 
 
 class Powers:
-    """The powers of an odd word, for exponents of either sign below `MOST_POSITIONS`."""
+    """The powers of an odd word, for exponents of 32 bits with their sign."""
 
     def __init__(self, base: int) -> None:
         size = 1 << DIGIT

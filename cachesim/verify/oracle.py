@@ -18,6 +18,9 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Token, Tokens
 
+PIECE: Final = 1 << 16
+"""Tokens of a cold run that go through the network at once; how it is cut changes no bit."""
+
 KEPT: Final = 8
 """Cold runs that an oracle keeps, least recently asked first to go."""
 
@@ -78,10 +81,18 @@ class _ColdRun:
         wanted = list(rows)
         first = len(self.tokens)
         if len(tokens) > first:
-            self._run(tokens[first:], sorted({row for row in wanted if row >= first}))
+            self._run_on(tokens[first:], sorted({row for row in wanted if row >= first}))
         return np.stack([self._rows[row] for row in wanted])
 
+    def _run_on(self, tokens: Tokens, rows: list[int]) -> None:
+        first = len(self.tokens)
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            begin = first + start
+            self._run(piece, [row for row in rows if begin <= row < begin + len(piece)])
+
     def _run(self, tokens: Tokens, rows: list[int]) -> None:
+        """One ubatch; rows count from the run's first token."""
         first = len(self.tokens)
         ubatch = Ubatch(
             tokens=np.array(tokens, np.int64),

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.errors import LimitError, PositionError, TokenError
+from cachesim.errors import ContractError, PositionError, TokenError
 from cachesim.model.arithmetic import Network, Output
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
+from cachesim.model.presets import PRESETS
 from cachesim.model.ring_layers import masked_sums, running_sums
-from cachesim.model.ring_words import MOST_POSITIONS
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.model.store import ABSENT, Lane, Store, Ubatch, Window
 from cachesim.units import Array
@@ -212,6 +212,20 @@ def test_replacing_dropping_or_swapping_any_token_changes_the_last_word(
         assert not np.array_equal(last, cold(network, changed)[-1])
 
 
+@pytest.mark.parametrize("spec", PRESETS.values(), ids=PRESETS.keys())
+def test_the_farthest_token_that_can_matter_changes_the_last_word(spec: ModelSpec) -> None:
+    network = build(spec, "ring")
+    ids = list(range(300, 500))
+    reach = spec.reach or len(ids)
+
+    near, far = list(ids), list(ids)
+    near[-reach] = 265
+    far[: len(ids) - reach] = [265] * (len(ids) - reach)
+
+    assert not np.array_equal(cold(network, ids)[-1], cold(network, near)[-1])
+    assert np.array_equal(cold(network, ids)[-1], cold(network, far)[-1])
+
+
 def test_the_order_of_sets_matters() -> None:
     network = NETWORKS["hybrid"]
     both = np.array([*PROMPT[:5], *PROMPT[5:10]])
@@ -392,23 +406,25 @@ def test_a_companion_reads_hidden_words_and_next_tokens() -> None:
     assert not np.array_equal(right, guess(hidden, (*PROMPT[1:-1], 7)))
     assert [("attention", (1,))] == [(s.place, s.key) for s in companion.shapes]
     assert companion.companion() is None
+    with pytest.raises(ContractError, match="one hidden word with each of 1 tokens"):
+        feed(companion, PlainStore(companion), [1])
     assert ONE_LAYER.companion() is None
 
 
-def test_what_no_table_has_is_refused() -> None:
+def test_what_no_network_can_run_is_refused() -> None:
     store = PlainStore(ONE_LAYER)
 
-    with pytest.raises(TokenError, match="token 512 is not in the vocabulary; it has 0 to 511"):
+    with pytest.raises(TokenError, match="token 512 is outside the vocabulary"):
         feed(ONE_LAYER, store, [1, 512])
-    with pytest.raises(TokenError, match="token -1 is not"):
+    with pytest.raises(TokenError, match="token -1 is outside the vocabulary"):
         feed(ONE_LAYER, store, [-1])
     with pytest.raises(TokenError, match="without tokens"):
         feed(ONE_LAYER, store, [])
-    with pytest.raises(PositionError, match="position -3 is negative"):
+    with pytest.raises(PositionError, match="position -3 is out of range"):
         feed(ONE_LAYER, store, [1], -3)
-    with pytest.raises(LimitError, match="beyond ring's limit"):
-        feed(ONE_LAYER, store, [1], MOST_POSITIONS)
-    feed(ONE_LAYER, store, [1], MOST_POSITIONS - 1)
+    with pytest.raises(PositionError, match="position 2147483648 is out of range"):
+        feed(ONE_LAYER, store, [1], 1 << 31)
+    feed(ONE_LAYER, store, [1], (1 << 31) - 1)
 
 
 def test_a_million_tokens_go_through_at_once_and_in_pieces_alike() -> None:

@@ -25,6 +25,16 @@ def test_every_row_by_default_and_only_those_asked_for() -> None:
     assert np.array_equal(every[:7], cold_logits(NETWORK, prompt[:7]))
 
 
+def test_long_runs_go_through_in_pieces_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = as_tokens(range(300, 350))
+    rows = [0, 6, 7, 8, 49]
+    expected = cold_logits(NETWORK, prompt, rows=rows)
+
+    monkeypatch.setattr("cachesim.verify.oracle.PIECE", 7)
+
+    assert np.array_equal(expected, cold_logits(NETWORK, prompt, rows=rows))
+
+
 def test_nothing_has_no_logits() -> None:
     with pytest.raises(TokenError, match="at least one token"):
         cold_logits(NETWORK, ())
