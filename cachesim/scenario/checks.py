@@ -1,0 +1,279 @@
+"""How the parts of a scenario must fit together: names, order, sizes, engines, expectations."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cachesim.engines.base import Engine
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError, ScenarioError
+from cachesim.model.presets import PRESETS
+from cachesim.scenario import limits
+from cachesim.scenario.format import Expect, Scenario, Step, Turn
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.prompts import PLACE, REPLY, references
+from cachesim.scenario.readers import nearest, short
+from cachesim.scenario.reading import Path, Problem, read
+
+DEFAULT_PREDICT: Final = 8
+NEEDS: Final = {
+    "complete": (),
+    "slot-save": ("file",),
+    "slot-restore": ("file",),
+    "slot-erase": (),
+    "cancel": (),
+}
+"""What an action cannot do without."""
+
+ONLY_FOR: Final = {
+    "prompt": ("complete",),
+    "messages": ("complete",),
+    "reply": ("complete",),
+    "drafts": ("complete",),
+    "predict": ("complete",),
+    "options": ("complete",),
+    "file": ("slot-save", "slot-restore"),
+    "of": ("cancel",),
+}
+"""Keys that mean something for some actions only."""
+
+
+def scenario_of(mapping: Mapping[str, Any]) -> Scenario:
+    """The scenario that a mapping describes; ScenarioError names everything that is wrong."""
+    scenario, problems = read(mapping)
+    if scenario is not None:
+        wrong = {problem.path for problem in problems}
+        problems += [
+            each
+            for each in check(scenario)
+            if not any(each.path[: len(path)] == path for path in wrong)
+        ]
+    if problems or scenario is None:
+        raise ScenarioError(*(str(problem) for problem in problems))
+    return scenario
+
+
+def check(scenario: Scenario) -> Iterator[Problem]:
+    """Everything that is wrong with how the parts fit together."""
+    yield from _top(scenario)
+    yield from _model(scenario)
+    yield from _engine(scenario)
+    yield from _steps(scenario)
+    yield from _sizes(scenario)
+    yield from _expectations(scenario)
+
+
+def step_name(scenario: Scenario, index: int) -> str:
+    """A step's name, or its number counted from 1."""
+    return scenario.step[index].name or str(index + 1)
+
+
+def _top(scenario: Scenario) -> Iterator[Problem]:
+    if scenario.format == 0:
+        yield Problem(("format",), "missing; write format = 1")
+    if not scenario.name:
+        yield Problem(("name",), "missing; a scenario needs a name")
+    if not scenario.step:
+        yield Problem(("step",), "missing; a scenario needs at least one [[step]]")
+
+
+def _model(scenario: Scenario) -> Iterator[Problem]:
+    model = scenario.model
+    if model.preset is None and model.layers is None:
+        yield Problem(("model",), "needs a preset or layers")
+    elif model.preset is not None and model.layers is not None:
+        yield Problem(("model", "layers"), "has no place beside a preset; keep one of the two")
+    elif model.preset is not None and model.preset not in PRESETS:
+        known = tuple(PRESETS)
+        hint = nearest(model.preset, known) or f"; there are {', '.join(known)}"
+        yield Problem(("model", "preset"), f"there is no preset {short(model.preset)}{hint}")
+    else:
+        try:
+            spec_of(model)
+        except InputError as error:
+            yield Problem(("model",), str(error))
+
+
+def _engine(scenario: Scenario) -> Iterator[Problem]:
+    name = scenario.engine.name
+    if not name:
+        yield Problem(("engine", "name"), "missing; say which server answers")
+    elif name not in Engine.families:
+        known = sorted(Engine.families)
+        hint = nearest(name, known) or f"; there are {', '.join(known)}"
+        yield Problem(("engine", "name"), f"there is no engine {short(name)}{hint}")
+    for key, most in (("ctx_size", limits.CONTEXT), ("parallel", limits.SLOTS)):
+        value = scenario.engine.options.get(key, 1)
+        if isinstance(value, int) and value > most:
+            yield Problem(("engine", "options", key), f"must be at most {most}, found {value}")
+    for index, text in enumerate(scenario.engine.profiles):
+        yield from _profile(name, text, ("engine", "profiles", index))
+
+
+def _profile(engine: str, text: str, path: Path) -> Iterator[Problem]:
+    try:
+        full_profile(engine, text)
+    except InputError as error:
+        yield Problem(path, str(error))
+
+
+def full_profile(engine: str, text: str) -> Profile:
+    """A profile written in full, or as its release and patches within one engine."""
+    return Profile.parse(text if "@" in text else f"{engine}@{text}")
+
+
+def _steps(scenario: Scenario) -> Iterator[Problem]:
+    names = [step_name(scenario, index) for index in range(len(scenario.step))]
+    group: set[str] = set()
+    for index, step in enumerate(scenario.step):
+        path: Path = ("step", index)
+        if names[index] in names[:index]:
+            yield Problem((*path, "name"), f"the name {names[index]!r} is taken by an earlier step")
+        if step.with_previous and index == 0:
+            yield Problem((*path, "with_previous"), "there is no step before the first")
+        together = step.with_previous or step.do == "cancel"
+        group = {*group, names[index]} if together else {names[index]}
+        yield from _action(step, path)
+        yield from _cancel(scenario, index, group - {names[index]})
+        yield from _references(scenario, index, names, group)
+
+
+def _action(step: Step, path: Path) -> Iterator[Problem]:
+    if step.do == "complete" and step.prompt is None and not step.messages:
+        yield Problem(path, "needs a prompt or messages")
+    if step.prompt is not None and step.messages:
+        yield Problem((*path, "messages"), "have no place beside a prompt; keep one of the two")
+    for key in NEEDS[step.do]:
+        if getattr(step, key) is None:
+            yield Problem((*path, key), f"missing; {step.do} needs it")
+    for key, actions in ONLY_FOR.items():
+        if step.do not in actions and getattr(step, key) not in (None, (), {}):
+            yield Problem((*path, key), f"has no meaning for do = {step.do!r}")
+    if step.with_previous and step.do.startswith("slot-"):
+        yield Problem((*path, "with_previous"), f"a {step.do} is never sent together with others")
+
+
+def _cancel(scenario: Scenario, index: int, group: set[str]) -> Iterator[Problem]:
+    step = scenario.step[index]
+    if step.do != "cancel":
+        return
+    target = step.of or (step_name(scenario, index - 1) if index else "")
+    if target not in group:
+        running = ", ".join(sorted(group)) or "nothing"
+        text = f"cancels {target!r}, which is not running then; running: {running}"
+        yield Problem(("step", index, "of"), text)
+
+
+def _references(
+    scenario: Scenario, index: int, names: list[str], group: set[str]
+) -> Iterator[Problem]:
+    answered = {
+        name
+        for name, step in zip(names[:index], scenario.step, strict=False)
+        if step.do == "complete" and name not in group
+    }
+    known = [*scenario.spans, *(name + REPLY for name in sorted(answered))]
+    for key, words in references(scenario.step[index]).items():
+        for word in (each for each in words if each not in known):
+            text = f"there is no span {short(word)}"
+            if word.endswith(REPLY):
+                text = _why_unanswered(word.removesuffix(REPLY), names, index, group)
+            yield Problem(("step", index, key), text + nearest(word, known))
+
+
+def _why_unanswered(name: str, names: list[str], index: int, group: set[str]) -> str:
+    if name not in names:
+        return f"there is no step {short(name)}"
+    if names[index] == name:
+        why = "is this step itself"
+    elif name in group:
+        why = "is sent together with this one"
+    else:
+        why = "comes later" if name not in names[:index] else "answers nothing"
+    return f"{name + REPLY!r} is not known yet: step {name!r} {why}"
+
+
+def generated_at_most(step: Step, prompt: int, context: int) -> int:
+    """How many tokens a step can add."""
+    reply = len(step.reply) if isinstance(step.reply, tuple) else 0
+    wanted = step.predict if step.predict is not None else reply or DEFAULT_PREDICT
+    return wanted if wanted >= 0 else max(1, context - prompt)
+
+
+def _sizes(scenario: Scenario) -> Iterator[Problem]:
+    lengths = {
+        name: value if isinstance(value, int) else len(value)
+        for name, value in scenario.spans.items()
+    }
+    context = scenario.engine.options.get("ctx_size", 4096)
+    context = context if isinstance(context, int) else 4096
+    total = 0
+    for index, step in enumerate(scenario.step):
+        prompt = _length(step.prompt, lengths) + sum(
+            _content(each, lengths) for each in step.messages
+        )
+        if prompt > limits.PROMPT_TOKENS:
+            text = f"has {prompt} tokens; a prompt may have {limits.PROMPT_TOKENS}"
+            yield Problem(("step", index, "prompt"), text)
+        grown = generated_at_most(step, prompt, context) if step.do == "complete" else 0
+        lengths[step_name(scenario, index) + REPLY] = grown
+        total += prompt + grown * step.completions
+    if total > limits.TOTAL_TOKENS:
+        yield Problem(
+            ("step",), f"ask for {total} tokens; a scenario may take {limits.TOTAL_TOKENS}"
+        )
+    yield from _vocabulary(scenario)
+
+
+def _length(value: object, lengths: Mapping[str, int]) -> int:
+    if isinstance(value, str):
+        return sum(lengths.get(word, 0) for word in value.split())
+    return len(value) if isinstance(value, tuple) else 0
+
+
+def _content(turn: Turn, lengths: Mapping[str, int]) -> int:
+    return len(turn.content) + 5 + sum(lengths.get(word, 0) for word in PLACE.findall(turn.content))
+
+
+def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
+    size = scenario.model.vocabulary or 512
+    lists: list[tuple[Path, object]] = [
+        (("spans", name), value) for name, value in scenario.spans.items()
+    ]
+    for index, step in enumerate(scenario.step):
+        lists += [(("step", index, "prompt"), step.prompt), (("step", index, "reply"), step.reply)]
+        lists += [(("step", index, "drafts"), each) for each in step.drafts or ()]
+        if step.messages and size != 512:
+            text = "need the tokenizer's vocabulary of 512"
+            yield Problem(("step", index, "messages"), text)
+    for path, tokens in lists:
+        if isinstance(tokens, tuple) and tokens and max(tokens) >= size:
+            text = f"token {max(tokens)} is outside the vocabulary of {size}"
+            yield Problem(path, text)
+
+
+def _expectations(scenario: Scenario) -> Iterator[Problem]:
+    known = {
+        str(full_profile(scenario.engine.name, text))
+        for text in scenario.engine.profiles
+        if not list(_profile(scenario.engine.name, text, ()))
+    }
+    for index, expect in enumerate(scenario.expect):
+        path: Path = ("expect", index)
+        if expect.profile is not None:
+            wrong = list(_profile(scenario.engine.name, expect.profile, (*path, "profile")))
+            yield from wrong
+            full = "" if wrong else str(full_profile(scenario.engine.name, expect.profile))
+            if full and known and full not in known:
+                text = f"{expect.profile!r} is not among engine.profiles"
+                hint = nearest(expect.profile, scenario.engine.profiles)
+                yield Problem((*path, "profile"), text + hint)
+        yield from _one_per_step(scenario, expect, path)
+
+
+def _one_per_step(scenario: Scenario, expect: Expect, path: Path) -> Iterator[Problem]:
+    steps = len(scenario.step)
+    for key in ("cached", "processed", "answer", "error", "checkpoints"):
+        value = getattr(expect, key)
+        if isinstance(value, tuple) and len(value) != steps:
+            text = f"has {len(value)} items for {steps} steps; write one per step"
+            yield Problem((*path, key), text)

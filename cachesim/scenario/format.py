@@ -1,0 +1,231 @@
+"""The scenario file, format 1, as frozen values.
+
+Every field names its reader (what it may be) and says in one sentence what it is for; the JSON
+Schema is written from the same two. Whatever a file leaves out has a default here: which keys a
+scenario cannot do without, and how the parts must fit together, is the business of `checks`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeAlias
+
+from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.scenario import limits
+from cachesim.scenario.readers import Each, Either, Ids, Number, OneOf, Table, Text, Whole, YesNo
+
+FORMAT: Final = 1
+NAME_SHAPE: Final = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
+WORD_SHAPE: Final = r"[A-Za-z_][A-Za-z0-9_-]*"
+FILE_SHAPE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+CLASSES: Final = ("lost-reuse", "stale-state", "crash", "limits", "accounting")
+ANSWERS: Final = ("same", "rounding", "by-design", "diverged", "any", "none")
+ACTIONS: Final = ("complete", "slot-save", "slot-restore", "slot-erase", "cancel")
+LAYER_KINDS: Final = ("attention", "window", "ssm", "delta", "conv")
+
+_word = Text(limits.NAME, WORD_SHAPE, "a word of letters, digits, '_' and '-'")
+_spans = Text(limits.TEXT)
+_ids = Ids()
+_count = Whole(0, 2**31 - 1)
+_skip = Text(8, "any|none", "a count, 'any' (not looked at) or 'none' (no count)")
+_scalar = Either(
+    (
+        (bool, YesNo()),
+        (int, Whole(-(2**31), 2**31 - 1)),
+        (float, Number(-1e12, 1e12)),
+        (str, Text(limits.NAME)),
+    ),
+    "a boolean, a number or a string",
+)
+_spans_or_ids = Either(((str, _spans), ((list, tuple), _ids)), "span names or a list of token ids")
+_count_or_skip = Either(
+    ((int, _count), (str, _skip), (type(None), _skip)), "a count, 'any' or 'none'"
+)
+_request_option = Either(
+    (
+        *_scalar.readers,
+        ((list, tuple), Each(Table(_scalar, 16), 64)),
+    ),
+    "a boolean, a number, a string or a list of tables",
+)
+
+_per_step_word = Either(
+    ((str, OneOf(ANSWERS)), ((list, tuple), Each(OneOf(ANSWERS), limits.STEPS))),
+    "one word or a list of words",
+)
+_per_step_error = Either(
+    ((str, Text(limits.NAME)), ((list, tuple), Each(Text(limits.NAME), limits.STEPS))),
+    "one word or a list of words",
+)
+_per_step_counts = Each(Either((((list, tuple), _ids), (str, _skip)), "a list"), limits.STEPS)
+_span = Either(
+    ((int, Whole(1, limits.PROMPT_TOKENS)), (str, _spans), ((list, tuple), _ids)),
+    "a length, a text or a list of token ids",
+)
+
+Prompt: TypeAlias = str | tuple[int, ...] | None
+Counts: TypeAlias = tuple[int | str | None, ...] | None
+Words: TypeAlias = str | tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the story was reported."""
+
+    issue: Annotated[str, Text(300), "The report, as OWNER/REPOSITORY#NUMBER."] = ""
+    upstream: Annotated[str, Text(300), "The release or commit the report is about."] = ""
+    note: Annotated[str, Text(2000), "What was scaled, disputed, or played on a real server."] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Which network runs: a preset, or layers of one's own, with any measure replaced."""
+
+    preset: Annotated[str | None, _word, "A preset; `cachesim list presets` names them."] = None
+    layers: Annotated[
+        tuple[str, ...] | None,
+        Each(OneOf(LAYER_KINDS), limits.LAYERS),
+        "The layers from first to last, instead of a preset.",
+    ] = None
+    seed: Annotated[int, Whole(0, 2**63 - 1), "What the weights and spans come from."] = 0
+    window: Annotated[int | None, Whole(1, limits.WINDOW), "Positions a window layer sees."] = None
+    vocabulary: Annotated[int | None, Whole(8, limits.VOCABULARY), "How many tokens."] = None
+    width: Annotated[int | None, Whole(1, limits.WIDTH), "Numbers per token."] = None
+    mlp_width: Annotated[int | None, Whole(0, 4 * limits.WIDTH), "Width inside the MLP."] = None
+    heads: Annotated[int | None, Whole(1, 64), "Attention heads."] = None
+    kv_heads: Annotated[int | None, Whole(1, 64), "Heads of keys and values."] = None
+    head_size: Annotated[int | None, Whole(2, 256), "Numbers per head."] = None
+    conv_size: Annotated[int | None, Whole(2, 16), "Taps of a causal convolution."] = None
+    state_size: Annotated[int | None, Whole(1, 256), "State per recurrent head."] = None
+    inner: Annotated[int | None, Whole(1, 2 * limits.WIDTH), "Recurrent channels."] = None
+    groups: Annotated[int | None, Whole(1, 64), "Groups (ssm), key heads (delta)."] = None
+    state_heads: Annotated[int | None, Whole(1, 64), "Heads that decay on their own."] = None
+    mtp_depth: Annotated[int | None, Whole(0, 4), "Layers that guess a further token."] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Which server answers, at which releases, with which flags."""
+
+    name: Annotated[str, Text(limits.NAME), "The engine; `cachesim list engines`."] = ""
+    profiles: Annotated[
+        tuple[str, ...],
+        Each(Text(200), limits.PROFILES),
+        "Releases with their patches, as `b9538+24143`.",
+    ] = ()
+    options: Annotated[
+        Mapping[str, Any],
+        Table(_scalar, 64),
+        "The server's flags under upstream's names, as `ctx_checkpoints`.",
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """How messages become tokens."""
+
+    template: Annotated[str, OneOf(tuple(TEMPLATES)), "The chat template."] = "chatml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One message of a chat; `{S}` stands for a span's text, `{A.reply}` for what A answered."""
+
+    role: Annotated[str, _word, "Who speaks: system, user, assistant, tool."] = ""
+    content: Annotated[str, _spans, "The text."] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that a client does."""
+
+    name: Annotated[str, _word, "Its name; the step's number where it is left out."] = ""
+    do: Annotated[str, OneOf(ACTIONS), "What is asked of the server."] = "complete"
+    prompt: Annotated[
+        Prompt, _spans_or_ids, "Span names, `A.reply` for what A answered, or token ids."
+    ] = None
+    messages: Annotated[tuple[Turn, ...], "A chat instead of a prompt."] = ()
+    predict: Annotated[
+        int | None,
+        Whole(-1, limits.PREDICT),
+        "Tokens to generate; without it as many as `reply` has, else 8.",
+    ] = None
+    reply: Annotated[Prompt, _spans_or_ids, "Tokens that are taken instead of sampled ones."] = None
+    drafts: Annotated[
+        tuple[tuple[int, ...], ...] | None,
+        Each(_ids, limits.PREDICT),
+        "What the companion proposes, one list per drafting step.",
+    ] = None
+    slot: Annotated[int, Whole(-1, limits.SLOTS - 1), "The slot asked for; -1: any."] = -1
+    cache_prompt: Annotated[bool, YesNo(), "False: nothing is to be reused."] = True
+    completions: Annotated[int, Whole(1, limits.COPIES), "Completions of the prompt."] = 1
+    with_previous: Annotated[bool, YesNo(), "Sent together with the step before."] = False
+    file: Annotated[
+        str | None,
+        Text(limits.NAME, FILE_SHAPE, "a plain file name"),
+        "Under which name a slot is saved or restored.",
+    ] = None
+    of: Annotated[str | None, _word, "Which step a cancel ends; silent: the one before."] = None
+    turns: Annotated[
+        int, Whole(0, limits.TURNS), "Turns of the server's loop before the cancel arrives."
+    ] = 1
+    options: Annotated[
+        Mapping[str, Any],
+        Table(_request_option, 32),
+        "Further fields of the request under upstream's names.",
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """What a profile is expected to show, one item per step (or one word for all)."""
+
+    profile: Annotated[str | None, Text(200), "The profile; silent: every profile."] = None
+    cached: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Cached tokens."] = None
+    processed: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Processed tokens."] = None
+    answer: Annotated[Words, _per_step_word, "The verdict on the answer."] = None
+    error: Annotated[Words, _per_step_error, "The server's word for a refusal, or 'none'."] = None
+    checkpoints: Annotated[
+        tuple[tuple[int, ...] | str, ...] | None,
+        _per_step_counts,
+        "The tokens of every checkpoint the slot holds after the step.",
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One story: a model, a server, some steps, and what is expected of them."""
+
+    format: Annotated[int, Whole(FORMAT, FORMAT), "The format of this file: 1."] = 0
+    name: Annotated[
+        str, Text(limits.NAME, NAME_SHAPE, "a name such as 'llama.cpp-24143'"), "Its name."
+    ] = ""
+    about: Annotated[str, Text(2000), "The story in one or two sentences."] = ""
+    kind: Annotated[str | None, OneOf(CLASSES), "What kind of defect it shows."] = None
+    source: Annotated[Source, "Where it was reported."] = field(default_factory=Source)
+    model: Annotated[Model, "Which network runs."] = field(default_factory=Model)
+    engine: Annotated[Server, "Which server answers."] = field(default_factory=Server)
+    chat: Annotated[Chat, "How messages become tokens."] = field(default_factory=Chat)
+    spans: Annotated[
+        Mapping[str, int | str | tuple[int, ...]],
+        Table(_span, limits.SPANS),
+        "Named runs of tokens: a length (drawn from the seed; no two begin with the same token),"
+        " a text, or ids.",
+    ] = field(default_factory=dict)
+    step: Annotated[tuple[Step, ...], "What the clients do, in order."] = ()
+    expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
+
+
+KEYS: Final[Mapping[tuple[type, str], str]] = {(Scenario, "kind"): "class"}
+"""Fields whose key in the file is a word that Python keeps for itself."""
+
+LONGEST: Final[Mapping[type, int]] = {
+    Step: limits.STEPS,
+    Expect: limits.PROFILES,
+    Turn: limits.MESSAGES,
+}
+"""How many tables of one kind a list may hold."""
+
+
+def key_of(cls: type, attribute: str) -> str:
+    """The key in the file of one field."""
+    return KEYS.get((cls, attribute), attribute)

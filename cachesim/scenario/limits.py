@@ -1,0 +1,49 @@
+"""How large a scenario may be, so that a hostile file cannot eat the machine: all in one place."""
+
+from typing import Final
+
+FILE_BYTES: Final = 4 * 2**20
+"""Bytes of one scenario file."""
+
+STEPS: Final = 1000
+"""Steps of one scenario."""
+
+SPANS: Final = 200
+"""Spans of one scenario; each begins with a token of its own."""
+
+PROMPT_TOKENS: Final = 100_000
+"""Tokens of one prompt, of one span, of one forced reply."""
+
+PREDICT: Final = 10_000
+"""Tokens that one step may generate."""
+
+TOTAL_TOKENS: Final = 1_000_000
+"""Prompt and generated tokens of all steps together."""
+
+MESSAGES: Final = 1000
+"""Messages of one step."""
+
+TEXT: Final = 100_000
+"""Characters of one text."""
+
+NAME: Final = 100
+"""Characters of one name."""
+
+PROFILES: Final = 32
+"""Profiles, and expectations, of one scenario."""
+
+LAYERS: Final = 64
+WIDTH: Final = 1024
+WINDOW: Final = 100_000
+VOCABULARY: Final = 65_536
+"""What a model may measure."""
+
+CONTEXT: Final = 131_072
+SLOTS: Final = 64
+"""What a server may hold: `ctx_size`, `parallel`."""
+
+COPIES: Final = 16
+"""Completions of one prompt."""
+
+TURNS: Final = 100_000
+"""Turns of the server's loop before a cancel, and in all."""

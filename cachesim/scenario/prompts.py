@@ -1,0 +1,107 @@
+"""How a step's prompt, reply and messages become tokens while a scenario runs."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachesim.engines.base import Message
+from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.scenario.format import Scenario, Step, Turn
+from cachesim.scenario.spans import draw_spans
+from cachesim.units import Tokens, as_tokens
+
+REPLY: Final = ".reply"
+PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?)\}")
+"""A span or reply inside the text of a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch `[start, end)` of a prompt with the name a reader knows it by."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Vocabulary:
+    """What the names of one run stand for; replies join as they come."""
+
+    tokenizer: ByteTokenizer
+    spans: dict[str, Tokens]
+    replies: dict[str, Tokens] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scenario: Scenario, *, vocabulary: int) -> "Vocabulary":
+        """The spans of a scenario, drawn for a model's vocabulary."""
+        tokenizer = ByteTokenizer(scenario.chat.template)
+        spans = draw_spans(
+            scenario.spans,
+            seed=scenario.model.seed,
+            tokenizer=tokenizer,
+            vocabulary=vocabulary,
+        )
+        return cls(tokenizer=tokenizer, spans=spans)
+
+    def look_up(self, word: str) -> Tokens:
+        """The tokens of a span or of a reply; a step that was refused replied nothing."""
+        if word.endswith(REPLY):
+            return self.replies.get(word.removesuffix(REPLY), ())
+        return self.spans[word]
+
+    def tokens(self, value: str | tuple[int, ...]) -> Tokens:
+        """The tokens of `S a A.reply`, or of ids."""
+        if not isinstance(value, str):
+            return as_tokens(value)
+        words = value.split()
+        if len(words) == 1:
+            return self.look_up(words[0])
+        return tuple(token for word in words for token in self.look_up(word))
+
+    def messages(self, turns: tuple[Turn, ...]) -> tuple[Message, ...]:
+        """The messages with spans and replies put in."""
+        return tuple(
+            Message(role=each.role, content=PLACE.sub(self._text_at, each.content))
+            for each in turns
+        )
+
+    def _text_at(self, place: re.Match[str]) -> str:
+        return self.tokenizer.decode(self.look_up(place[1]))
+
+    def prompt(self, step: Step) -> Tokens:
+        """What the server is asked to read."""
+        if step.messages:
+            return self.tokenizer.apply_chat_template(self.messages(step.messages))
+        return self.tokens(step.prompt or "")
+
+    def parts(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
+        """The spans or messages that a prompt is made of, in order."""
+        if step.messages:
+            starts = self.tokenizer.message_starts(self.messages(step.messages))
+            named = [(f"{role} message {i + 1}", int(at)) for i, (role, at) in enumerate(starts)]
+            ends = [at for _, at in named[1:]] + [len(prompt)]
+            return tuple(
+                Part(name=name, start=start, end=end)
+                for (name, start), end in zip(named, ends, strict=True)
+            )
+        if not isinstance(step.prompt, str):
+            return (Part(name="prompt", start=0, end=len(prompt)),)
+        parts, at = [], 0
+        for word in step.prompt.split():
+            end = at + len(self.look_up(word))
+            parts.append(Part(name=word, start=at, end=end))
+            at = end
+        return tuple(parts)
+
+
+def references(step: Step) -> Mapping[str, tuple[str, ...]]:
+    """The names of spans and replies that a step uses, by the key they stand under."""
+    used: dict[str, tuple[str, ...]] = {}
+    for key, value in (("prompt", step.prompt), ("reply", step.reply)):
+        if isinstance(value, str):
+            used[key] = tuple(value.split())
+    for index, each in enumerate(step.messages):
+        used[f"messages[{index}].content"] = tuple(PLACE.findall(each.content))
+    return used

@@ -1,0 +1,284 @@
+"""What one value of a scenario file may be: it is read, refused with a reason, or described.
+
+Every field of the format carries one of these in its annotation. The same object reads the value
+and writes the field's part of the JSON Schema, so the two cannot drift apart.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from reprlib import Repr
+from typing import Any, Protocol
+
+from cachesim.scenario import limits
+
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlist = _SHORT.maxtuple = 4
+_SHORT.maxdict, _SHORT.maxlong, _SHORT.maxlevel = 3, 24, 2
+
+
+class Wrong(ValueError):  # noqa: N818 - reads as the sentence it begins
+    """A value that cannot be what its place asks for."""
+
+
+def short(value: object) -> str:
+    """A value as an error message shows it: never longer than a line."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python refuses to write an integer of thousands of digits
+        return "a huge number"
+
+
+def kind_of(value: object) -> str:
+    """What TOML calls the type of a value."""
+    names = {bool: "a boolean", int: "an integer", float: "a float", str: "a string"}
+    names |= {list: "an array", tuple: "an array", dict: "a table", type(None): "nothing"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def found(value: object) -> str:
+    """The end of an error message: the value and its type."""
+    return f"found {kind_of(value)}: {short(value)}"
+
+
+class Reader(Protocol):
+    """Reads one value, and describes what it accepts."""
+
+    def read(self, value: object) -> Any:  # noqa: ANN401 - each reader has its own result
+        """The value, or Wrong."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of what is accepted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An integer between two bounds, both included."""
+
+    low: int
+    high: int
+
+    def read(self, value: object) -> int:
+        """The integer; a boolean or a float is none."""
+        if type(value) is not int:
+            msg = f"must be an integer, {found(value)}"
+            raise Wrong(msg)
+        if not self.low <= value <= self.high:
+            msg = f"must lie between {self.low} and {self.high}, {found(value)}"
+            raise Wrong(msg)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """An integer with its bounds."""
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number between two bounds."""
+
+    low: float
+    high: float
+
+    def read(self, value: object) -> float:
+        """The number; `nan` and `inf` are outside every bound."""
+        if type(value) not in {int, float}:
+            msg = f"must be a number, {found(value)}"
+            raise Wrong(msg)
+        if not self.low <= value <= self.high:  # type: ignore[operator]
+            msg = f"must lie between {self.low} and {self.high}, {found(value)}"
+            raise Wrong(msg)
+        return float(value)  # type: ignore[arg-type]
+
+    def schema(self) -> dict[str, Any]:
+        """A number with its bounds."""
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class YesNo:
+    """A boolean, and nothing that looks like one."""
+
+    def read(self, value: object) -> bool:
+        """The boolean."""
+        if type(value) is not bool:
+            msg = f"must be true or false, {found(value)}"
+            raise Wrong(msg)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """A boolean."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string of limited length, optionally of a shape."""
+
+    longest: int = limits.TEXT
+    shape: str = ""
+    like: str = ""
+
+    def read(self, value: object) -> str:
+        """The string."""
+        if type(value) is not str:
+            msg = f"must be a string, {found(value)}"
+            raise Wrong(msg)
+        if len(value) > self.longest:
+            msg = f"must have at most {self.longest} characters, found {len(value)}"
+            raise Wrong(msg)
+        if self.shape and not re.fullmatch(self.shape, value):
+            msg = f"must be {self.like}, {found(value)}"
+            raise Wrong(msg)
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """A string with its length and shape."""
+        shape = {"pattern": f"^{self.shape}$"} if self.shape else {}
+        return {"type": "string", "maxLength": self.longest} | shape
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def read(self, value: object) -> str:
+        """The word."""
+        if type(value) is not str:
+            msg = f"must be one of {', '.join(self.words)}, {found(value)}"
+            raise Wrong(msg)
+        if value not in self.words:
+            msg = f"must be one of {', '.join(self.words)}, {found(value)}"
+            raise Wrong(msg + nearest(value, self.words))
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """An enumeration."""
+        return {"enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A list of token ids."""
+
+    longest: int = limits.PROMPT_TOKENS
+
+    def read(self, value: object) -> tuple[int, ...]:
+        """The ids; whether they lie in the vocabulary is seen when the model is known."""
+        if not isinstance(value, list | tuple):
+            msg = f"must be a list of token ids, {found(value)}"
+            raise Wrong(msg)
+        if len(value) > self.longest:
+            msg = f"must hold at most {self.longest} tokens, found {len(value)}"
+            raise Wrong(msg)
+        for index, each in enumerate(value):
+            if type(each) is not int or each < 0:
+                msg = f"must be a list of token ids, at [{index}] {found(each)}"
+                raise Wrong(msg)
+        return tuple(value)
+
+    def schema(self) -> dict[str, Any]:
+        """A list of integers."""
+        items = {"type": "integer", "minimum": 0}
+        return {"type": "array", "items": items, "maxItems": self.longest}
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """What the first reader that knows the value's type says."""
+
+    readers: tuple[tuple[type | tuple[type, ...], Reader], ...]
+    expected: str
+
+    def read(self, value: object) -> Any:  # noqa: ANN401 - each reader has its own result
+        """The value as its own kind of thing."""
+        for kinds, reader in self.readers:
+            if type(value) in (kinds if isinstance(kinds, tuple) else (kinds,)):
+                return reader.read(value)
+        msg = f"must be {self.expected}, {found(value)}"
+        raise Wrong(msg)
+
+    def schema(self) -> dict[str, Any]:
+        """Any of the readers' schemas."""
+        return {"anyOf": [reader.schema() for _, reader in self.readers]}
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A list whose items are all read alike."""
+
+    item: Reader
+    longest: int
+
+    def read(self, value: object) -> tuple[Any, ...]:
+        """The items; the first wrong one says where it stands."""
+        if not isinstance(value, list | tuple):
+            msg = f"must be a list, {found(value)}"
+            raise Wrong(msg)
+        if len(value) > self.longest:
+            msg = f"must hold at most {self.longest} items, found {len(value)}"
+            raise Wrong(msg)
+        items = []
+        for index, each in enumerate(value):
+            try:
+                items.append(self.item.read(each))
+            except Wrong as wrong:
+                msg = f"at [{index}] {wrong}"
+                raise Wrong(msg) from None
+        return tuple(items)
+
+    def schema(self) -> dict[str, Any]:
+        """A list."""
+        return {"type": "array", "items": self.item.schema(), "maxItems": self.longest}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table from names to values that are all read alike."""
+
+    value: Reader
+    longest: int
+    shape: str = r"[A-Za-z_][A-Za-z0-9_-]*"
+
+    def read(self, value: object) -> Mapping[str, Any]:
+        """The table, in the order of the file."""
+        if not isinstance(value, Mapping):
+            msg = f"must be a table, {found(value)}"
+            raise Wrong(msg)
+        if len(value) > self.longest:
+            msg = f"must hold at most {self.longest} names, found {len(value)}"
+            raise Wrong(msg)
+        for name in value:
+            if not isinstance(name, str) or not re.fullmatch(self.shape, name):
+                msg = f"has a name that cannot be one: {short(name)}"
+                raise Wrong(msg)
+        return {name: self._one(name, each) for name, each in value.items()}
+
+    def _one(self, name: str, value: object) -> object:
+        try:
+            return self.value.read(value)
+        except Wrong as wrong:
+            msg = f"at {name!r} {wrong}"
+            raise Wrong(msg) from None
+
+    def schema(self) -> dict[str, Any]:
+        """An object with values of one kind."""
+        return {
+            "type": "object",
+            "additionalProperties": self.value.schema(),
+            "propertyNames": {"pattern": f"^{self.shape}$"},
+            "maxProperties": self.longest,
+        }
+
+
+def nearest(name: object, names: Sequence[str]) -> str:
+    """`; did you mean 'x'?` where a known name is near, else nothing."""
+    import difflib  # noqa: PLC0415 - only errors need it
+
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,153 @@
+"""From the content of a file to a Scenario; whatever is wrong is said at once.
+
+cattrs walks the tables and collects every failure with its place. What is left when the wrong
+parts are taken out is read once more, so that the checks of how the parts fit together can speak
+in the same breath.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin
+
+from cattrs import Converter
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.gen import make_dict_structure_fn, override
+
+from cachesim.scenario.format import KEYS, LONGEST, Scenario, key_of
+from cachesim.scenario.readers import Wrong, found, nearest, short
+
+Path: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and where."""
+
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        where = ""
+        for part in self.path:
+            where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else part
+        return f"{where}: {self.text}" if where else self.text
+
+
+def _reader_of(annotation: object) -> Any:  # noqa: ANN401 - a Reader, which is a protocol
+    if get_origin(annotation) is Annotated:
+        return next((each for each in get_args(annotation)[1:] if hasattr(each, "read")), None)
+    return None
+
+
+def _structure_with_reader(annotation: Any, _: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+    read = _reader_of(annotation).read
+    return lambda value, _: read(value)
+
+
+def _is_list_of_tables(annotation: object) -> bool:
+    return get_origin(annotation) is tuple and is_dataclass(get_args(annotation)[0])
+
+
+def _structure_tables(annotation: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+    inner = get_args(annotation)[0]
+    tables: Any = list[inner]  # type: ignore[valid-type]
+    default = converter.get_structure_hook(tables)
+    longest = LONGEST[inner]
+
+    def structure(value: Any, _: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        if not isinstance(value, list | tuple):
+            msg = f"must be a list of tables, {found(value)}"
+            raise Wrong(msg)
+        if len(value) > longest:
+            msg = f"must hold at most {longest} tables, found {len(value)}"
+            raise Wrong(msg)
+        return tuple(default(value, tables))
+
+    return structure
+
+
+def _structure_table(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+    settings: dict[str, Any] = {
+        name: override(rename=key) for (owner, name), key in KEYS.items() if owner is cls
+    }
+    settings["_cattrs_forbid_extra_keys"] = True
+    settings["_cattrs_detailed_validation"] = True
+    default = make_dict_structure_fn(cls, converter, **settings)
+
+    def structure(value: Any, _: Any) -> Any:  # noqa: ANN401
+        if not isinstance(value, Mapping):
+            msg = f"must be a table, {found(value)}"
+            raise Wrong(msg)
+        return default(value, cls)
+
+    return structure
+
+
+def _converter() -> Converter:
+    converter = Converter(detailed_validation=True)
+    converter.register_structure_hook_factory(is_dataclass)(_structure_table)
+    converter.register_structure_hook_factory(_is_list_of_tables)(_structure_tables)
+    converter.register_structure_hook_factory(lambda each: _reader_of(each) is not None)(
+        _structure_with_reader
+    )
+    return converter
+
+
+CONVERTER: Final = _converter()
+
+
+def _unknown_keys(error: ForbiddenExtraKeysError, path: Path) -> Iterator[Problem]:
+    known = [key_of(error.cl, each.name) for each in fields(error.cl)]
+    for key in sorted(error.extra_fields, key=str):
+        hint = nearest(key, known) or f"; known here: {', '.join(known)}"
+        yield Problem((*path, str(key)), f"unknown key {short(key)}{hint}")
+
+
+def _problems(error: BaseException, path: Path) -> Iterator[Problem]:
+    if isinstance(error, ClassValidationError):
+        within, plain = error.group_exceptions()
+        for each, note in within:
+            yield from _problems(each, (*path, key_of(error.cl, note.name)))
+        for each in plain:
+            yield from _problems(each, path)
+    elif isinstance(error, IterableValidationError):
+        for each, place in error.group_exceptions()[0]:
+            yield from _problems(each, (*path, int(place.index)))
+    elif isinstance(error, ForbiddenExtraKeysError):
+        yield from _unknown_keys(error, path)
+    else:
+        yield Problem(path, str(error))
+
+
+def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The content with every wrong value taken out, where that can be done."""
+    content: Any = deepcopy(dict(mapping))
+    for problem in problems:
+        *way, last = problem.path or ("",)
+        table = content
+        for part in way:
+            table = table[part]
+        if isinstance(last, int):
+            table[last] = {}
+        else:
+            table.pop(last, None)
+    return content  # type: ignore[no-any-return]
+
+
+def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
+    """The scenario, with what is wrong in its single values.
+
+    Where something is wrong the scenario is what the rest of the file says, good for further
+    checks and for nothing else.
+    """
+    try:
+        return CONVERTER.structure(mapping, Scenario), []
+    except Wrong as wrong:
+        return None, [Problem((), f"a scenario {wrong}")]
+    except ClassValidationError as error:
+        problems = list(_problems(error, ()))
+    try:
+        return CONVERTER.structure(_without(mapping, problems), Scenario), problems
+    except (ClassValidationError, Wrong, LookupError, TypeError):
+        return None, problems

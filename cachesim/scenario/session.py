@@ -1,0 +1,259 @@
+"""One scenario on one profile: steps go to the engine group by group, records come back."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, runtime_checkable
+
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario import limits
+from cachesim.scenario.checks import DEFAULT_PREDICT, step_name
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.prompts import Part, Vocabulary
+from cachesim.scenario.reading import Problem
+from cachesim.units import Tokens
+
+ABORTED: Final = "aborted"
+"""The error of steps in whose course the real process ends."""
+
+NOT_RUN: Final = "not-run"
+"""The error of steps after that."""
+
+ENDLESS: Final = "endless"
+"""The error of steps during which the server never comes to rest."""
+
+
+@runtime_checkable
+class SlotActions(Protocol):
+    """A server that can save, restore and erase a slot."""
+
+    def slot_save(self, slot: int, file: str) -> str | None:
+        """Write a slot to the store; the server's word for a refusal, or None."""
+        ...
+
+    def slot_restore(self, slot: int, file: str) -> str | None:
+        """Fill a slot from the store."""
+        ...
+
+    def slot_erase(self, slot: int) -> str | None:
+        """Empty a slot."""
+        ...
+
+
+class MemoryStore:
+    """Slot files that live as long as the run: a scenario touches no disk."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keep bytes under a name."""
+        self.files[name] = data
+
+    def get(self, name: str) -> bytes | None:
+        """The bytes kept under a name, or None."""
+        return self.files.get(name)
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What one step did."""
+
+    index: int
+    name: str
+    step: Step
+    prompt: Tokens = ()
+    parts: tuple[Part, ...] = ()
+    ticket: Ticket | None = None
+    reply: Reply | None = None
+    slot: int | None = None
+    error: str | None = None
+    message: str = ""
+    events: tuple[Event, ...] = ()
+    snapshot: dict[str, Any] = field(default_factory=dict)
+
+
+class Session:
+    """A server of one profile, and the records of the steps it was given."""
+
+    def __init__(
+        self, scenario: Scenario, profile: Profile, *, arithmetic: ArithmeticName = "float"
+    ) -> None:
+        self.scenario = scenario
+        self.profile = profile
+        self.engine = self._create(arithmetic)
+        self.vocabulary = Vocabulary.of(scenario, vocabulary=self.engine.network.spec.vocabulary)
+        self.seen = 0  # events that already belong to a step
+        self.turns = 0
+
+    def _create(self, arithmetic: ArithmeticName) -> Engine:
+        try:
+            return Engine.create(
+                self.profile,
+                model=spec_of(self.scenario.model),
+                options=self.scenario.engine.options,
+                arithmetic=arithmetic,
+                store=MemoryStore(),
+            )
+        except OptionError as error:
+            problem = Problem(("engine", "options"), str(error))
+            raise ScenarioError(str(problem)) from None
+
+    def run(self) -> Iterator[Record]:
+        """Every step in order, as soon as the server has come to rest after it."""
+        for group in groups_of(self.scenario):
+            records = [self._record(index) for index in group]
+            ended = self._play(records)
+            self._collect(records)
+            yield from records
+            if ended:
+                rest = range(group[-1] + 1, len(self.scenario.step))
+                yield from (self._not_run(index) for index in rest)
+                return
+
+    def _record(self, index: int) -> Record:
+        return Record(
+            index=index, name=step_name(self.scenario, index), step=self.scenario.step[index]
+        )
+
+    def _not_run(self, index: int) -> Record:
+        record = self._record(index)
+        record.error, record.message = NOT_RUN, "the server had ended before this step"
+        return record
+
+    def _play(self, records: Sequence[Record]) -> bool:
+        """Give a group to the server; True where the server did not survive it."""
+        try:
+            for record in records:
+                self._begin(record, records)
+            while self._turn():
+                pass
+        except UpstreamAbort as abort:
+            for record in records:
+                record.error, record.message = ABORTED, f"{abort.where}: {abort.why}"
+            return True
+        except EndlessError:
+            for record in records:
+                if record.ticket is None or self.engine.reply(record.ticket) is None:
+                    record.error = ENDLESS
+                    record.message = f"not at rest after {limits.TURNS} turns of the loop"
+            return True
+        return False
+
+    def _turn(self) -> bool:
+        self.turns += 1
+        if self.turns > limits.TURNS:
+            raise EndlessError
+        return self.engine.step()
+
+    def _begin(self, record: Record, group: Sequence[Record]) -> None:
+        step = record.step
+        if step.do == "complete":
+            record.prompt = self.vocabulary.prompt(step)
+            record.parts = self.vocabulary.parts(step, record.prompt)
+            record.ticket = self._submit(record)
+        elif step.do == "cancel":
+            self._cancel(record, group)
+        else:
+            self._slot_action(record)
+
+    def _submit(self, record: Record) -> Ticket:
+        try:
+            return self.engine.submit(self.request(record))
+        except InputError as error:
+            raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
+
+    def request(self, record: Record) -> Request:
+        """The request that a step makes."""
+        step = record.step
+        reply = None if step.reply is None else self.vocabulary.tokens(step.reply)
+        predict = step.predict
+        if predict is None:
+            predict = DEFAULT_PREDICT if reply is None else len(reply)
+        return Request(
+            prompt=record.prompt,
+            predict=predict,
+            reply=reply,
+            drafts=self._drafts(step),
+            slot=step.slot,
+            cache_prompt=step.cache_prompt,
+            completions=step.completions,
+            options=step.options or None,
+            messages=self.vocabulary.messages(step.messages),
+        )
+
+    def _drafts(self, step: Step) -> tuple[Tokens, ...] | None:
+        if step.drafts is None:
+            return None
+        return tuple(self.vocabulary.tokens(each) for each in step.drafts)
+
+    def _cancel(self, record: Record, group: Sequence[Record]) -> None:
+        for _ in range(record.step.turns):
+            self._turn()
+        earlier = [each for each in group[: group.index(record)] if each.ticket is not None]
+        wanted = record.step.of or earlier[-1].name
+        ticket = next(each.ticket for each in earlier if each.name == wanted)
+        if ticket is not None:
+            self.engine.cancel(ticket)
+
+    def _slot_action(self, record: Record) -> None:
+        step, engine = record.step, self.engine
+        if not isinstance(engine, SlotActions):
+            text = f"{self.profile.engine} cannot {step.do.replace('-', ' ')}s"
+            raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
+        record.slot = max(step.slot, 0)
+        if step.do == "slot-save":
+            record.error = engine.slot_save(record.slot, step.file or "")
+        elif step.do == "slot-restore":
+            record.error = engine.slot_restore(record.slot, step.file or "")
+        else:
+            record.error = engine.slot_erase(record.slot)
+
+    def _collect(self, records: Sequence[Record]) -> None:
+        """Take replies, events and what the server holds now."""
+        new = tuple(self.engine.events[self.seen :])
+        self.seen += len(new)
+        snapshot = self.engine.snapshot()
+        for record in records:
+            record.snapshot = snapshot
+            record.reply = None if record.ticket is None else self.engine.reply(record.ticket)
+            if record.reply is not None:
+                record.slot = record.reply.slot
+                record.error = record.error or record.reply.error
+                record.message = record.message or record.reply.message
+                self.vocabulary.replies[record.name] = record.reply.generated
+        share_events(records, new)
+
+
+class EndlessError(Exception):
+    """The server never comes to rest."""
+
+
+def groups_of(scenario: Scenario) -> list[list[int]]:
+    """The steps that are sent together, as lists of their numbers."""
+    groups: list[list[int]] = []
+    for index, step in enumerate(scenario.step):
+        if groups and (step.with_previous or step.do == "cancel"):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def share_events(records: Sequence[Record], events: Sequence[Event]) -> None:
+    """Give every event to the step it belongs to: by its task, else by its slot, else the first."""
+    if len(records) == 1:
+        records[0].events = tuple(events)
+        return
+    by_task = {int(each.ticket): each for each in records if each.ticket is not None}
+    by_slot = {each.slot: each for each in records if each.slot is not None}
+    shares: dict[int, list[Event]] = {id(each): [] for each in records}
+    for event in events:
+        owner = by_task.get(event.task) or by_slot.get(event.slot) or records[0]
+        shares[id(owner)].append(event)
+    for each in records:
+        each.events = tuple(shares[id(each)])

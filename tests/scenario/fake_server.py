@@ -1,0 +1,123 @@
+"""A server small enough to foresee: one slot, longest common prefix, replies as asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.profile import Profile
+from cachesim.errors import OptionError, ProfileError, UpstreamAbort
+from cachesim.model.arithmetic import Network
+from cachesim.units import Count, Token, Tokens
+
+RELEASES = ("r1", "r2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestServed(Event):
+    """A request was answered."""
+
+    cached: int
+
+
+class FakeServer(Engine):
+    """Keeps the last conversation; `r2` forgets half of what is equal. A prompt of 77 ends it."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        network: Network,
+        options: Mapping[str, Any],
+        store: ByteStore | None,
+    ) -> None:
+        if profile.release not in RELEASES:
+            msg = f"{profile.release!r} is no release of fake; there are {', '.join(RELEASES)}"
+            raise ProfileError(msg)
+        for name in options:
+            if name not in {"parallel", "ctx_size"}:
+                msg = f"fake has no option {name!r}"
+                raise OptionError(msg)
+        self.profile, self.network, self.store = profile, network, store
+        self.held: Tokens = ()
+        self.queue: list[tuple[Ticket, Request]] = []
+        self.replies: dict[Ticket, Reply] = {}
+        self.log: list[Event] = []
+        self.given = 0
+
+    @property
+    def events(self) -> Sequence[Event]:
+        return self.log
+
+    def submit(self, request: Request) -> Ticket:
+        ticket = Ticket(self.given)
+        self.given += 1
+        self.queue.append((ticket, request))
+        return ticket
+
+    def step(self) -> bool:
+        if not self.queue:
+            return False
+        ticket, request = self.queue.pop(0)
+        self.replies[ticket] = self._serve(ticket, request)
+        return True
+
+    def _serve(self, ticket: Ticket, request: Request) -> Reply:
+        prompt = request.prompt
+        if len(prompt) == 77:
+            where, why = "llama_decode", "unlucky prompt"
+            raise UpstreamAbort(where, why)
+        if len(prompt) > 4000:
+            return Reply(
+                prompt=prompt,
+                generated=(),
+                logits=np.zeros((0, 512)),
+                cached=None,
+                processed=None,
+                error="exceed_context_size_error",
+                message="too long",
+            )
+        equal = 0
+        while equal < min(len(self.held), len(prompt)) and self.held[equal] == prompt[equal]:
+            equal += 1
+        ledger = Ledger(Count(equal), "slot 0")
+        if self.profile.release == "r2":
+            ledger.apply("forgetful", equal // 2, held=len(self.held))
+        generated = self._generated(request)
+        self.held = (*prompt, *generated[:-1])
+        self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
+        return Reply(
+            prompt=prompt,
+            generated=generated,
+            logits=np.zeros((len(generated), 512)),
+            cached=ledger.usable,
+            processed=Count(len(prompt) - ledger.usable),
+            equal=Count(equal),
+            equal_with="slot 0",
+            losses=ledger.losses,
+            slot=0,
+        )
+
+    def _generated(self, request: Request) -> Tokens:
+        most = max(1, request.predict)
+        if request.reply is not None:
+            return request.reply[:most]
+        return tuple(Token(265 + (len(request.prompt) + i) % 200) for i in range(most))
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        return self.replies.get(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        self.queue = [(each, request) for each, request in self.queue if each != ticket]
+
+    def snapshot(self) -> dict[str, Any]:
+        checkpoints = [{"pos_min": 0, "pos_max": 0, "n_tokens": 1}] if self.held else []
+        slot = {"id": 0, "n_tokens": len(self.held), "checkpoints": checkpoints}
+        return {"slots": [slot], "prompt_cache": []}
+
+    def check_integrity(self) -> None:
+        """There is nothing that could disagree."""

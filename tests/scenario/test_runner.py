@@ -1,0 +1,147 @@
+"""Runs: what a step shows, what is expected of it, and what an end in the middle leaves."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cachesim.errors import OptionError, ProfileError, ScenarioError
+from cachesim.scenario import run_scenario
+from tests.scenario.stories import story
+
+
+def play(profile: str | None = "r1", **changes: Any) -> dict[str, Any]:
+    return run_scenario(story(**changes), profile=profile, arithmetic="ring", verify=False)
+
+
+def cached(run: dict[str, Any]) -> list[int | None]:
+    return [step["cached"] for step in run["steps"]]
+
+
+def test_a_run_has_exactly_the_keys_it_promises() -> None:
+    run = play()
+
+    assert list(run)[:4] == ["scenario", "profile", "as_expected", "steps"]
+    assert [run["scenario"], run["profile"], run["as_expected"]] == ["three-steps", "fake@r1", True]
+    assert list(run["steps"][0]) == [
+        "name", "do", "prompt_tokens", "cached", "processed", "generated", "answer",
+        "max_difference", "reuse", "why", "slot", "truncated", "checkpoints", "prompt_cache",
+        "events", "error", "message", "explanation",
+    ]  # fmt: skip
+
+
+def test_replies_are_part_of_later_prompts_and_forced_replies_are_taken() -> None:
+    run = play()
+
+    assert cached(run) == [0, 27, 0]
+    assert [step["prompt_tokens"] for step in run["steps"]] == [25, 34, 2]
+    assert run["steps"][1]["generated"] == [300, 301]
+    assert [step["name"] for step in run["steps"]] == ["A", "B", "3"]
+
+
+def test_without_verification_nothing_is_said_of_answers() -> None:
+    step = play()["steps"][0]
+
+    assert (step["answer"], step["max_difference"], step["reuse"]) == (None, None, None)
+
+
+def test_losses_are_the_entries_of_why() -> None:
+    step = play("r2")["steps"][1]
+
+    assert step["why"] == [{"rule": "forgetful", "from": 27, "to": 13, "detail": {"held": 27}}]
+
+
+def test_an_expectation_that_is_not_met_says_what_was_found() -> None:
+    run = play(
+        expect=[{"cached": [0, 26, "any"], "error": "none", "checkpoints": [[2], "any", "any"]}]
+    )
+
+    assert not run["as_expected"]
+    assert run["mismatches"] == [
+        "B: cached is 27, expected 26",
+        "A: checkpoints are [1], expected [2]",
+    ]
+
+
+def test_a_refused_request_has_the_servers_word_and_the_run_goes_on() -> None:
+    steps = [{"prompt": [300] * 4001}, {"name": "B", "prompt": "S"}]
+
+    run = play(step=steps, expect=[{"error": ["exceed_context_size_error", "none"]}])
+
+    assert run["as_expected"]
+    assert cached(run) == [None, 0]
+    assert run["steps"][0]["processed"] is None
+
+
+def test_an_abort_ends_the_run_and_later_steps_say_so() -> None:
+    steps = [{"prompt": [300]}, {"prompt": [300] * 77}, {"prompt": [300]}]
+
+    run = play(step=steps, expect=[])
+
+    assert [step["error"] for step in run["steps"]] == [None, "aborted", "not-run"]
+    assert run["steps"][1]["message"] == "llama_decode: unlucky prompt"
+    assert run["mismatches"] == ["2: aborted, and no expectation says so"]
+
+
+def test_steps_sent_together_share_a_turn_and_keep_their_own_events() -> None:
+    steps = [{"prompt": "S"}, {"prompt": "S a", "with_previous": True}, {"prompt": "b"}]
+
+    run = play(step=steps, expect=[])
+
+    assert cached(run) == [0, 20, 0]
+    assert [[event["task"] for event in step["events"]] for step in run["steps"]] == [[0], [1], [2]]
+
+
+def test_a_cancelled_request_leaves_no_reply() -> None:
+    steps = [
+        {"name": "A", "prompt": "S"},
+        {"name": "B", "prompt": "S", "with_previous": True},
+        {"do": "cancel", "of": "B", "turns": 1},
+        {"prompt": "S B.reply"},
+    ]
+
+    run = play(step=steps, expect=[])
+
+    assert cached(run) == [0, None, None, 20]
+    assert run["steps"][1]["generated"] == []
+
+
+def test_messages_become_tokens_with_spans_and_replies_put_in() -> None:
+    steps = [
+        {"name": "A", "messages": [{"role": "user", "content": "{a}"}], "reply": "b"},
+        {
+            "messages": [
+                {"role": "user", "content": "{a}"},
+                {"role": "assistant", "content": "{A.reply}"},
+                {"role": "user", "content": "hi"},
+            ]
+        },
+    ]
+
+    run = play(step=steps, expect=[])
+
+    assert [step["prompt_tokens"] for step in run["steps"]] == [5 + 5 + 3, 13 + 6 + 2 + 7 + 3]
+    assert cached(run) == [0, 13 + 5]
+
+
+def test_the_profile_asked_for_overrides_the_list() -> None:
+    assert play("fake@r2")["profile"] == "fake@r2"
+    with pytest.raises(ScenarioError, match="the scenario lists r1, r2"):
+        play(None)
+    with pytest.raises(ProfileError, match="r9"):
+        play("r9")
+
+
+def test_an_option_the_server_does_not_have_names_its_place() -> None:
+    with pytest.raises(ScenarioError, match=r"engine\.options: fake has no option 'paralel'"):
+        play(engine={"name": "fake", "options": {"paralel": 1}})
+    assert issubclass(OptionError, ValueError)
+
+
+def test_a_server_without_slot_files_says_so() -> None:
+    with pytest.raises(ScenarioError, match=r"step\[0\].do: fake cannot slot saves"):
+        play(step=[{"do": "slot-save", "file": "a.bin"}], expect=[])
+
+
+def test_the_same_run_twice_gives_the_same_bytes() -> None:
+    assert json.dumps(play()) == json.dumps(play())
