@@ -1,0 +1,199 @@
+"""A context: one cell table, the keys and values of all cells, one recurrent row per sequence.
+
+Nothing ties a recurrent row to a position: after a cut the row still holds what was cut, and the
+caller must restore a checkpoint first. Nothing here complains (reference: no window rings, no
+streams, no rollback of rows beyond one speculative step).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesim.engines.ik_llama.cells import Cells
+from cachesim.engines.ik_llama.sizes import Sizes
+from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.engines.ik_llama.view import SequenceView
+from cachesim.errors import UpstreamAbort
+from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.store import Ubatch
+from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One token of a batch."""
+
+    token: Token
+    pos: Pos
+    seq: SeqId
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """What a decode left: the return code, and rows by the index of their batch entry."""
+
+    code: int
+    logits: dict[int, Array]
+    hidden: dict[int, Array]
+
+
+class Context:
+    """A model with its cache; the port of what the server asks of `llama_context`."""
+
+    def __init__(self, network: Network, *, n_ctx: int, n_ubatch: int, n_seq_max: int) -> None:
+        self.network = network
+        self.n_ubatch = n_ubatch
+        places = {shape.place for shape in network.shapes}
+        recurrent = places == {"recurrent"}
+        self.hybrid = "recurrent" in places and not recurrent
+        self.recurrent = recurrent
+        size = max(1, n_seq_max) if recurrent else n_ctx
+        self.cells = Cells(size, recurrent=recurrent, hybrid=self.hybrid)
+        self.sizes = Sizes.of(network.spec)
+        self.keys = {s.layer: np.zeros((size, *s.key), s.dtype) for s in self._cached()}
+        self.values = {s.layer: np.zeros((size, *s.value), s.dtype) for s in self._cached()}
+        self.windows = {s.layer for s in self._cached() if s.place == "window"}
+        self.rows = {
+            s.layer: np.zeros((max(1, n_seq_max), s.row), s.dtype)
+            for s in network.shapes
+            if s.place == "recurrent"
+        }
+        self.steps: dict[int, Array] = {}  # per layer: the states after each token of a draft
+
+    def _cached(self) -> list[LayerShape]:
+        return [shape for shape in self.network.shapes if shape.place != "recurrent"]
+
+    # -- decode ------------------------------------------------------------------------------
+
+    def decode(
+        self, batch: Sequence[Entry], hidden: Sequence[Array] | None = None, *, keep_steps: int = 1
+    ) -> Decoded:
+        """Run a batch in pieces of n_ubatch tokens (llama_decode_internal).
+
+        Room is sought piece by piece: when it runs out, the pieces before stay where they are.
+        `keep_steps` asks for the states after each of the last tokens of every sequence.
+        """
+        self.apply_shifts()
+        done = Decoded(code=0, logits={}, hidden={})
+        for first in range(0, len(batch), self.n_ubatch):
+            piece = batch[first : first + self.n_ubatch]
+            start = self._find(piece)
+            if start is None:
+                return Decoded(code=1, logits=done.logits, hidden=done.hidden)
+            self._compute(piece, start, first, hidden, done, keep_steps=keep_steps)
+            if not self.recurrent:
+                self.cells.advance(len(piece))
+        return done
+
+    def _find(self, piece: Sequence[Entry]) -> int | None:
+        if self.recurrent:
+            for entry in piece:
+                self.cells.place_recurrent(entry.seq, entry.pos)
+            return 0
+        start = self.cells.find_slot(len(piece))
+        if start is not None:
+            positions = np.array([entry.pos for entry in piece], dtype=np.int64)
+            self.cells.place(start, positions, [entry.seq for entry in piece])
+        return start
+
+    def _compute(
+        self,
+        piece: Sequence[Entry],
+        start: int,
+        first: int,
+        hidden: Sequence[Array] | None,
+        done: Decoded,
+        *,
+        keep_steps: int,
+    ) -> None:
+        # Sequences do not see each other, so each one's rows go through the network on their own.
+        for seq in sorted({entry.seq for entry in piece}):
+            mine = [i for i, entry in enumerate(piece) if entry.seq == seq]
+            wanted = [k for k, i in enumerate(mine) if piece[i].output]
+            ubatch = Ubatch(
+                tokens=np.array([piece[i].token for i in mine], dtype=np.int64),
+                positions=np.array([piece[i].pos for i in mine], dtype=np.int64),
+                outputs=np.array(wanted, dtype=np.int64),
+                hidden=None if hidden is None else np.stack([hidden[first + i] for i in mine]),
+            )
+            places = np.array([start + i for i in mine], dtype=np.int64)
+            view = SequenceView(self, seq, ubatch, places, planes=keep_steps)
+            output = self.network.run(ubatch, view)
+            for row, k in enumerate(wanted):
+                done.logits[first + mine[k]] = output.logits[row]
+            for k, i in enumerate(mine):
+                done.hidden[first + i] = output.hidden[k]
+
+    def apply_shifts(self) -> None:
+        """Rotate the keys of moved cells to their new positions (llama_kv_cache_update)."""
+        moved = np.flatnonzero(self.cells.shift)
+        if not moved.size:
+            return
+        for layer, keys in self.keys.items():
+            keys[moved] = self.network.rotate(layer, keys[moved], self.cells.shift[moved])
+        self.cells.born[moved] += self.cells.shift[moved]
+        self.cells.shift[moved] = 0
+
+    # -- one speculative step ----------------------------------------------------------------
+
+    def roll_back_to_step(self, seq: SeqId, accepted: Count, drafted: Count) -> None:
+        """Copy back the state after the last accepted token (per-step recurrent checkpoints).
+
+        Upstream also writes that token's position into the cell whose index equals the sequence
+        id, whatever lies there (trap T12).
+        """
+        for layer, states in self.steps.items():
+            self.rows[layer][seq] = states[drafted - accepted]
+        if self.hybrid and self.cells.pos[seq] >= 0:
+            last = self.cells.seq_pos_max(seq)
+            self.cells.pos[seq] = last - (drafted - accepted)
+
+    # -- saved states ------------------------------------------------------------------------
+
+    def save(self, seq: SeqId, *, partial: bool) -> SequenceState:
+        """Write a sequence's state (llama_state_seq_get_data; PARTIAL_ONLY leaves K and V out)."""
+        cells = self.cells.of(seq)
+        full = not partial
+        rows = {layer: rows[seq].copy() for layer, rows in self.rows.items()}
+        return SequenceState(
+            positions=tuple(Pos(int(p)) for p in self.cells.pos[cells]),
+            born=tuple(Pos(int(p)) for p in self.cells.born[cells]),
+            keys={n: k[cells] for n, k in self.keys.items()} if full else None,
+            values={n: v[cells] for n, v in self.values.items()} if full else None,
+            rows={} if self.recurrent and partial else rows,
+            size=self.sizes.state(len(cells), partial=partial),
+        )
+
+    def restore(self, seq: SeqId, state: SequenceState) -> bool:
+        """Read a state back (llama_state_seq_set_data): the old contents go first, always.
+
+        The cells are one contiguous run from `head`; without such a run the sequence stays empty.
+        """
+        self.cells.seq_rm(seq, -1, -1)
+        if self.recurrent:
+            where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"
+            raise UpstreamAbort(where, why)
+        count = len(state.positions)
+        if count:
+            start = self.cells.find_slot(count)
+            if start is None:
+                return False
+            positions: Integers = np.array(state.positions, dtype=np.int64)
+            self.cells.place(start, positions, [seq] * count)
+            self.cells.born[start : start + count] = state.born
+            self._write(start, count, state)
+            self.cells.head = start + count if start + count < self.cells.size else 0
+        for layer, row in state.rows.items():
+            self.rows[layer][seq] = row
+        return True
+
+    def _write(self, start: int, count: int, state: SequenceState) -> None:
+        for kept, data in ((state.keys, self.keys), (state.values, self.values)):
+            for layer, rows in (kept or {}).items():
+                data[layer][start : start + count] = rows
+
+    def clear(self) -> None:
+        """Forget everything (llama_kv_cache_clear)."""
+        self.cells.clear()

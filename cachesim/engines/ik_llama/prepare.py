@@ -1,0 +1,185 @@
+"""The first pass over a request's prompt: how much of the slot's memory it may keep.
+
+[0,      n_past)   kept: equal, and a state exists to resume from
+[n_past, match)    equal, but cut away: the restored checkpoint ends earlier
+[match,  len)      new: must be computed
+"""
+
+from typing import Final
+
+from cachesim.engines.events import Event
+from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama.checkpoint import Checkpoint
+from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama.matching import TextOf, common_prefix
+from cachesim.engines.ik_llama.rules import Rules
+from cachesim.engines.ik_llama.slot import Slot
+from cachesim.units import SeqId
+
+TOLERANT_MARGIN: Final = 20
+"""The tolerant match is taken only when it is longer than the exact one by more than this."""
+
+
+class Preparation:
+    """Ports the first pass of `batch_pending_prompt`, with `apply_checkpoint`."""
+
+    def __init__(
+        self, rules: Rules, primary: Context, text_of: TextOf, record: list[Event], n_min: int
+    ) -> None:
+        self._rules = rules
+        self._primary = primary
+        self._text_of = text_of
+        self._record = record
+        self._n_min = n_min
+
+    def prepare(self, slot: Slot) -> None:
+        """Settle n_past, n_past_prompt and what is reported as cached."""
+        assert slot.request is not None  # noqa: S101
+        slot.n_past = slot.n_past_prompt = 0
+        if slot.request.cache_prompt:
+            self._match(slot)
+        else:
+            slot.ledger.apply("cache_prompt", 0, cache_prompt=False)
+        if self._rules.minus_one_first:
+            self._leave_one(slot)
+            self.apply_checkpoint(slot)
+        else:
+            self.apply_checkpoint(slot)
+            self._leave_one(slot)
+        slot.n_prompt_tokens_cache = slot.n_past_prompt
+        slot.n_prompt_tokens_processed = 0
+        slot.prepared = True
+
+    def _match(self, slot: Slot) -> None:
+        """Compare the slot's tokens with the prompt, by token and by text."""
+        cache, prompt = slot.cache_tokens, slot.prompt_tokens
+        tolerant = common_prefix(cache, prompt, self._text_of)
+        exact = common_prefix(cache, prompt, self._text_of, exact=True)
+        take_exact = exact.left + TOLERANT_MARGIN >= tolerant.left
+        chosen = exact if take_exact and not self._rules.tolerant_only else tolerant
+        slot.n_past, slot.n_past_prompt = chosen.left, chosen.right
+        slot.n_past_offset = slot.n_past_prompt - slot.n_past
+        self._record.append(
+            events.PrefixMatched(
+                slot=slot.id,
+                task=slot.ticket or 0,
+                exact=exact.left,
+                tolerant=tolerant.left,
+                n_past=slot.n_past,
+                n_past_prompt=slot.n_past_prompt,
+            )
+        )
+        slot.ledger.apply("prefix match", slot.n_past_prompt, exact=exact, tolerant=tolerant)
+        if self._rules.n_min_is_a_prefix and chosen.left < self._n_min:
+            slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
+            slot.cache_tokens = []
+            slot.checkpoints.clear()
+            slot.ledger.apply("cache_ram_n_min", 0, match=chosen.left, n_min=self._n_min)
+
+    @staticmethod
+    def _leave_one(slot: Slot) -> None:
+        """At least one token must be evaluated; the memory behind it is not rewound (trap T4)."""
+        if slot.n_past_prompt == len(slot.prompt_tokens) and slot.n_past_prompt > 0:
+            slot.n_past -= 1
+            slot.n_past_prompt -= 1
+            slot.ledger.apply(
+                "at least one token", slot.n_past_prompt, n_prompt_tokens=len(slot.prompt_tokens)
+            )
+
+    # -- apply_checkpoint ------------------------------------------------------------------------
+
+    def apply_checkpoint(self, slot: Slot) -> None:
+        """Go back to a checkpoint where the memory itself cannot go back (apply_checkpoint)."""
+        if self._rules.skips_recurrent and (self._primary.hybrid or self._primary.recurrent):
+            return
+        pos_next = slot.n_past
+        thold = max(0, pos_next - 1)
+        if 0 < slot.n_past < len(slot.cache_tokens):
+            pos_min = self._primary.cells.seq_pos_min(SeqId(slot.id))
+            if pos_min >= thold:
+                self._rewind(slot, pos_next, thold, pos_min)
+        self._erase_beyond(slot, thold)
+
+    def _rewind(self, slot: Slot, pos_next: int, thold: int, pos_min: int) -> None:
+        tried: list[dict[str, int]] = []
+        for checkpoint in reversed(slot.checkpoints):
+            tried.append({"pos_min": checkpoint.pos_min, "pos_max": checkpoint.pos_max})
+            if self._usable(checkpoint, thold, pos_next):
+                if self._restore(slot, checkpoint, pos_next):
+                    slot.ledger.apply(
+                        "checkpoint restored", slot.n_past_prompt, thold=thold, tried=tried
+                    )
+                    return
+                break
+            self._record.append(
+                events.CheckpointRefused(
+                    slot=slot.id,
+                    task=slot.ticket or 0,
+                    pos_min=checkpoint.pos_min,
+                    pos_max=checkpoint.pos_max,
+                    thold=thold,
+                )
+            )
+        self._record.append(
+            events.CheckpointReset(
+                slot=slot.id,
+                task=slot.ticket or 0,
+                n_past=slot.n_past,
+                pos_min=pos_min,
+                thold=thold,
+            )
+        )
+        slot.n_past = slot.n_past_prompt = 0
+        slot.cache_tokens = []
+        slot.ledger.apply("no checkpoint qualifies", 0, pos_min=pos_min, thold=thold, tried=tried)
+
+    def _usable(self, checkpoint: Checkpoint, thold: int, pos_next: int) -> bool:
+        match self._rules.rewind:
+            case "pos_max below":
+                return checkpoint.pos_max < thold
+            case "pos_min below or pos_max reaches" if checkpoint.pos_max <= pos_next:
+                return True
+            case _:
+                return checkpoint.pos_min < thold or checkpoint.pos_min == 0
+
+    def _restore(self, slot: Slot, checkpoint: Checkpoint, pos_next: int) -> bool:
+        seq = SeqId(slot.id)
+        if not self._primary.restore(seq, checkpoint.state):
+            return False
+        if self._rules.restore_is_checked:
+            if self._primary.cells.seq_pos_max(seq) != checkpoint.pos_max:
+                return False
+            reached = checkpoint.pos_max_prompt + 1
+        else:
+            reached = max(checkpoint.pos_min_prompt + 1, checkpoint.pos_max_prompt)
+        kept = min(pos_next, max(checkpoint.pos_min + 1, checkpoint.pos_max))
+        slot.n_past = min(len(slot.cache_tokens), kept)
+        slot.n_past_prompt = min(len(slot.prompt_tokens), slot.n_past_prompt, reached)
+        if self._rules.restore_moves_interval:
+            slot.checkpoint_pos = checkpoint.pos_max
+        self._record.append(
+            events.CheckpointRestored(
+                slot=slot.id,
+                task=slot.ticket or 0,
+                pos_min=checkpoint.pos_min,
+                pos_max=checkpoint.pos_max,
+                n_past=slot.n_past,
+            )
+        )
+        return True
+
+    def _erase_beyond(self, slot: Slot, thold: int) -> None:
+        """Erase by the threshold from before the restore: P = n_past - 1 survives (trap T6)."""
+        kept = [checkpoint for checkpoint in slot.checkpoints if checkpoint.pos_max <= thold]
+        self._record.extend(
+            events.CheckpointErased(
+                slot=slot.id,
+                task=slot.ticket or 0,
+                pos_max=checkpoint.pos_max,
+                n_tokens=checkpoint.n_tokens,
+                because=f"pos_max > {thold}",
+            )
+            for checkpoint in slot.checkpoints
+            if checkpoint.pos_max > thold
+        )
+        slot.checkpoints[:] = kept

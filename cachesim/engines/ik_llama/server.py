@@ -1,0 +1,227 @@
+"""ik_llama.cpp's server: one turn of `update_slots` at a time."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama.batching import Batching
+from cachesim.engines.ik_llama.checkpointing import Checkpointing
+from cachesim.engines.ik_llama.companion import (
+    AttentionCompanion,
+    Companion,
+    StrictTailCompanion,
+    WindowCompanion,
+)
+from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama.matching import TextOf, token_prefix
+from cachesim.engines.ik_llama.options import Options, read_options
+from cachesim.engines.ik_llama.prepare import Preparation
+from cachesim.engines.ik_llama.prompt_cache import PromptCache
+from cachesim.engines.ik_llama.rules import rules_of
+from cachesim.engines.ik_llama.selection import Selection
+from cachesim.engines.ik_llama.slot import Command, Slot, State
+from cachesim.engines.ik_llama.snapshot import snapshot
+from cachesim.engines.ik_llama.speculative import Speculation
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.profile import Profile
+from cachesim.errors import ContractError, OptionError, TokenError
+from cachesim.model.arithmetic import Network
+from cachesim.units import Count, SeqId, SlotId, Token
+
+
+def bracketed(token: Token) -> str:
+    """The text of a token where no tokenizer was handed in: unique, without white space."""
+    return f"[{token}]"
+
+
+class IkLlama(Engine):
+    """The server: slots, one primary context, at most one companion, the RAM prompt cache."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        network: Network,
+        options: Mapping[str, Any],
+        store: ByteStore | None = None,
+        text_of: TextOf = bracketed,
+    ) -> None:
+        self.profile = profile
+        self.network = network
+        self.rules = rules_of(profile)
+        self.options: Options = read_options(profile, self.rules, options)
+        self.store = store
+        self._record: list[Event] = []
+        self._replies: dict[Ticket, Reply] = {}
+        self._queue: deque[tuple[Ticket, Request]] = deque()
+        self._deferred: deque[tuple[Ticket, Request]] = deque()
+        self._clock = 0
+        self._next_ticket = 0
+        opts = self.options
+        self.primary = Context(
+            network,
+            n_ctx=opts.ctx_size,
+            n_ubatch=min(opts.ubatch_size, opts.batch_size),
+            n_seq_max=opts.parallel,
+        )
+        self.companion = self._companion()
+        per_slot = Count(opts.ctx_size // opts.parallel)
+        self.slots = [Slot(id=SlotId(i), n_ctx=per_slot) for i in range(opts.parallel)]
+        limit = None if opts.cache_ram < 0 else opts.cache_ram << 20
+        self.cache = PromptCache(limit=limit, text_of=text_of, tags=opts.tags)
+        self.selection = Selection(self.rules, opts, self.primary, self.cache, self._record)
+        self.checkpointing = Checkpointing(self.rules, opts, self.primary, self._record)
+        preparation = Preparation(
+            self.rules, self.primary, text_of, self._record, opts.cache_ram_n_min
+        )
+        self.speculation = Speculation(self.rules, opts, self.primary, self.companion, self._record)
+        self.batching = Batching(self, preparation)
+
+    def _companion(self) -> Companion | None:
+        opts = self.options
+        match opts.companion:
+            case "none":
+                return None
+            case "strict_tail":
+                return StrictTailCompanion()
+            case "window":
+                return WindowCompanion(window=opts.companion_window, n_ubatch=opts.ubatch_size)
+        head = self.network.companion()
+        if head is None:
+            msg = (
+                f"option 'companion' is 'attn', but model {self.network.spec.name!r} has no MTP "
+                "head; use a model with mtp_depth 1, such as hybrid-mtp"
+            )
+            raise OptionError(msg)
+        return AttentionCompanion(head, n_ctx=opts.ctx_size, n_ubatch=opts.ubatch_size)
+
+    # -- the outside -------------------------------------------------------------------------
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+        return self._record
+
+    def record(self, event: Event) -> None:
+        """Note one thing that happened."""
+        self._record.append(event)
+
+    def submit(self, request: Request) -> Ticket:
+        """Put a request into the queue."""
+        vocabulary = self.network.spec.vocabulary
+        for token in request.prompt:
+            if not 0 <= token < vocabulary:
+                msg = f"token {token} is outside the vocabulary 0..{vocabulary - 1}"
+                raise TokenError(msg)
+        if not request.prompt:
+            msg = "the prompt is empty: write at least one token"
+            raise TokenError(msg)
+        ticket = Ticket(self._next_ticket)
+        self._next_ticket += 1
+        self._queue.append((ticket, request))
+        return ticket
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply, once it is finished."""
+        return self._replies.get(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away: a generating slot is released, a prefilling one goes on."""
+        self._queue = deque(entry for entry in self._queue if entry[0] != ticket)
+        self._deferred = deque(entry for entry in self._deferred if entry[0] != ticket)
+        for slot in self.slots:
+            if slot.ticket == ticket and slot.state is State.PROCESSING:
+                self.finish(slot)
+
+    def step(self) -> bool:
+        """Empty the queue, then one pass of update_slots; False when every slot is idle."""
+        while self._queue:
+            ticket, request = self._queue.popleft()
+            self._process_task(ticket, request)
+        self._release_marked()
+        if all(slot.available for slot in self.slots):
+            return bool(self._queue)
+        self.batching.update()
+        return True
+
+    def _release_marked(self) -> None:
+        for slot in self.slots:
+            if slot.command is Command.RELEASE:
+                slot.state, slot.command = State.IDLE, Command.NONE
+                self._clock += 1
+                slot.t_last_used = self._clock
+                self.record(
+                    events.SlotReleased(
+                        slot=slot.id,
+                        task=slot.ticket or 0,
+                        n_tokens=len(slot.cache_tokens),
+                        truncated=slot.truncated,
+                    )
+                )
+                self._queue.extend(self._deferred)
+                self._deferred.clear()
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    def _process_task(self, ticket: Ticket, request: Request) -> None:
+        """Choose a slot and launch (process_single_task)."""
+        ledger = self._ledger(request)
+        if request.slot >= 0:
+            named = self.slots[request.slot % len(self.slots)]
+            slot = named if named.available else None
+            if slot is not None:
+                self.record(events.SlotSelected(slot=named.id, task=ticket, by="id"))
+        else:
+            slot = self.selection.choose(self.slots, request.prompt)
+        if slot is None:
+            self.record(events.TaskDeferred(task=ticket))
+            self._deferred.append((ticket, request))
+            return
+        in_slot = token_prefix(slot.cache_tokens, request.prompt)
+        ledger.apply("slot and prompt cache choice", in_slot, slot=slot.id)
+        slot.ledger = ledger
+        self._launch(slot, ticket, request)
+
+    def _ledger(self, request: Request) -> Ledger:
+        """What the server holds that is equal with the prompt, wherever it lies."""
+        best, where = Count(0), "nothing"
+        held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
+        held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
+        for name, tokens in held:
+            equal = token_prefix(tokens, request.prompt)
+            if equal > best:
+                best, where = equal, name
+        return Ledger(best, where)
+
+    def _launch(self, slot: Slot, ticket: Ticket, request: Request) -> None:
+        slot.reset(self.rules.interval_starts_at)
+        slot.ticket, slot.request = ticket, request
+        slot.prompt_tokens = list(request.prompt)
+        slot.n_keep = (request.options or {}).get("n_keep", slot.n_keep)
+        slot.command = Command.LOAD_PROMPT
+        self.checkpointing.launched()
+
+    def finish(self, slot: Slot, error: str | None = None, message: str = "") -> None:
+        """Answer and mark the slot for release."""
+        assert slot.ticket is not None  # noqa: S101
+        self._replies.setdefault(slot.ticket, slot.reply(error, message))
+        if slot.state is State.PROCESSING:
+            slot.command = Command.RELEASE
+
+    # -- what it holds -----------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Slots, cells, rows, checkpoints, prompt cache, companion, as plain data."""
+        return snapshot(self)
+
+    def check_integrity(self) -> None:
+        """Raise where the server's own books disagree."""
+        self.primary.cells.check_integrity()
+        for slot in self.slots:
+            held = len(self.primary.cells.of(SeqId(slot.id)))
+            if slot.available and not self.primary.recurrent and held > len(slot.cache_tokens):
+                msg = f"slot {slot.id}: {held} cells for {len(slot.cache_tokens)} tokens"
+                raise ContractError(msg)

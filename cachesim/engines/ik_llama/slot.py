@@ -1,0 +1,128 @@
+"""A slot: the server's place for one conversation, with upstream's fields and lifetimes."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from cachesim.engines.base import Reply, Request, Ticket
+from cachesim.engines.ik_llama.checkpoint import Checkpoint
+from cachesim.engines.ledger import Ledger
+from cachesim.units import Array, Count, SlotId, Token
+
+
+class State(Enum):
+    """What a slot is doing."""
+
+    IDLE = "idle"
+    PROCESSING = "processing"
+
+
+class Command(Enum):
+    """What a slot was told to do next."""
+
+    NONE = "none"
+    LOAD_PROMPT = "load-prompt"
+    RELEASE = "release"
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedPrompt:
+    """What a slot parks and takes over (server_prompt): tokens, shift bookkeeping, checkpoints."""
+
+    tokens: list[Token] = field(default_factory=list)
+    n_kept_prompt: int = 0
+    n_discarded_prompt: int = 0
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """One conversation's place: `cache_tokens` is what the server believes to be in memory."""
+
+    id: SlotId
+    n_ctx: Count
+    state: State = State.IDLE
+    command: Command = Command.NONE
+    t_last_used: int = -1
+
+    cache_tokens: list[Token] = field(default_factory=list)
+    cached_prompt: CachedPrompt = field(default_factory=CachedPrompt)
+
+    ticket: Ticket | None = None
+    request: Request | None = None
+    prompt_tokens: list[Token] = field(default_factory=list)
+    prepared: bool = False
+    n_past: int = 0  # cache-token space
+    n_past_prompt: int = 0  # prompt-token space
+    n_past_offset: int = 0  # not touched by reset(): stale where nothing was matched (trap T11)
+    n_prompt_tokens_cache: int = 0
+    n_prompt_tokens_processed: int = 0
+    n_kept_prompt: int = 0
+    n_discarded_prompt: int = 0
+    n_keep: int = 0  # survives requests (trap T22)
+    checkpoint_pos: int = 0
+    do_checkpoint: bool = False
+    i_batch: int = -1
+    sampled: Token = Token(0)
+    n_decoded: int = 0
+    generated: list[Token] = field(default_factory=list)
+    logits: list[Array] = field(default_factory=list)
+    truncated: bool = False
+    shifted: bool = False
+    drafted: list[Token] = field(default_factory=list)
+    follow_up: Token | None = None  # the draft the last commit left behind
+    draft_step: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The live list, oldest first."""
+        return self.cached_prompt.checkpoints
+
+    @property
+    def available(self) -> bool:
+        """Idle, and told nothing."""
+        return self.state is State.IDLE and self.command is Command.NONE
+
+    @property
+    def prefilling(self) -> bool:
+        """Still reading its prompt."""
+        return self.state is State.IDLE and self.command is Command.LOAD_PROMPT
+
+    def reset(self, interval_starts_at: int) -> None:
+        """Forget the last request, not the conversation (server_slot::reset)."""
+        self.prompt_tokens = []
+        self.prepared = False
+        self.n_past = self.n_past_prompt = 0
+        self.n_prompt_tokens_cache = self.n_prompt_tokens_processed = 0
+        self.n_kept_prompt = self.n_discarded_prompt = 0
+        self.checkpoint_pos = interval_starts_at
+        self.do_checkpoint = False
+        self.i_batch = -1
+        self.n_decoded = 0
+        self.generated, self.logits = [], []
+        self.truncated = self.shifted = False
+        self.drafted = []
+        self.follow_up = None
+        self.draft_step = 0
+
+    def reply(self, error: str | None = None, message: str = "") -> Reply:
+        """What the client gets."""
+        assert self.request is not None  # noqa: S101
+        refused = error is not None
+        return Reply(
+            prompt=self.request.prompt,
+            generated=tuple(self.generated),
+            logits=np.stack(self.logits) if self.logits else np.zeros((0, 0)),
+            cached=None if refused else Count(self.n_prompt_tokens_cache),
+            processed=None if refused else Count(self.n_prompt_tokens_processed),
+            equal=self.ledger.equal,
+            equal_with=self.ledger.equal_with,
+            losses=self.ledger.losses,
+            slot=self.id,
+            truncated=self.truncated,
+            error=error,
+            message=message,
+            approximated="context shift" if self.shifted else None,
+        )

@@ -1,0 +1,214 @@
+"""One speculative step with an MTP companion: draft, purge, verify, commit.
+
+M            the next position: where the pending sampled token s goes
+M .. M + d   the primary verifies s and d drafts
+M .. M + a   what stays after a drafts were accepted
+"""
+
+import numpy as np
+
+from cachesim.engines.events import Event
+from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama.companion import Companion, Fed
+from cachesim.engines.ik_llama.context import Context, Decoded, Entry
+from cachesim.engines.ik_llama.options import Options
+from cachesim.engines.ik_llama.rules import Rules
+from cachesim.engines.ik_llama.slot import Slot
+from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.units import Array, Count, Pos, SeqId, Token
+
+
+class Speculation:
+    """Keeps a companion fed, lets it draft, and takes back what was rejected."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        options: Options,
+        primary: Context,
+        companion: Companion | None,
+        record: list[Event],
+    ) -> None:
+        self._rules = rules
+        self._options = options
+        self._primary = primary
+        self._companion = companion
+        self._record = record
+        self._row: Array | None = None  # the primary's hidden row before the next token
+        self._before: SequenceState | None = None  # where to go back to without per-step states
+
+    # -- feeding -----------------------------------------------------------------------------
+
+    def feed(self, view: list[Entry], decoded: Decoded, reading: bool) -> None:  # noqa: FBT001
+        """A prompt batch goes through the companion too; a lone sampled token does not."""
+        if self._companion is None or not reading:
+            return
+        first = view[0].pos
+        if self._companion.tail >= first:
+            self._companion.seq_rm(first, -1)
+        rows = self._rows_before(decoded, len(view))
+        fed = self._companion.decode([entry.token for entry in view], first, rows)
+        self._note(fed, first, len(view))
+        self._row = decoded.hidden[len(view) - 1]
+
+    def _rows_before(self, decoded: Decoded, count: int) -> list[Array]:
+        """Each token is paired with the hidden row of the token before it."""
+        before = self._row if self._row is not None else np.zeros_like(decoded.hidden[0])
+        return [before, *(decoded.hidden[i] for i in range(count - 1))]
+
+    def _note(self, fed: Fed, position: int, tokens: int) -> None:
+        if not fed.taken:
+            self._record.append(events.CompanionRefused(position=position, tokens=tokens))
+
+    # -- drafting ----------------------------------------------------------------------------
+
+    def draft(self, slot: Slot) -> list[Token]:
+        """Propose tokens after the pending one, and take them out of the companion again."""
+        limit = self._limit(slot)
+        if self._companion is None or limit <= 0:
+            return []
+        m = len(slot.cache_tokens)
+        pending = 0 if slot.follow_up is None else 1
+        drafts = self._forced(slot, limit)
+        if drafts is None:
+            drafts = self._propose(slot, m, limit)
+        decodes = len(drafts) - pending
+        if decodes > 0:
+            self._companion.seq_rm(m + 1 - pending, m + decodes + 2)
+        if len(drafts) < self._options.draft_min:
+            drafts = []
+        slot.draft_step += 1
+        if drafts and not self._per_step:
+            self._before = self._primary.save(SeqId(slot.id), partial=True)
+        return drafts
+
+    @property
+    def _per_step(self) -> bool:
+        return self._options.recurrent_ckpt_mode in {"auto", "per-step"}
+
+    def _limit(self, slot: Slot) -> int:
+        assert slot.request is not None  # noqa: S101
+        room = slot.n_ctx - len(slot.cache_tokens) - 2
+        predict = slot.request.predict
+        left = room if predict < 0 else predict - slot.n_decoded - 1
+        return min(self._options.draft_max, room, left)
+
+    def _forced(self, slot: Slot, limit: int) -> list[Token] | None:
+        """Drafts that the request prescribes; the companion decodes them as it would its own."""
+        assert slot.request is not None  # noqa: S101
+        if slot.request.drafts is None:
+            return None
+        if slot.draft_step >= len(slot.request.drafts):
+            return []
+        drafts = list(slot.request.drafts[slot.draft_step][:limit])
+        start = 0 if slot.follow_up is None else 1
+        fed = [slot.sampled, *drafts][start : len(drafts)]
+        self._decode_each(fed, len(slot.cache_tokens) + start)
+        return drafts
+
+    def _decode_each(self, tokens: list[Token], first: int) -> None:
+        assert self._companion is not None  # noqa: S101
+        if self._row is None:
+            return
+        row = self._row
+        for offset, token in enumerate(tokens):
+            fed = self._companion.decode([token], Pos(first + offset), [row])
+            row = fed.hidden if fed.hidden is not None else row
+
+    def _propose(self, slot: Slot, m: int, limit: int) -> list[Token]:
+        """Greedy drafts of the MTP head, until it is not sure enough."""
+        assert self._companion is not None  # noqa: S101
+        if self._row is None:
+            return []
+        drafts = [] if slot.follow_up is None else [slot.follow_up]
+        token, position, row = (drafts or [slot.sampled])[-1], m + len(drafts), self._row
+        while len(drafts) < limit:
+            fed = self._companion.decode([token], Pos(position), [row])
+            if fed.logits is None or fed.hidden is None:
+                break
+            if _confidence(fed.logits) < self._options.draft_p_min:
+                break
+            token, row = self._primary.network.sample(fed.logits), fed.hidden
+            drafts.append(token)
+            position += 1
+        return drafts
+
+    # -- verification ------------------------------------------------------------------------
+
+    def target_token(self, slot: Slot, ahead: int, logits: Array) -> Token:
+        """What the primary answers: its own greedy token, or the one that is forced."""
+        assert slot.request is not None  # noqa: S101
+        reply, index = slot.request.reply, len(slot.generated) + ahead
+        if reply is not None and index < len(reply):
+            return reply[index]
+        return self._primary.network.sample(logits)
+
+    def accept(self, slot: Slot, decoded: Decoded, at: int) -> tuple[list[Token], list[Array]]:
+        """Compare drafts with the primary's own tokens; undo what was rejected; commit."""
+        drafted, kept, rows = slot.drafted, [], []
+        for ahead in range(len(drafted) + 1):
+            row = decoded.logits[at + ahead]
+            token = self.target_token(slot, ahead, row)
+            kept.append(token)
+            rows.append(row)
+            if ahead < len(drafted) and token != drafted[ahead]:
+                break
+        accepted = len(kept) - 1
+        m = len(slot.cache_tokens) - len(drafted) - 1
+        if accepted < len(drafted):
+            self._undo(slot, m, Count(accepted), Count(len(drafted)))
+        del slot.cache_tokens[m + 1 + accepted :]
+        slot.n_past = len(slot.cache_tokens)
+        hidden = [decoded.hidden[at + i] for i in range(accepted + 1)]
+        self._commit(slot, m, kept, hidden)
+        slot.drafted = []
+        return kept, rows
+
+    def _undo(self, slot: Slot, m: int, accepted: Count, drafted: Count) -> None:
+        """Take rejected positions out of the primary, its recurrent rows included."""
+        seq = SeqId(slot.id)
+        if self._primary.hybrid and self._per_step:
+            self._primary.roll_back_to_step(seq, accepted, drafted)
+            self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
+        elif self._primary.hybrid:
+            assert self._before is not None  # noqa: S101
+            self._primary.cells.seq_rm(seq, m, -1)
+            for layer, row in self._before.rows.items():
+                self._primary.rows[layer][seq] = row
+            tokens = slot.cache_tokens[m : m + 1 + accepted]
+            self._primary.decode(
+                [Entry(token=t, pos=Pos(m + i), seq=seq) for i, t in enumerate(tokens)]
+            )
+        else:
+            self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
+
+    def _commit(self, slot: Slot, m: int, kept: list[Token], hidden: list[Array]) -> None:
+        """Put what was accepted into the companion; its last row is the next follow-up draft."""
+        assert self._companion is not None  # noqa: S101
+        base = m + 1 if self._rules.commit_keeps_pending_row else m
+        self._companion.seq_rm(base, -1)
+        fed = self._companion.decode(kept, Pos(base), hidden)
+        self._note(fed, base, len(kept))
+        slot.follow_up = None
+        if fed.taken:
+            slot.follow_up = slot.sampled if fed.logits is None else self._guess(fed.logits)
+        self._row = hidden[-1]
+        self._record.append(
+            events.DraftVerified(
+                slot=slot.id,
+                task=slot.ticket or 0,
+                drafted=len(slot.drafted),
+                accepted=len(kept) - 1,
+                companion_tail=self._companion.tail,
+            )
+        )
+
+    def _guess(self, logits: Array) -> Token:
+        return self._primary.network.sample(logits)
+
+
+def _confidence(logits: Array) -> float:
+    """The probability of the greedy token; words of exact arithmetic are always sure."""
+    if logits.dtype.kind != "f":
+        return 1.0
+    return float(1.0 / np.exp(logits - logits.max()).sum())
