@@ -82,6 +82,14 @@ def write_rows(buffer: Array, start: int, stop: int, rows: Array) -> None:
         raise UpstreamValueError(str(error)) from error
 
 
+def place_state(block: Array, row: int, state: Array) -> None:
+    """Put one sequence's state into its row of the batch."""
+    try:
+        block[row : row + 1] = state
+    except ValueError as error:
+        raise UpstreamValueError(str(error)) from error
+
+
 def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
     """Row by row of the batch, shift the whole allocated buffer to the right, cyclically.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.arrays import chosen, indexed, integers, joined
+from cachesim.engines.mlx_lm.arrays import chosen, indexed, integers, joined, place_state
 from cachesim.engines.mlx_lm.layer_cache import LayerCache, State
 from cachesim.engines.mlx_lm.masks import Mask
 from cachesim.engines.mlx_lm.raised import (
@@ -72,14 +72,15 @@ class ArraysCache(LayerCache):
 
     def is_trimmable(self) -> bool:
         """Never, but for the proposals that make it so."""
-        return self.rules.arrays_trim != "never"
+        return self.rules.arrays_trim_resets
 
     def trim(self, n: int) -> int:
-        """There is none; proposals pretend (`arrays_trim`)."""
-        if self.rules.arrays_trim == "never":
+        """There is none; the proposals forget everything and call it trimmed."""
+        if not self.rules.arrays_trim_resets:
             self.lacks("trim")
-        if self.rules.arrays_trim == "resets":
-            self.cache = [None] * len(self.cache)
+        if n <= 0:
+            return 0
+        self.cache = [None] * len(self.cache)
         return n
 
     def count_bytes(self) -> int:
@@ -210,5 +211,5 @@ class ArraysCache(LayerCache):
         block = np.zeros((len(states), *present.shape[1:]), present.dtype)
         for row, state in enumerate(states):
             if state is not None:
-                block[row : row + 1] = state
+                place_state(block, row, state)
         return block

@@ -26,6 +26,7 @@ _C_0_30_7: Final = CacheRules(
     rotating_merge_takes_last_rows=False,
     rotating_extract_clamps_padding=False,
     rotated_is_restored=False,
+    saves_empty_arrays=False,
 )
 _C_AFTER_906: Final = replace(_C_0_30_7, counts_bytes=True)
 _C_0_31_1: Final = replace(_C_AFTER_906, list_state_by_member=True)
@@ -44,6 +45,7 @@ _C_0_31_2: Final = replace(
 _C_0_31_3: Final = replace(
     _C_0_31_2,
     filter_keeps_left_padding=True,
+    saves_empty_arrays=True,
     arrays_extend="zeros",
     arrays_merge_of_empties="zero-padded",
     batch_extend="own-side",
@@ -69,7 +71,8 @@ _G0: Final = StoreRules(
     same_key="counts",
     queues=("all",),
     limits_bytes=False,
-    empty_query="exact",
+    empty_query_is_exact=True,
+    forgives_lost_keys=False,
     keeps_one_beyond_bytes=True,
 )
 _G1: Final = replace(_G0, limits_bytes=True)
@@ -81,7 +84,9 @@ _G2: Final = replace(
     same_key="keeps-old",
     queues=("ordinary", "checkpoint"),
 )
-_G3: Final = StoreRules(prunes="all-but-nearest", empty_query="looks-up")
+_G3: Final = StoreRules(
+    prunes="all-but-nearest", empty_query_is_exact=True, passes_empty_queues=False
+)
 
 STORE_RELEASES: Final[Mapping[str, StoreRules]] = {
     "0.30.7": _G0,
@@ -98,12 +103,15 @@ STORE_RELEASES: Final[Mapping[str, StoreRules]] = {
 
 CACHE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     "999": {"rotating_unrolls_on_trim": True},
-    "1253": {"arrays_trim": "resets"},
-    "1254": {"arrays_trim": "resets"},
+    "1253": {"arrays_trim_resets": True},
+    "1254": {"arrays_trim_resets": True},
 }
 STORE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     "999": {"checks_trimmed": True, "prunes": "within-size"},
+    "1186": {"reuses_untrimmed": True},
     "923": {"snapshots": True},
+    "929": {"snapshots_trim_each_layer": True},
+    "929.3": {"snapshots_trim_each_layer": True},
 }
 
 

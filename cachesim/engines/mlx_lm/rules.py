@@ -11,7 +11,6 @@ StateForm: TypeAlias = Literal["sliced", "whole"]
 EmptySide: TypeAlias = Literal["raises", "skipped", "zeros"]
 MergedEmpties: TypeAlias = Literal["raises", "unpadded", "zero-padded"]
 BatchForm: TypeAlias = Literal["raises", "other-side", "own-side"]
-Trim: TypeAlias = Literal["never", "resets", "keeps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +71,15 @@ class CacheRules:
     rotated_is_restored: bool = True
     """0.32.0: the flag survives a restore; before, its text was taken as true."""
 
+    saves_empty_arrays: bool = True
+    """The array runtime under 0.30 and 0.31.1 refuses to save an array without elements."""
+
     rotating_unrolls_on_trim: bool = False
     """#999 (closed): rings can always be trimmed, by unrolling them and dropping rows; position
     and fill are counted apart."""
 
-    arrays_trim: Trim = "never"
-    """What `trim` does to recurrent states: "resets" forgets them (#1253, closed), "keeps" says
-    yes and changes nothing (#1254, closed)."""
+    arrays_trim_resets: bool = False
+    """#1253, #1254 (closed): recurrent states can be trimmed, which forgets them."""
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "CacheRules":
         """Rules are values: copies of a cache share them."""
@@ -87,7 +88,6 @@ class CacheRules:
 
 Prunes: TypeAlias = Literal["never", "all", "all-but-nearest", "within-size"]
 SameKey: TypeAlias = Literal["counts", "keeps-old", "replaces"]
-EmptyQuery: TypeAlias = Literal["exact", "looks-up", "misses"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +118,32 @@ class StoreRules:
     keeps_one_beyond_bytes: bool = False
     """Until #1019 the byte limit leaves one entry, however large."""
 
-    empty_query: EmptyQuery = "misses"
-    """An empty query was an exact match until #1019, which looked the root up in vain; a clean
-    miss since #1078."""
+    empty_query_is_exact: bool = False
+    """Until #1078 (0.31.2) an empty query counted as an exact match, then was not found."""
+
+    forgives_lost_keys: bool = True
+    """Since #1019 (0.31.2) a key that no queue has is no error."""
+
+    passes_empty_queues: bool = True
+    """#1072 (0.31.2): an empty queue is passed over; #1019 took from it, and raised."""
 
     checks_trimmed: bool = False
     """#999 (closed): a longer entry serves only if the first layer trimmed what was asked."""
 
+    reuses_untrimmed: bool = False
+    """#1186 (closed): a longer entry that cannot be cut serves as it is."""
+
     snapshots: bool = False
     """#923 (closed): entries may be snapshots; ordinary ones are handed out as they are and move
     to their new key."""
+
+    snapshots_trim_each_layer: bool = False
+    """#929 (closed), on #923: a snapshot's layers are trimmed one by one where they can be."""
+
+    def queue_of(self, cache_type: str) -> str:
+        """The queue of an entry: its type's, or what the release makes of types."""
+        if cache_type in self.queues:
+            return cache_type
+        if "checkpoint" in self.queues:
+            return "ordinary" if cache_type == "assistant" else "checkpoint"
+        return self.queues[-1]
