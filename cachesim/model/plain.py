@@ -51,8 +51,8 @@ class _Cells:
     """The keys and values of one sequence in one layer; cell `i` is position `i`."""
 
     def __init__(self, shape: LayerShape, window: int) -> None:
-        self._keys = _Growing(shape.key, shape.dtype)
-        self._values = _Growing(shape.value, shape.dtype)
+        self._keys = Growing(shape.key, shape.dtype)
+        self._values = Growing(shape.value, shape.dtype)
         self._window = window
 
     def append(self, keys: Array, values: Array, first_row: int) -> Lane:
@@ -81,7 +81,7 @@ class _Cells:
         )
 
 
-class _Growing:
+class Growing:
     """An array that only gets longer; it doubles, so that long runs stay linear."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:

@@ -1,0 +1,86 @@
+"""Histories: which tokens went into a memory, in what order, and what they read on the way."""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from cachesim.model.arithmetic import Place
+from cachesim.model.plain import Growing
+from cachesim.units import Integers, Pos, Token, Tokens
+
+NodeId: TypeAlias = int
+
+ROOT: Final[NodeId] = 0
+"""The history of no token at all; also what a fresh row and a fresh cell hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A cell that does not belong to the history it was seen with; ROOT where one is missing."""
+
+    position: Pos
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a token found in one place: the history it went on from, and the first stray."""
+
+    node: NodeId
+    stray: Stray | None = None
+
+
+class Histories:
+    """The table of all nodes; it only grows, and equal histories are one."""
+
+    def __init__(self, places: tuple[Place, ...]) -> None:
+        self.places = places
+        self._ids: dict[tuple[Token, tuple[Reading, ...]], NodeId] = {}
+        self._nodes: list[tuple[Token, tuple[Reading, ...]]] = [(Token(-1), ())]
+        self._parents = Growing((len(places),), "int64")
+        self._parents.append(np.zeros((1, len(places)), np.int64))
+        self._depths = [(0,) * len(places)]
+
+    def node(self, token: Token, readings: tuple[Reading, ...]) -> NodeId:
+        """The number of a token that read this, new or known."""
+        key = (token, readings)
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        self._ids[key] = fresh = len(self._nodes)
+        self._nodes.append(key)
+        self._parents.append(np.array([[reading.node for reading in readings]]))
+        self._depths.append(
+            tuple(self._depths[reading.node][i] + 1 for i, reading in enumerate(readings))
+        )
+        return fresh
+
+    def clean(self, tokens: Tokens) -> list[NodeId]:
+        """The nodes of a cold run: of no token, of the first one, and so on."""
+        nodes = [ROOT]
+        for token in tokens:
+            nodes.append(self.node(token, (Reading(nodes[-1]),) * len(self.places)))
+        return nodes
+
+    def readings(self, node: NodeId) -> tuple[Reading, ...]:
+        """What a node's token read, place by place."""
+        return self._nodes[node][1]
+
+    def tokens(self, node: NodeId, place: int = 0) -> Tokens:
+        """The history of a node as one place has it, oldest token first."""
+        backwards = []
+        while node != ROOT:
+            token, readings = self._nodes[node]
+            backwards.append(token)
+            node = readings[place].node
+        return tuple(reversed(backwards))
+
+    def depth(self, node: NodeId, place: int) -> int:
+        """How many tokens that history has."""
+        return self._depths[node][place]
+
+    def parents(self, nodes: Integers, place: int) -> Integers:
+        """The node each one went on from in a place."""
+        parents: Integers = self._parents.data[nodes, place]
+        return parents

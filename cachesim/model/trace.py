@@ -1,0 +1,249 @@
+"""Provenance: a network whose memories keep, beside the real data, whose data it is.
+
+`Traced` gives every place of a memory (attention, window, recurrent) one more layer, a ledger of
+single numbers. The memory stores, moves, shares, saves and reloads a ledger as it does any layer,
+without a line of code for it. So when an answer is wrong the ledger says whose tokens the wrong
+state had seen.
+
+    node        a token together with what it read in each place: equal numbers, equal histories
+    in a row    the node of the last token folded in; 0 when there is none
+    in a cell   the number of the token's birth, for a cell is written before what it reads is known
+
+A token reads, in the recurrent place, its row; in the others the cell below its own, whose history
+must be that of all cells it sees. One that breaks the line, or is missing, is a stray. A cold run
+has one node per prefix, with all readings alike and no stray: a history is clean when it has the
+cold run's number.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+
+import numpy as np
+
+from cachesim.model.arithmetic import LayerShape, Network, Output, Place
+from cachesim.model.histories import ROOT, Histories, NodeId, Reading, Stray
+from cachesim.model.plain import Growing
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Lane, Store, Ubatch
+from cachesim.units import Array, Integers, Pos, Token, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """The first memory that was wrong: where, when, what it held, and what it should have held."""
+
+    layer: int
+    place: Place
+    token: Pos  # the one whose computation read it
+    position: Pos  # the wrong cell's, or that of the last token a row should have seen
+    holds: Tokens  # the history of what lies there; empty when nothing does
+    expected: Tokens
+
+
+class Traced:
+    """A network with a ledger; its logits and hidden states are the wrapped network's own bits."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        places = _places(network)
+        self.histories = Histories(places)
+        first = 1 + max(shape.layer for shape in network.shapes)
+        self._ledger = tuple(_ledger_shape(first + i, place) for i, place in enumerate(places))
+        self._born = Growing((), "int64")  # birth -> node
+        self._born.append(np.zeros(1, np.int64))
+        self._answers: dict[bytes, NodeId] = {}
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the wrapped network was built from."""
+        return self._network.spec
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The wrapped network's layers, then one ledger for each place."""
+        return self._network.shapes + self._ledger
+
+    def run(self, ubatch: Ubatch, store: Store) -> Output:
+        """Run the wrapped network, then write down what each of its tokens read."""
+        output = self._network.run(ubatch, store)
+        nodes = self._run_ledger(ubatch, store)
+        rows = range(len(nodes)) if ubatch.outputs is None else ubatch.outputs
+        for logits, row in zip(output.logits, rows, strict=True):
+            self._answers[_fingerprint(logits)] = int(nodes[row])
+        return output
+
+    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
+        """Rotation does not change whose key it is."""
+        if layer in {shape.layer for shape in self._ledger}:
+            return keys
+        return self._network.rotate(layer, keys, shifts)
+
+    def sample(self, logits: Array) -> Token:
+        """As the wrapped network does."""
+        return self._network.sample(logits)
+
+    def difference(self, one: Array, other: Array) -> float:
+        """As the wrapped network does."""
+        return self._network.difference(one, other)
+
+    def companion(self) -> Network | None:
+        """The wrapped network's companion; it has a memory of its own, and no ledger."""
+        return self._network.companion()
+
+    def history(self, node: NodeId) -> Tokens:
+        """The tokens of a node, oldest first."""
+        return self.histories.tokens(node)
+
+    def node(self, logits: Array) -> NodeId | None:
+        """The history that a row of logits was last computed from, or None if it never was."""
+        return self._answers.get(_fingerprint(logits))
+
+    def fault(self, logits: Array, tokens: Tokens) -> Fault | None:
+        """The first wrong memory behind a row of logits that should have followed `tokens`.
+
+        Descends from the row's token through memories that have the right tokens and were yet
+        computed wrong, to the one that a foreign state or cell came into.
+        """
+        node, count = self.node(logits), len(tokens)
+        clean = self.histories.clean(tokens)
+        if node is None or node == clean[count]:
+            return None
+        while True:
+            count -= 1
+            readings = self.histories.readings(node)
+            spoilt = [
+                reading.node
+                for place, reading in enumerate(readings)
+                if reading.node != clean[count]
+                and self.histories.tokens(reading.node, place) == tokens[:count]
+            ]
+            if not spoilt:
+                return self._fault(readings, Pos(count), tokens, clean)
+            node = spoilt[0]
+
+    def _fault(
+        self, readings: tuple[Reading, ...], at: Pos, tokens: Tokens, clean: list[NodeId]
+    ) -> Fault | None:
+        for place, reading in enumerate(readings):
+            stray = reading.stray
+            if stray is None and reading.node == clean[at]:
+                continue
+            found = stray or Stray(Pos(at - 1), reading.node)
+            kind = self.histories.places[place]
+            layers = (shape.layer for shape in self._network.shapes if shape.place == kind)
+            return Fault(
+                layer=next(layers),
+                place=kind,
+                token=at,
+                position=found.position,
+                holds=self.histories.tokens(found.node, place),
+                expected=tokens[: found.position + 1],
+            )
+        return None
+
+    def _run_ledger(self, ubatch: Ubatch, store: Store) -> Integers:
+        """Put the ubatch through the ledger layers; the nodes of its tokens, (T,)."""
+        births = np.arange(self._born.count, self._born.count + len(ubatch.tokens))
+        nodes = np.zeros_like(births)
+        self._born.append(nodes)
+        readers = [
+            self._rows(shape, ubatch, store, nodes)
+            if shape.place == "recurrent"
+            else self._cells(shape, place, births, store)
+            for place, shape in enumerate(self._ledger)
+        ]
+        for row, token in enumerate(ubatch.tokens):
+            readings = tuple(read(row) for read in readers)
+            nodes[row] = self.histories.node(Token(int(token)), readings)
+            self._born.data[births[row]] = nodes[row]
+        newest_first = nodes.reshape(ubatch.sets, -1, 1)[:, ::-1]
+        for shape in self._ledger:
+            if shape.place == "recurrent":
+                store.keep_states(shape.layer, newest_first[:, : store.planes])
+        return nodes
+
+    def _rows(
+        self, shape: LayerShape, ubatch: Ubatch, store: Store, nodes: Integers
+    ) -> Callable[[int], Reading]:
+        """Read the row: what the set started from, then the node of the token before."""
+        starts = store.states(shape.layer)[:, 0].copy()
+        count = len(nodes) // ubatch.sets
+
+        def read(row: int) -> Reading:
+            return Reading(int(nodes[row - 1] if row % count else starts[row // count]))
+
+        return read
+
+    def _cells(
+        self, shape: LayerShape, place: int, births: Integers, store: Store
+    ) -> Callable[[int], Reading]:
+        """Read the cells: each row looks at its lane, its own cell left out."""
+        words = births[:, None]
+        sights = {
+            int(row): (lane, i)
+            for lane in map(_copy, store.attend(shape.layer, words, words))
+            for i, row in enumerate(lane.rows)
+        }
+
+        def read(row: int) -> Reading:
+            lane, i = sights[row]
+            seen = (lane.low[i] <= lane.positions) & (lane.positions <= lane.high[i])
+            seen &= lane.keys[:, 0] != births[row]
+            nodes = self._nodes_of(lane.keys[seen, 0], lane.values[seen, 0])
+            positions = lane.positions[seen]
+            order = np.argsort(positions, kind="stable")
+            if not len(order):
+                return Reading(ROOT)
+            stray = self._stray(place, positions[order], nodes[order], lane.low[i], lane.high[i])
+            return Reading(int(nodes[order[-1]]), stray)
+
+        return read
+
+    def _nodes_of(self, keys: Integers, values: Integers) -> Integers:
+        """The nodes of cells; a key beside another cell's value, or garbage, is of no history."""
+        known = (keys == values) & (keys > 0) & (keys < self._born.count)
+        return np.where(known, self._born.data[np.where(known, keys, 0)], ROOT)
+
+    def _stray(
+        self, place: int, positions: Integers, nodes: Integers, bottom: int, own: int
+    ) -> Stray | None:
+        """The first cell out of line, going down from a token's own position.
+
+        Each must lie just below the one that went on from it, down to the first token of all or to
+        the bottom of what can be seen.
+        """
+        gaps = np.diff(positions, append=own)
+        joined = np.append(self.histories.parents(nodes[1:], place) == nodes[:-1], [True])
+        broken = np.flatnonzero(~joined | (gaps != 1))
+        if len(broken):
+            i = int(broken[-1])
+            position = int(positions[i])
+            if gaps[i] > 1:
+                return Stray(Pos(position + int(gaps[i]) - 1), ROOT)
+            return Stray(Pos(position), int(nodes[i]))
+        lowest = int(positions[0])
+        if lowest > bottom and self.histories.depth(int(nodes[0]), place) > 1:
+            return Stray(Pos(lowest - 1), ROOT)
+        return None
+
+
+def _copy(lane: Lane) -> Lane:
+    """A lane that stays as it is when the next layer looks."""
+    return Lane(**{field.name: getattr(lane, field.name).copy() for field in fields(lane)})
+
+
+def _places(network: Network) -> tuple[Place, ...]:
+    """The places where a token reads anything of others; in a window of 1 it sees itself alone."""
+    blind = {"window"} if network.spec.window == 1 else set()
+    return tuple(dict.fromkeys(s.place for s in network.shapes if s.place not in blind))
+
+
+def _ledger_shape(layer: int, place: Place) -> LayerShape:
+    if place == "recurrent":
+        return LayerShape(layer=layer, place=place, dtype="int64", row=1)
+    return LayerShape(layer=layer, place=place, dtype="int64", key=(1,), value=(1,))
+
+
+def _fingerprint(logits: Array) -> bytes:
+    return blake2b(logits.tobytes(), digest_size=16).digest()
