@@ -64,7 +64,7 @@ class Environment:
 
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)
-        print(f"setting up {self.folder} ({wanted}) ...", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"setting up {self.folder} ({wanted}) ...\n")
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for command in (
             [sys.executable, "-m", "venv", str(self.folder)],

@@ -5,6 +5,7 @@ The wheel `xllamacpp` carries the whole server; it runs in a process of its own 
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -49,6 +50,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "predict": "n_predict",
     "cache_type_k": "cache_type_k",
     "cache_type_v": "cache_type_v",
+    "flash_attn": "flash_attn_type",
     "spec_type": "speculative.types",
     "spec_draft_n_max": "speculative.draft.n_max",
     "spec_draft_n_min": "speculative.draft.n_min",
@@ -218,6 +220,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log or subprocess.DEVNULL,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # an abort need not call a debugger
         )
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self._reader = Thread(target=self._read, daemon=True)
@@ -280,6 +283,8 @@ def _as_parameter(flag: str, value: Value) -> Value:
         return [f"enum:common_speculative_type.{name}"]
     if flag in {"cache_type_k", "cache_type_v"}:
         return f"enum:ggml_type.GGML_TYPE_{value.upper()}"
+    if flag == "flash_attn":
+        return f"enum:llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_{'EN' if value else 'DIS'}ABLED"
     return value
 
 

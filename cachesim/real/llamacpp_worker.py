@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 from urllib.parse import urlsplit
@@ -21,6 +22,8 @@ from urllib.parse import urlsplit
 Json: TypeAlias = dict[str, Any]
 Wheel: TypeAlias = Any  # the module and what it makes: known only when it runs
 Value: TypeAlias = Any
+
+CALL_MARK = "@@ call "
 
 
 def main() -> None:
@@ -33,6 +36,7 @@ def main() -> None:
         for line in sys.stdin:
             order = json.loads(line)
             if "call" in order:
+                _mark(order["call"]["path"])
                 answer = _call(server.listening_address, order["call"])
             else:
                 server = None  # the wheel stops a server when nobody holds it
@@ -84,6 +88,16 @@ def _resolved(wheel: Wheel, value: Value) -> Value:
         kind, _, member = value.removeprefix("enum:").partition(".")
         return getattr(getattr(wheel, kind), member)
     return value
+
+
+def _mark(path: str) -> None:
+    """Show in the log where a call begins; the log is written behind our back, so let it catch up.
+
+    Without a log descriptor 2 is the null device and nobody waits.
+    """
+    if not os.path.samestat(os.fstat(2), Path(os.devnull).stat()):
+        time.sleep(0.02)
+        os.write(2, f"\n{CALL_MARK}{path}\n".encode())
 
 
 def _call(address: str, call: Json) -> Json:

@@ -1,0 +1,115 @@
+"""`cachesim real ...`: what the real engines say, beside what the simulator says.
+
+Plain functions that print to stdout, complain to stderr and return an exit status: 0 all agree,
+1 something differs, 2 wrong use.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cachesim.errors import OptionError
+from cachesim.model.presets import preset as preset_of
+from cachesim.real.compare import Difference, SideBySide, Tally
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.flags import PRESETS
+from cachesim.real.gguf import write_model
+from cachesim.real.llamacpp_server import environment_for
+from cachesim.real.server_log import calls_of
+from cachesim.real.workload import Workload
+
+
+def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
+    """Write the network of a preset as a GGUF file that the real server loads."""
+    changes: dict[str, Any] = {"seed": seed} | ({"window": window} if window else {})
+    write_model(preset_of(preset, **changes), output)
+    console().print(f"{output}: {output.stat().st_size} bytes")
+    return 0
+
+
+def real_llama_cpp(
+    *,
+    release: str = "b9538",
+    seed: int = 0,
+    workloads: int = 100,
+    models: Sequence[str] = (),
+    first: int = 0,
+) -> int:
+    """Play random workloads on a release's real server and on the simulator."""
+    presets = tuple(models) or tuple(PRESETS)
+    unknown = [each for each in presets if each not in PRESETS]
+    if unknown:
+        msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"
+        raise OptionError(msg)
+    out = console()
+    try:
+        environment_for(release).ready()
+    except EnvironmentUnavailableError as error:
+        console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
+        return 1
+    tally, shown = Tally(), None
+    with SideBySide(release) as pair:
+        for number in range(first, first + workloads):
+            played = pair.play_random(seed=seed, number=number, presets=presets)
+            tally.count(played)
+            if played.difference is not None and shown is None:
+                shown = pair.shrunk(played.difference)
+    out.print(table_of(release, seed, tally))
+    if shown is not None:
+        show_difference(out, shown)
+    return 0 if tally.all_agree else 1
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where results go, or what is said beside them; never wrapped in a pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
+
+
+def table_of(release: str, seed: int, tally: Tally) -> Table:
+    """How many requests agreed, per preset."""
+    table = Table(title=f"llama.cpp {release} beside the simulator, seed {seed}", title_style="")
+    for head in ("preset", "workloads", "requests", "agreeing"):
+        table.add_column(head, justify="left" if head == "preset" else "right")
+    for preset in sorted(tally.workloads):
+        numbers = (tally.workloads[preset], tally.requests[preset], tally.agreeing[preset])
+        table.add_row(preset, *(f"{number:,}" for number in numbers))
+    totals = (tally.workloads.total(), tally.requests.total(), tally.agreeing.total())
+    table.add_section()
+    table.add_row("all", *(f"{number:,}" for number in totals))
+    return table
+
+
+def show_difference(out: Console, difference: Difference) -> None:
+    """The shortest workload that still disagrees, and what both servers did."""
+    workload = difference.workload
+    step = workload.steps[difference.step]
+    out.print(f"\nfirst disagreement, shrunk: {workload.name}, step {step.name}")
+    out.print(f"  model {json.dumps(workload.model)}  options {json.dumps(workload.options)}")
+    for each in workload.steps:
+        out.print(f"  {json.dumps(each.as_dict())}", markup=False)
+    for name, (real, simulated) in difference.fields.items():
+        out.print(f"  {name}: real {real}, simulated {simulated}")
+    out.print("the simulator's events at that step:")
+    for event in difference.events:
+        out.print(f"  {json.dumps(event.as_dict(), default=str)}", markup=False)
+    out.print("the real server's log at that step:")
+    for line in real_log_of(workload, difference.step):
+        out.print(f"  {line}", markup=False)
+
+
+def real_log_of(workload: Workload, step: int) -> list[str]:
+    """What the real server logs about its caches at one step of a workload."""
+    with NamedTemporaryFile(suffix=".log") as file:
+        log = Path(file.name)
+        with SideBySide(workload.release, log=log) as pair:
+            pair.real.play(workload, pair.model(workload.preset, workload.window))
+        starts = (index for index, each in enumerate(workload.steps) if not each.with_previous)
+        calls = dict(zip(starts, calls_of(log), strict=False))
+    return calls.get(max((start for start in calls if start <= step), default=0), [])

@@ -1,0 +1,190 @@
+"""The simulator beside the real server: the same random workloads, request by request."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from cachesim.engines.events import Event
+from cachesim.real.flags import PRESETS
+from cachesim.real.gguf import write_model
+from cachesim.real.llamacpp_server import RealServer, RealServerError, grouped
+from cachesim.real.shrink import shrink
+from cachesim.real.simulated import SimulatedServer, spec_of
+from cachesim.real.workload import Outcome, Release, Step, Workload
+from cachesim.real.workloads import draw_setting, grow
+
+COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first step on which the two servers disagree."""
+
+    workload: Workload
+    step: int
+    real: Outcome
+    simulated: Outcome
+    events: tuple[Event, ...] = ()
+
+    @property
+    def fields(self) -> Mapping[str, tuple[Any, Any]]:
+        """Field -> the real value and the simulated one, where they differ."""
+        real, simulated = self.real.as_dict(), self.simulated.as_dict()
+        return {
+            name: (real.get(name), simulated.get(name))
+            for name in COMPARED
+            if real.get(name) != simulated.get(name)
+        }
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many workloads and requests of each preset were played, and how many agreed."""
+
+    workloads: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    agreeing: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def all_agree(self) -> bool:
+        """True when no request differed, and there was at least one."""
+        return self.requests == self.agreeing and self.requests.total() > 0
+
+    def count(self, played: "Played") -> None:
+        """Add a workload; requests after a difference count as disagreeing."""
+        preset = played.workload.preset
+        until = len(played.workload.steps)
+        if played.difference is not None:
+            until = played.difference.step
+        self.workloads[preset] += 1
+        self.requests[preset] += played.workload.requests
+        self.agreeing[preset] += sum(
+            step.do == "complete" for step in played.workload.steps[:until]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A workload that was played on both, and where they part."""
+
+    workload: Workload
+    outcomes: tuple[Outcome, ...]
+    difference: Difference | None
+
+
+class SideBySide(AbstractContextManager["SideBySide"]):
+    """One release's real server and the simulator, with the same models."""
+
+    def __init__(self, release: str, *, log: Path | None = None) -> None:
+        self.release = release
+        self.real = RealServer(release, log=log)
+        self._folder = TemporaryDirectory(prefix="cachesim-models-")
+
+    def __exit__(self, *_: object) -> None:
+        self.real.close()
+        self._folder.cleanup()
+
+    def model(self, preset: str, window: int = 0) -> Path:
+        """The GGUF file of a model, written once."""
+        path = Path(self._folder.name) / f"{preset}-{window}.gguf"
+        if not path.exists():
+            write_model(spec_of(preset, window), path)
+        return path
+
+    def play_random(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
+        """Draw a workload, grow it on the real server, and play it on the simulator."""
+        setting = draw_setting(seed, number, release=_release(self.release), presets=tuple(presets))
+        model = self.model(setting.preset, setting.window)
+        with self.real.started(setting.options, model) as server:
+            workload, outcomes = grow(setting, server)
+        return Played(
+            workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
+        )
+
+    def play(self, workload: Workload) -> Played:
+        """Play a finished workload on both."""
+        model = self.model(workload.preset, workload.window)
+        outcomes = self.real.play(workload, model)
+        return Played(
+            workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
+        )
+
+    def shrunk(self, difference: Difference) -> Difference:
+        """The shortest workload found on which the two still disagree."""
+        found = difference
+
+        def disagree(workload: Workload) -> bool:
+            nonlocal found
+            try:
+                again = self.play(workload).difference
+            except RealServerError:
+                return False
+            if again is not None:
+                found = again
+            return again is not None
+
+        upto = difference.workload.steps[: difference.step + 1]
+        start = replace(difference.workload, steps=_whole_groups(difference.workload, len(upto)))
+        if disagree(start):
+            shrink(start, disagree)
+        return found
+
+
+def _release(name: str) -> Release:
+    for release in PRESETS["dense"]:
+        if release == name:
+            return release
+    msg = f"there is no wheel of llama.cpp {name!r}"
+    raise RealServerError(msg)
+
+
+def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
+    """The first steps, at least that many, up to the end of a group."""
+    steps: list[Step] = []
+    for group in grouped(workload.steps):
+        if len(steps) >= least:
+            break
+        steps += group
+    return tuple(steps)
+
+
+def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Difference | None:
+    """Play a workload on the simulator with the real replies, until it answers otherwise."""
+    simulator = SimulatedServer.of(workload)
+    at = 0
+    for group in grouped(workload.steps):
+        real = outcomes[at : at + len(group)]
+        if len(real) < len(group):
+            return None
+        simulated = simulator.ask(group, [outcome.reply for outcome in real])
+        for offset in _differing(real, simulated):
+            return Difference(
+                workload=workload,
+                step=at + offset,
+                real=real[offset],
+                simulated=simulated[offset],
+                events=simulator.events[-1],
+            )
+        if simulator.lost:
+            return None
+        at += len(group)
+    return None
+
+
+def _differing(real: Sequence[Outcome], simulated: Sequence[Outcome]) -> Iterator[int]:
+    """The members of a group on which the two disagree.
+
+    A group of which one request is refused is answered with that refusal alone.
+    """
+    if len(real) > 1 and real[0].error is not None:
+        if all(outcome.error != real[0].error for outcome in simulated):
+            yield 0
+        return
+    for index, (one, other) in enumerate(zip(real, simulated, strict=True)):
+        if one.as_dict() != other.as_dict():
+            yield index

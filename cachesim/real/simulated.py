@@ -1,0 +1,105 @@
+"""The simulator behind the same door as the real server, and with the real replies forced."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.errors import UpstreamAbort
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.real.workload import CRASH, Outcome, Step, Workload
+from cachesim.scenario.session import MemoryStore, SlotActions
+from cachesim.units import Tokens
+
+SPARE: Final = 2
+"""How many tokens more than the real reply are forced: a server that goes on too long shows."""
+
+
+def spec_of(name: str, window: int = 0) -> ModelSpec:
+    """The model of a workload; window 0 is the preset's own."""
+    return preset(name, window=window) if window else preset(name)
+
+
+@dataclass(slots=True)
+class SimulatedServer:
+    """An engine that answers groups of steps; `replies` of the real server are forced if given."""
+
+    engine: Engine
+    lost: bool = False
+    seen: int = 0
+    events: list[tuple[Event, ...]] = field(default_factory=list)  # per group
+
+    @classmethod
+    def of(cls, workload: Workload, arithmetic: ArithmeticName = "ring") -> "SimulatedServer":
+        """A fresh engine with a workload's model and flags."""
+        return cls(
+            Engine.create(
+                f"llama.cpp@{workload.release}",
+                model=spec_of(workload.preset, workload.window),
+                options=workload.options,
+                arithmetic=arithmetic,
+                store=MemoryStore(),
+            )
+        )
+
+    def ask(
+        self, group: Sequence[Step], replies: Sequence[Tokens] | None = None
+    ) -> tuple[Outcome, ...]:
+        """Send steps that go out together; one outcome each."""
+        try:
+            outcomes = self._ask(group, replies)
+        except UpstreamAbort:
+            self.lost = True
+            outcomes = tuple(Outcome(error=CRASH) for _ in group)
+        self.events.append(tuple(self.engine.events[self.seen :]))
+        self.seen = len(self.engine.events)
+        return outcomes
+
+    def _ask(self, group: Sequence[Step], replies: Sequence[Tokens] | None) -> tuple[Outcome, ...]:
+        if group[0].do != "complete":
+            return (self._slot_action(group[0]),)
+        tickets = [
+            self.engine.submit(_request(step, replies[index] if replies else None))
+            for index, step in enumerate(group)
+        ]
+        self.engine.run()
+        return tuple(self._outcome(ticket) for ticket in tickets)
+
+    def _slot_action(self, step: Step) -> Outcome:
+        engine = self.engine
+        assert isinstance(engine, SlotActions)  # noqa: S101 - llama.cpp's has them
+        if step.do == "slot-save":
+            error = engine.slot_save(step.slot, step.file)
+        elif step.do == "slot-restore":
+            error = engine.slot_restore(step.slot, step.file)
+        else:
+            error = engine.slot_erase(step.slot)
+        return Outcome(slot=step.slot, error=error)
+
+    def _outcome(self, ticket: Ticket) -> Outcome:
+        reply = self.engine.reply(ticket)
+        if reply is None:
+            return Outcome(error="no_answer")
+        return Outcome(
+            cached=reply.cached,
+            processed=reply.processed,
+            reply=reply.generated,
+            slot=reply.slot,
+            truncated=reply.truncated,
+            error=reply.error,
+        )
+
+
+def _request(step: Step, reply: Tokens | None) -> Request:
+    forced = None if reply is None else reply + reply[-1:] * SPARE
+    return Request(
+        prompt=step.prompt,
+        predict=step.predict,
+        reply=forced,
+        slot=step.slot,
+        cache_prompt=step.cache_prompt,
+        options=step.options or None,
+    )
