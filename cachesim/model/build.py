@@ -1,6 +1,8 @@
 """One way to get a network: from a spec and the name of an arithmetic."""
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import Final
 
 from cachesim.errors import SpecError
 from cachesim.model.arithmetic import ArithmeticName, Network
@@ -8,13 +10,17 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.ring import RingNetwork
 from cachesim.model.spec import ModelSpec
 
+ARITHMETICS: Final[Mapping[str, Callable[[ModelSpec], Network]]] = {
+    "float": FloatNetwork,
+    "ring": RingNetwork,
+}
+
 
 @lru_cache(maxsize=64)
 def build(spec: ModelSpec, arithmetic: ArithmeticName = "float") -> Network:
     """The network of a spec; equal specs share one, for networks keep nothing."""
-    if arithmetic == "float":
-        return FloatNetwork(spec)
-    if arithmetic == "ring":
-        return RingNetwork(spec)
-    msg = f"there is no arithmetic {arithmetic!r} for {spec.name!r}; there are 'float' and 'ring'"
-    raise SpecError(msg)
+    if arithmetic not in ARITHMETICS:
+        known = " and ".join(repr(name) for name in ARITHMETICS)
+        msg = f"there is no arithmetic {arithmetic!r} for {spec.name!r}; there are {known}"
+        raise SpecError(msg)
+    return ARITHMETICS[arithmetic](spec)

@@ -173,7 +173,8 @@ class _Drawer:
         """The sum of four 16-bit draws, centred, with deviation 1: exact on every machine."""
         parts = self.words(name, math.prod(shape)).view(np.uint16).reshape(-1, 4)
         centred = parts.astype(np.int64).sum(axis=1) - 2 * 65_535
-        return (centred * (math.sqrt(3.0) / 65_536)).reshape(shape)
+        values: NDArray[np.float64] = centred * (math.sqrt(3.0) / 65_536)
+        return values.reshape(shape)
 
     def words(self, name: str, count: int) -> NDArray[np.uint64]:
         """Raw words of the tensor's own stream: PCG64 promises them for ever."""

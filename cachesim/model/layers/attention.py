@@ -5,11 +5,13 @@ of its weighted values and the sum of its weights; blocks are added in order, so
 the same partial sums whether it came alone or in a crowd. A key that it may not see weighs an
 exact zero, and so does a block in which it sees nothing.
 
-    H   query heads        K   key heads        G   H / K, query heads per key head
-    n   keys of the lane   b   n / 64, blocks   r   query rows of one key head, in full tiles
+    H   query heads             K   key heads         G   H / K, query heads per key head
+    q   queries taken at once   t   tiles of rows     h   height of a tile; t h >= q G
+    n   keys of the lane        b   n / 64, blocks
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,16 +19,15 @@ import numpy as np
 
 from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.rope import halves_order, rotate
-from cachesim.model.layers.tiles import LADDER, Cuts, cuts, packed, product
+from cachesim.model.layers.run import Run
+from cachesim.model.layers.tiles import Ladder, packed, product
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import ABSENT, BLOCK, Lane, Store
+from cachesim.model.store import BLOCK, Lane
 from cachesim.model.weights import Weights
 from cachesim.units import Array, Integers
 
-QUERIES: Final = 64
-"""Queries of a lane that are taken at once: their scores should fit the second cache."""
-
-Turns = tuple[Array, Array]
+ROWS: Final = 128
+"""Rows of one key head that are taken at once: their scores should stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,15 @@ class Attention:
         def by_head(name: str, heads: int) -> Array:
             return (weights[p + name] * norm).reshape(heads, -1, spec.width)
 
-        queries = by_head("attn_q.weight", spec.heads)
+        queries = by_head("attn_q.weight", spec.heads)  # each head's rows, then those of its gate
         queries, gate = queries[:, :size], queries[:, size:]
         keys = by_head("attn_k.weight", spec.kv_heads)
         head_norms = None
         if spec.qk_norm:
-            pair = (weights[p + f"attn_{w}_norm.weight"].astype(np.float64)[order] for w in "qk")
-            query_norm, key_norm = pair
-            head_norms = np.concatenate(
-                [
-                    np.tile(query_norm * scale, (spec.heads, 1)),
-                    np.tile(key_norm, (spec.kv_heads, 1)),
-                ]
+            of_query, of_key = (
+                weights[p + f"attn_{which}_norm.weight"].astype(np.float64)[order] for which in "qk"
             )
+            head_norms = np.stack([of_query * scale] * spec.heads + [of_key] * spec.kv_heads)
         else:
             queries = queries * scale
         parts = [queries[:, order], keys[:, order], by_head("attn_v.weight", spec.kv_heads), gate]
@@ -76,105 +73,105 @@ class Attention:
             None if post is None else post.astype(np.float64),
         )
 
-    def __call__(
-        self, x: Array, count: int, tiles: Cuts, turns: Turns | None, store: Store
-    ) -> Array:
-        """What attention adds to rows x (R, d), of which the first `count` are real."""
-        spec, size = self.spec, self.spec.head_size
-        heads, kv_heads = spec.heads, spec.kv_heads
-        both = (heads + kv_heads) * size
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
-        turned = mixed[:count, :both].reshape(count, heads + kv_heads, size)
-        values = mixed[:count, both : both + kv_heads * size].reshape(count, kv_heads, size)
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """What rows are multiplied with."""
+        return (self.entry, self.exit)
+
+    def __call__(self, x: Array, run: Run) -> Array:
+        """What attention adds to rows x (R, d)."""
+        spec, count, size, heads = self.spec, run.count, self.spec.head_size, self.spec.heads
+        turning = (heads + spec.kv_heads) * size
+        valued = turning + spec.kv_heads * size
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        turned = mixed[:count, :turning].reshape(count, -1, size)
         if self.head_norms is not None:
             turned = rms_norm(turned, spec.norm_epsilon)
             turned *= self.head_norms
-        if turns is not None:
-            turned = rotate(turned, turns)
-        window = store.attend(self.layer, turned[:, heads:], values)
+        if run.turns is not None:
+            turned = rotate(turned, run.turns)
+        values = mixed[:count, turning:valued].reshape(count, -1, size)
         seen = np.zeros((x.shape[0], heads * size))
-        for lane in window:
-            attend(turned[:, :heads], lane, seen.reshape(-1, heads, size))
+        for lane in run.store.attend(self.layer, turned[:, heads:], values):
+            attend(turned[:, :heads], lane, seen.reshape(-1, heads, size), run.ladder)
         if spec.attention_gate:
-            gate = both + kv_heads * size
-            seen *= sigmoid(mixed[:, gate : gate + heads * size])
-        result = product(seen, self.exit, tiles)[:, : spec.width]
+            seen *= sigmoid(mixed[:, valued : valued + heads * size])
+        result = product(seen, self.exit, run.tiles)[:, : spec.width]
         if self.post_norm is not None:
             result = rms_norm(result, spec.norm_epsilon)
             result *= self.post_norm
         return result
 
 
-def attend(queries: Array, lane: Lane, out: Array) -> None:
-    """Write what each of the lane's rows of queries (T, H, size) sees into out (R, H, size)."""
-    rows = lane.rows
-    for start in range(0, len(rows), QUERIES):
-        some = slice(start, start + QUERIES)
-        low, high = lane.low[some], lane.high[some]
-        keys, values, hidden = _in_sight(lane, low, high)
-        out[rows[some]] = _weigh(queries[rows[some]], keys, values, hidden)
+def attend(queries: Array, lane: Lane, out: Array, ladder: Ladder) -> None:
+    """Write what the lane's rows of queries (T, H, size) see into out (R, H, size)."""
+    group = queries.shape[1] // lane.keys.shape[1]
+    some = max(1, ROWS // group)
+    keys = lane.keys.reshape(-1, BLOCK, *lane.keys.shape[1:])
+    values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
+    positions = lane.positions.reshape(-1, BLOCK)
+    for start in range(0, len(lane.rows), some):
+        rows = lane.rows[start : start + some]
+        low, high = lane.low[start : start + some], lane.high[start : start + some]
+        sight = slice(None)
+        if len(positions) > 1:
+            sight = in_sight(positions, low, high)
+        scores = score(queries[rows], keys[sight], ladder)
+        hide(scores, positions[sight], low, high, group)
+        out[rows] = gather(scores, values[sight], len(rows), group)
 
 
-def _in_sight(lane: Lane, low: Integers, high: Integers) -> tuple[Array, Array, Array | None]:
-    """The lane's blocks of which somebody sees something, and what each row does not see."""
-    positions = lane.positions
-    if len(positions) > BLOCK and len(low) > 1:
-        blocks = positions.reshape(-1, BLOCK)
-        seen = (blocks.min(axis=1) <= high.max()) & (
-            np.where(blocks == ABSENT, -1, blocks).max(axis=1) >= low.min()
-        )
-        first, last = int(seen.argmax()), len(seen) - int(seen[::-1].argmax())
-        cut = slice(first * BLOCK, last * BLOCK)
-        positions = positions[cut]
-        keys, values = lane.keys[cut], lane.values[cut]
-    else:
-        keys, values = lane.keys, lane.values
-    hidden = positions > high[:, None]
-    hidden |= positions < low[:, None]
-    return keys, values, hidden
+def in_sight(positions: Integers, low: Integers, high: Integers) -> slice:
+    """The stretch of blocks (b, 64) outside of which nobody sees anything."""
+    seen = (positions <= high.max()) & (positions >= low.min())
+    blocks = seen.any(axis=1).nonzero()[0]
+    return slice(int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else slice(0, 1)
 
 
-def _weigh(queries: Array, keys: Array, values: Array, hidden: Array | None) -> Array:
-    """Softmax-weighted values for queries (q, H, size) over keys and values (n, K, size).
+def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
+    """Scores (K, b, t, h, 64) of queries (q, H, size) and keys (b, 64, K, size)."""
+    count, heads, size = queries.shape
+    kv_heads = keys.shape[2]
+    rows = count * heads // kv_heads
+    height = next((height for height in ladder if height >= rows), ladder[-1])
+    tiles = -(-rows // height)
+    stacked = np.zeros((kv_heads, tiles * height, size))
+    by_key_head = queries.reshape(count, kv_heads, -1, size).transpose(1, 0, 2, 3)
+    stacked[:, :rows] = by_key_head.reshape(kv_heads, rows, size)
+    stacked = stacked.reshape(kv_heads, 1, tiles, height, size)
+    scores: Array = np.matmul(stacked, keys.transpose(2, 0, 3, 1)[:, :, None])
+    return scores
+
+
+def hide(scores: Array, positions: Integers, low: Integers, high: Integers, group: int) -> None:
+    """Set to minus infinity what a row may not see; most blocks are seen by all or are short."""
+    kv_heads, blocks = scores.shape[:2]
+    rows = scores.reshape(kv_heads, blocks, -1, BLOCK)[:, :, : len(low) * group]
+    rows = rows.reshape(kv_heads, blocks, len(low), group, BLOCK)
+    for block in partly_seen(positions, low, high):
+        hidden = (positions[block] > high[:, None]) | (positions[block] < low[:, None])
+        np.copyto(rows[:, block], -np.inf, where=hidden[:, None])
+
+
+def partly_seen(positions: Integers, low: Integers, high: Integers) -> Iterator[int]:
+    """The blocks (b, 64) of which some row may not see some key."""
+    hidden = (positions > high.min()) | (positions < low.max())
+    yield from hidden.any(axis=1).nonzero()[0].tolist()
+
+
+def gather(scores: Array, values: Array, count: int, group: int) -> Array:
+    """Softmax of scores (K, b, t, h, 64) over values (b, 64, K, size): (count, H, size).
 
     Two passes: the largest score first, which has no order, then the sums, which have one.
     """
-    count, heads, size = queries.shape
-    length, kv_heads = keys.shape[0], keys.shape[1]
-    group = heads // kv_heads
-    rows = count * group
-    tiles = cuts(rows, LADDER)
-    padded = tiles[-1].stop
-    stacked = np.zeros((kv_heads, padded, size))
-    stacked[:, :rows] = (
-        queries.reshape(count, kv_heads, group, size)
-        .transpose(1, 0, 2, 3)
-        .reshape(kv_heads, rows, size)
-    )
-    scores = np.empty((kv_heads, padded, length))
-    for tile in tiles:
-        np.matmul(stacked[:, tile], keys.transpose(1, 2, 0), out=scores[:, tile])
-    if hidden is not None:
-        real = scores[:, :rows].reshape(kv_heads, count, group, length)
-        np.copyto(real, -np.inf, where=hidden[:, None, :])
-    scores -= scores.max(axis=-1, keepdims=True)
+    kv_heads, size = values.shape[2:]
+    largest = np.maximum.reduce(scores, axis=1).max(axis=-1)[:, None, ..., None]
+    scores -= largest
     np.exp(scores, out=scores)
-    blocked = scores.reshape(kv_heads, padded, -1, BLOCK)
-    weights = np.add.accumulate(np.add.reduce(blocked, axis=-1), axis=-1)[:, :, -1]
-    total = _sum_blocks(blocked, values, tiles)
-    total = total[:, :rows] / weights[:, :rows, None]
-    return (
-        total.reshape(kv_heads, count, group, size)
-        .transpose(1, 0, 2, 3)
-        .reshape(count, heads, size)
-    )
-
-
-def _sum_blocks(blocked: Array, values: Array, tiles: Cuts) -> Array:
-    """Weights (K, r, b, 64) times values (n, K, size), block after block: (K, r, size)."""
-    kv_heads, padded, blocks, _ = blocked.shape
-    by_block = values.reshape(blocks, BLOCK, kv_heads, -1).transpose(0, 2, 1, 3)
-    parts = np.empty((blocks, kv_heads, padded, by_block.shape[-1]))
-    for tile in tiles:
-        np.matmul(blocked[:, tile].transpose(2, 0, 1, 3), by_block, out=parts[:, :, tile])
-    return np.add.reduce(parts, axis=0)
+    total = np.add.reduce(np.add.reduce(scores, axis=-1), axis=1)
+    parts = np.matmul(scores, values.transpose(2, 0, 1, 3)[:, :, None])
+    seen: Array = np.add.reduce(parts, axis=1)
+    seen /= total[..., None]
+    rows = seen.reshape(kv_heads, -1, size)[:, : count * group]
+    heads_last = rows.reshape(kv_heads, count, group, size).transpose(1, 0, 2, 3)
+    return heads_last.reshape(count, kv_heads * group, size)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesim.model.layers.norm import rms_norm
-from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.layers.run import Run
+from cachesim.model.layers.tiles import packed, product
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Store
 from cachesim.model.weights import Weights
 from cachesim.units import Array
 
@@ -28,7 +28,7 @@ def extended(carried: Array, rows: Array) -> Array:
 def convolve(joined: Array, taps: Array) -> Array:
     """Each channel by its taps (k, C), oldest first: (S, k - 1 + L, C) to (S, L, C)."""
     length = joined.shape[1] - len(taps) + 1
-    result = joined[:, :length] * taps[0]
+    result: Array = joined[:, :length] * taps[0]
     for age, tap in enumerate(taps[1:], start=1):
         result += joined[:, age : age + length] * tap
     return result
@@ -59,18 +59,21 @@ class ShortConv:
         entry = packed(weights[p + "in_proj.weight"] * norm)
         return cls(spec, layer, entry, taps, packed(weights[p + "out_proj.weight"]))
 
-    def __call__(self, x: Array, count: int, sets: int, tiles: Cuts, store: Store) -> Array:
-        """What the layer adds to rows x (R, d), of which the first `count` are real."""
-        spec, width = self.spec, self.spec.width
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
-        gated = (mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]).reshape(
-            sets, -1, width
-        )
-        joined = extended(store.states(self.layer), gated)
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """What rows are multiplied with."""
+        return (self.entry, self.exit)
+
+    def __call__(self, x: Array, run: Run) -> Array:
+        """What the layer adds to rows x (R, d)."""
+        spec, count, width = self.spec, run.count, self.spec.width
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]
+        joined = extended(run.store.states(self.layer), gated.reshape(run.sets, -1, width))
         hidden = np.zeros((x.shape[0], width))
         convolved = convolve(joined, self.taps).reshape(count, width)
         np.multiply(convolved, mixed[:count, width : 2 * width], out=hidden[:count])
-        planes = min(store.planes, gated.shape[1])
+        planes = min(run.store.planes, count // run.sets)
         states = [carry(joined, len(self.taps), back) for back in range(planes)]
-        store.keep_states(self.layer, np.stack(states, axis=1))
-        return product(hidden, self.exit, tiles)[:, :width]
+        run.store.keep_states(self.layer, np.stack(states, axis=1))
+        return product(hidden, self.exit, run.tiles)[:, :width]

@@ -5,6 +5,7 @@ M   state (H, N, N), by key and value
 M' = g M + k (x) beta (v - (g M)^T k)          o = M'^T q
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
-from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.layers.run import Run
+from cachesim.model.layers.tiles import packed, product
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Store
 from cachesim.model.weights import Weights
 from cachesim.units import Array
 
@@ -51,32 +52,37 @@ class Delta:
             packed(wide["ssm_out.weight"] * norm),
         )
 
-    def __call__(self, x: Array, count: int, sets: int, tiles: Cuts, store: Store) -> Array:
-        """What the layer adds to rows x (R, d), of which the first `count` are real."""
-        spec, inner = self.spec, self.spec.inner
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """What rows are multiplied with."""
+        return (self.entry, self.exit)
+
+    def __call__(self, x: Array, run: Run) -> Array:
+        """What the layer adds to rows x (R, d)."""
+        spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
         fresh = mixed[:count, :channels].reshape(sets, -1, channels)
         gates = mixed[:count, channels + inner : channels + inner + 2 * heads]
         beta = sigmoid(gates[:, :heads]).reshape(sets, -1, heads)
         decay = np.exp(softplus(gates[:, heads:] + self.step_bias) * self.rate)
 
-        before = store.states(self.layer)
+        before = run.store.states(self.layer)
         conv_row = spec.conv_row(self.layer)
         joined = extended(before[:, :conv_row], fresh)
         convolved = silu(convolve(joined, self.taps))
-        planes = min(store.planes, fresh.shape[1])
+        planes = min(run.store.planes, fresh.shape[1])
         after = np.empty((sets, planes, before.shape[1]))
         for back in range(planes):
             after[:, back, :conv_row] = carry(joined, len(self.taps), back)
 
         kept = after[:, :, conv_row:]
         out = self.scan(convolved, decay.reshape(sets, -1, heads), beta, before[:, conv_row:], kept)
-        store.keep_states(self.layer, after)
+        run.store.keep_states(self.layer, after)
         hidden = np.zeros((x.shape[0], inner))
         normed = rms_norm(out, spec.norm_epsilon).reshape(count, inner)
         np.multiply(normed, silu(mixed[:count, channels : channels + inner]), out=hidden[:count])
-        return product(hidden, self.exit, tiles)[:, : spec.width]
+        return product(hidden, self.exit, run.tiles)[:, : spec.width]
 
     def scan(
         self, convolved: Array, decay: Array, beta: Array, state: Array, after: Array
@@ -97,6 +103,7 @@ class Delta:
         beta, decay = beta.swapaxes(0, 1)[..., None], decay.swapaxes(0, 1)[..., None]
         value = first[:, :, 2 * side :].reshape(length, sets, heads, size) * beta
         probe = (key * (beta * decay))[:, :, :, None]
+        column, fade = key[..., None], decay[..., None]
 
         out = np.empty((length, sets, heads, 1, size))
         planes = after.shape[1]
@@ -104,7 +111,8 @@ class Delta:
         for start in range(0, length, STRETCH):
             some = slice(start, min(start + STRETCH, length))
             states = np.empty((some.stop - start, sets, heads, size, size))
-            _fold(last, states, probe[some], value[some], key[some], decay[some])
+            steps = zip(states, *(each[some] for each in (probe, value, column, fade)), strict=True)
+            _fold(last, steps)
             np.matmul(query[some, :, :, None], states, out=out[some])
             last = states[-1]
             for back in range(length - some.stop, min(planes, length - start)):
@@ -112,22 +120,21 @@ class Delta:
         return out[:, :, :, 0].swapaxes(0, 1)
 
 
-def _fold(
-    before: Array, states: Array, probe: Array, value: Array, key: Array, decay: Array
-) -> None:
-    """Write the state after each token, one token after the other."""
+def _fold(before: Array, steps: Iterable[tuple[Array, ...]]) -> None:
+    """Write the state after each token, one token after the other.
+
+    A step holds (state to be written, probe, value, key, decay); probe and value carry beta.
+    """
     recalled = np.empty((*before.shape[:2], 1, before.shape[3]))
     missing = recalled[:, :, 0]
     change = np.empty_like(before)
-    column = key[..., None]
-    fade = decay[..., None]
-    for t in range(len(states)):
-        np.matmul(probe[t], before, out=recalled)
-        np.subtract(value[t], missing, out=missing)
-        np.multiply(column[t], recalled, out=change)
-        np.multiply(before, fade[t], out=states[t])
-        np.add(states[t], change, out=states[t])
-        before = states[t]
+    for state, probe, value, key, decay in steps:
+        np.matmul(probe, before, out=recalled)
+        np.subtract(value, missing, out=missing)
+        np.multiply(key, recalled, out=change)
+        np.multiply(before, decay, out=state)
+        np.add(state, change, out=state)
+        before = state
 
 
 _ENTRY: Final = ("attn_qkv.weight", "attn_gate.weight", "ssm_beta.weight", "ssm_alpha.weight")

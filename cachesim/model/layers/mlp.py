@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesim.model.layers.norm import gelu, rms_norm, silu
-from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.layers.run import Run
+from cachesim.model.layers.tiles import packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights, mlp_norm_name
 from cachesim.units import Array
@@ -34,13 +35,18 @@ class Mlp:
             None if post is None else post.astype(np.float64),
         )
 
-    def __call__(self, x: Array, tiles: Cuts) -> Array:
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """What rows are multiplied with."""
+        return (self.entry, self.exit)
+
+    def __call__(self, x: Array, run: Run) -> Array:
         """What the MLP adds to rows x (R, d)."""
         spec, width = self.spec, self.spec.mlp_width
-        both = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
         hidden = (silu if spec.activation == "silu" else gelu)(both[:, :width])
         hidden *= both[:, width : 2 * width]
-        result = product(hidden, self.exit, tiles)[:, : spec.width]
+        result = product(hidden, self.exit, run.tiles)[:, : spec.width]
         if self.post_norm is not None:
             result = rms_norm(result, spec.norm_epsilon)
             result *= self.post_norm

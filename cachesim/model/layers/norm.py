@@ -9,7 +9,8 @@ from cachesim.units import Array
 
 def squares(rows: Array) -> Array:
     """Sum of squares along the last axis, kept as an axis of one."""
-    return np.matmul(rows[..., None, :], rows[..., :, None])[..., 0]
+    sums: Array = np.matmul(rows[..., None, :], rows[..., :, None])[..., 0]
+    return sums
 
 
 def rms_norm(rows: Array, epsilon: float) -> Array:
@@ -35,7 +36,8 @@ def sigmoid(x: Array) -> Array:
     result = np.negative(x)
     np.exp(result, out=result)
     result += 1.0
-    return np.divide(1.0, result, out=result)
+    np.divide(1.0, result, out=result)
+    return result
 
 
 def silu(x: Array) -> Array:
@@ -60,4 +62,5 @@ def gelu(x: Array) -> Array:
 
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)), without overflow."""
-    return np.logaddexp(0.0, x)
+    result: Array = np.logaddexp(0.0, x)
+    return result

@@ -12,9 +12,9 @@ import numpy as np
 
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import rms_norm, silu, softplus
-from cachesim.model.layers.tiles import Cuts, packed, product
+from cachesim.model.layers.run import Run
+from cachesim.model.layers.tiles import packed, product
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Store
 from cachesim.model.weights import Weights
 from cachesim.units import Array
 
@@ -53,33 +53,38 @@ class Ssm:
             packed(wide["ssm_out.weight"] * wide["ssm_norm.weight"].reshape(-1)),
         )
 
-    def __call__(self, x: Array, count: int, sets: int, tiles: Cuts, store: Store) -> Array:
-        """What the layer adds to rows x (R, d), of which the first `count` are real."""
-        spec, inner = self.spec, self.spec.inner
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """What rows are multiplied with."""
+        return (self.entry, self.exit)
+
+    def __call__(self, x: Array, run: Run) -> Array:
+        """What the layer adds to rows x (R, d)."""
+        spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, tiles)
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
         fresh = mixed[:count, inner : inner + channels].reshape(sets, -1, channels)
         steps = mixed[:count, inner + channels : inner + channels + heads] + self.step_bias
         steps = softplus(steps).reshape(sets, -1, heads)
 
-        before = store.states(self.layer)
+        before = run.store.states(self.layer)
         conv_row = spec.conv_row(self.layer)
         joined = extended(before[:, :conv_row], fresh)
         convolved = convolve(joined, self.taps)
         convolved += self.bias
         convolved = silu(convolved)
-        planes = min(store.planes, fresh.shape[1])
+        planes = min(run.store.planes, fresh.shape[1])
         after = np.empty((sets, planes, before.shape[1]))
         for back in range(planes):
             after[:, back, :conv_row] = carry(joined, len(self.taps), back)
 
         y = self.scan(convolved, steps, before[:, conv_row:], after[:, :, conv_row:])
-        store.keep_states(self.layer, after)
+        run.store.keep_states(self.layer, after)
         gated = np.zeros((x.shape[0], inner))
         np.multiply(y.reshape(count, inner), silu(mixed[:count, :inner]), out=gated[:count])
         grouped = gated.reshape(-1, spec.groups, inner // spec.groups)
         normed = rms_norm(grouped, spec.norm_epsilon).reshape(-1, inner)
-        return product(normed, self.exit, tiles)[:, : spec.width]
+        return product(normed, self.exit, run.tiles)[:, : spec.width]
 
     def scan(self, convolved: Array, steps: Array, state: Array, after: Array) -> Array:
         """Fold (S, L, C) into the state (S, H * N * P), token by token: y (S, L, H, P).
@@ -113,9 +118,9 @@ class Ssm:
             last = states[-1].reshape(sets, heads, -1)
             for back in range(max(length - stop, 0), min(planes, length - start)):
                 after[:, back] = states[length - back - start - 1].reshape(sets, -1)
-        y = y.reshape(length, sets, heads, wide)
-        y += x * self.skip
-        return y.swapaxes(0, 1)
+        read = y.reshape(length, sets, heads, wide)
+        read += x * self.skip
+        return read.swapaxes(0, 1)
 
 
 def _fold(before: Array, states: Array, decay: Array) -> None:
