@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from cachesim.engines.ik_llama import events
-from cachesim.engines.ik_llama.context import Decoded, Entry
+from cachesim.engines.ik_llama.context import CANCELLED, Decoded, Entry
 from cachesim.engines.ik_llama.matching import discard
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.slot import Command, Slot, State
@@ -212,6 +212,9 @@ class Batching:
         while first < len(self._batch):
             view = self._batch[first : first + n_batch]
             decoded = self._server.primary.decode(view, keep_steps=self._steps())
+            if decoded.code == CANCELLED:
+                self._cancelled()
+                return
             if decoded.code:
                 if n_batch == 1:
                     self._fail()
@@ -225,6 +228,18 @@ class Batching:
     def _steps(self) -> int:
         """Recurrent states are kept for every drafted token of the batch."""
         return 1 + max((len(slot.drafted) for slot in self._server.slots), default=0)
+
+    def _cancelled(self) -> None:
+        """Whole ubatches survive: token lists are cut to what the memory holds."""
+        server = self._server
+        server.primary.ubatches_left = None
+        for slot in server.slots:
+            held = server.primary.cells.seq_pos_max(SeqId(slot.id)) + 1
+            del slot.cache_tokens[held:]
+            slot.n_past = len(slot.cache_tokens)
+            if slot.ticket is not None and not slot.available:
+                slot.state = State.PROCESSING
+                server.finish(slot, "cancelled", "the client went away")
 
     def _fail(self) -> None:
         """Every slot is answered and released, idle ones too; token lists stay (trap T13)."""

@@ -7,6 +7,7 @@ streams, no rollback of rows beyond one speculative step).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
+
+CANCELLED: Final = -3
+"""What a decode returns when the client went away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ class Context:
             if s.place == "recurrent"
         }
         self.steps: dict[int, Array] = {}  # per layer: the states after each token of a draft
+        self.ubatches_left: int | None = None  # the client goes away after so many
 
     def _cached(self) -> list[LayerShape]:
         return [shape for shape in self.network.shapes if shape.place != "recurrent"]
@@ -85,7 +90,16 @@ class Context:
             self._compute(piece, start, first, hidden, done, keep_steps=keep_steps)
             if not self.recurrent:
                 self.cells.advance(len(piece))
+            if self._cancelled():
+                return Decoded(code=CANCELLED, logits=done.logits, hidden=done.hidden)
         return done
+
+    def _cancelled(self) -> bool:
+        """A closed connection stops the decode after the ubatch in progress."""
+        if self.ubatches_left is None:
+            return False
+        self.ubatches_left -= 1
+        return self.ubatches_left <= 0
 
     def _find(self, piece: Sequence[Entry]) -> int | None:
         if self.recurrent:

@@ -39,6 +39,7 @@ class Options:
     draft_max: int = 16
     draft_min: int = 0
     draft_p_min: float = 0.75
+    chat_template: str = "chatml"  # decides which token texts open and close reasoning
 
     @property
     def tags(self) -> tuple[str, str] | None:

@@ -16,7 +16,7 @@ from cachesim.engines.ik_llama.companion import (
     WindowCompanion,
 )
 from cachesim.engines.ik_llama.context import Context
-from cachesim.engines.ik_llama.matching import TextOf, token_prefix
+from cachesim.engines.ik_llama.matching import token_prefix
 from cachesim.engines.ik_llama.options import Options, read_options
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.prompt_cache import PromptCache
@@ -25,16 +25,12 @@ from cachesim.engines.ik_llama.selection import Selection
 from cachesim.engines.ik_llama.slot import Command, Slot, State
 from cachesim.engines.ik_llama.snapshot import snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
+from cachesim.engines.ik_llama.texts import texts
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, OptionError, TokenError
 from cachesim.model.arithmetic import Network
-from cachesim.units import Count, SeqId, SlotId, Token
-
-
-def bracketed(token: Token) -> str:
-    """The text of a token where no tokenizer was handed in: unique, without white space."""
-    return f"[{token}]"
+from cachesim.units import Count, SeqId, SlotId
 
 
 class IkLlama(Engine):
@@ -47,13 +43,13 @@ class IkLlama(Engine):
         network: Network,
         options: Mapping[str, Any],
         store: ByteStore | None = None,
-        text_of: TextOf = bracketed,
     ) -> None:
         self.profile = profile
         self.network = network
         self.rules = rules_of(profile)
         self.options: Options = read_options(profile, self.rules, options)
         self.store = store
+        text_of = texts(self.options.chat_template)
         self._record: list[Event] = []
         self._replies: dict[Ticket, Reply] = {}
         self._queue: deque[tuple[Ticket, Request]] = deque()
@@ -200,7 +196,9 @@ class IkLlama(Engine):
         slot.reset(self.rules.interval_starts_at)
         slot.ticket, slot.request = ticket, request
         slot.prompt_tokens = list(request.prompt)
-        slot.n_keep = (request.options or {}).get("n_keep", slot.n_keep)
+        asked = request.options or {}
+        slot.n_keep = asked.get("n_keep", slot.n_keep)
+        self.primary.ubatches_left = asked.get("cancel_after_ubatches")
         slot.command = Command.LOAD_PROMPT
         self.checkpointing.launched()
 
