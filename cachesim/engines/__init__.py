@@ -1,5 +1,6 @@
 """One room per server family, all behind `Engine` and events."""
 
+from cachesim.engines import ik_llama  # each room registers its family when it is imported
 from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
 from cachesim.engines.events import Event, Loss
 from cachesim.engines.profile import Profile
@@ -14,4 +15,5 @@ __all__ = [
     "Reply",
     "Request",
     "Ticket",
+    "ik_llama",
 ]
