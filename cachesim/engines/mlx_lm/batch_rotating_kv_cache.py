@@ -214,13 +214,31 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
 
     def is_trimmable(self) -> bool:
         """Only while fewer than W tokens were written."""
-        return self._offset < self.max_size
+        return self.rules.rotating_unrolls_on_trim or self._offset < self.max_size
 
     def trim(self, n: int) -> int:
         """Move the common end back, unchecked; follows `BatchRotatingKVCache.trim`."""
+        if self.rules.rotating_unrolls_on_trim:
+            return self._trim_unrolled(n)
         n = min(self._offset, n)
         self._offset -= n
         self._idx -= n
+        self.offset = self.offset - n
+        return n
+
+    def _trim_unrolled(self, n: int) -> int:
+        """#999: unroll, keep the first rows of the buffer."""
+        effective = min(self._offset, self.max_size)
+        n = min(effective, n)
+        left = effective - n
+        if left == 0:
+            self.keys = self.values = None
+            self.rotated = False
+        else:
+            self.temporal_order()
+            self.keys = held(self.keys)[:, :, :left].copy()
+            self.values = held(self.values)[:, :, :left].copy()
+        self._offset = self._idx = left
         self.offset = self.offset - n
         return n
 
@@ -292,6 +310,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         """Cut one row out of the unrolled ring; follows `BatchRotatingKVCache.extract`."""
         cache = RotatingKVCache(self.rules, self.max_size)
         cache.row_bytes = self.row_bytes
+        if self.keys is None and self.rules.rotating_unrolls_on_trim:
+            return cache
         padding = int(self.left_padding[row])
         if self.rules.rotating_extract_clamps_padding:
             padding = max(0, padding)

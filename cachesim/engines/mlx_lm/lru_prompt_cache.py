@@ -45,8 +45,9 @@ class Fetched:
 
     prompt_cache: list[LayerCache] | None
     rest: Key
-    kind: str  # exact, longer, shorter, untrimmed, miss
+    kind: str  # exact, longer, shorter, untrimmed, snapshot, miss
     key: Key | None = None  # of the entry that was used
+    position: Key | None = None  # #923: the entry that is to be deleted when its cache comes back
     equal: Count = Count(0)
     losses: tuple[Loss, ...] = ()
 
@@ -151,18 +152,22 @@ class LRUPromptCache:
     def _shorter(self, found: PromptTrieResult, tokens: Key) -> Fetched:
         """The longest stored prefix as it is, or nothing."""
         equal = Count(found.common_prefix)
-        used = Count(0 if found.shorter is None else len(found.shorter))
-        losses = (self._why_not_longer(found, equal, used),) if used < equal else ()
+        losses = self._losses_of_shorter(found)
         if found.shorter is None:
             return Fetched(prompt_cache=None, rest=tokens, kind="miss", equal=equal, losses=losses)
         return Fetched(
             prompt_cache=self._handed_out(found.model, found.shorter),
-            rest=tokens[used:],
+            rest=tokens[len(found.shorter) :],
             kind="shorter",
             key=found.shorter,
             equal=equal,
             losses=losses,
         )
+
+    def _losses_of_shorter(self, found: PromptTrieResult) -> tuple[Loss, ...]:
+        equal = Count(found.common_prefix)
+        used = Count(0 if found.shorter is None else len(found.shorter))
+        return (self._why_not_longer(found, equal, used),) if used < equal else ()
 
     def _why_not_longer(self, found: PromptTrieResult, equal: Count, used: Count) -> Loss:
         if found.longer is None:

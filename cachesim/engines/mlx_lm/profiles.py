@@ -109,9 +109,6 @@ CACHE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
 STORE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     "999": {"checks_trimmed": True, "prunes": "within-size"},
     "1186": {"reuses_untrimmed": True},
-    "923": {"snapshots": True},
-    "929": {"snapshots_trim_each_layer": True},
-    "929.3": {"snapshots_trim_each_layer": True},
 }
 
 

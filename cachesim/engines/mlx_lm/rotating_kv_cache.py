@@ -32,11 +32,17 @@ class RotatingKVCache(LayerCache):
         self.keep = keep
         self.max_size = max_size
         self._idx = 0
+        self._offset = 0
 
     @property
     def idx(self) -> int:
         """Where the next row goes; upstream's `_idx`."""
         return self._idx
+
+    @property
+    def fill(self) -> int:
+        """Tokens that count for the ring; the offset, unless #999 tells the two apart."""
+        return self._offset if self.rules.rotating_unrolls_on_trim else self.offset
 
     def without_middle(self, excess: int, buffer: Array) -> Array:
         """Delete rows `[keep, keep + excess)`; follows `RotatingKVCache._trim`."""
@@ -49,7 +55,7 @@ class RotatingKVCache(LayerCache):
         rows = held(buffer)
         if self._idx == rows.shape[2]:
             return rows
-        if self._idx < self.offset:
+        if self._idx < self.fill:
             kept, old = rows[:, :, : self.keep], rows[:, :, self._idx :]
             return joined((kept, old, rows[:, :, self.keep : self._idx]))
         return rows[:, :, : self._idx]
@@ -74,12 +80,13 @@ class RotatingKVCache(LayerCache):
             self.keys = joined((self.without_middle(excess, self.keys), keys))
             self.values = joined((self.without_middle(excess, self.values), values))
         self.offset += keys.shape[2]
+        self._offset += keys.shape[2]
         self._idx = rows_of(self.keys)
         return self.keys, held(self.values)
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then go round. Follows `_update_in_place`."""
-        prev = self.offset
+        prev = self.fill
         if self.keys is None or (prev >= rows_of(self.keys) and rows_of(self.keys) < self.max_size):
             fresh = min(self.step, self.max_size - prev)
             self._append_blank(keys, values, fresh)
@@ -94,6 +101,7 @@ class RotatingKVCache(LayerCache):
         write_rows(held(self.keys), self._idx, self._idx + 1, keys)
         write_rows(held(self.values), self._idx, self._idx + 1, values)
         self.offset += 1
+        self._offset += 1
         self._idx += 1
         return self.keys_and_values()
 
@@ -107,13 +115,13 @@ class RotatingKVCache(LayerCache):
     def keys_and_values(self) -> tuple[Array, Array]:
         """The used rows, in ring order once it is full; follows upstream's method."""
         keys, values = held(self.keys), held(self.values)
-        if self.offset < keys.shape[2]:
-            return keys[:, :, : self.offset], values[:, :, : self.offset]
+        if self.fill < keys.shape[2]:
+            return keys[:, :, : self.fill], values[:, :, : self.fill]
         return keys, values
 
     def size(self) -> int:
         """Tokens that are still there."""
-        return min(self.offset, self.max_size)
+        return min(self.fill, self.max_size)
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""
@@ -132,26 +140,52 @@ class RotatingKVCache(LayerCache):
 
     @property
     def meta_state(self) -> State:
-        """The four numbers, as strings."""
-        return tuple(map(str, (self.keep, self.max_size, self.offset, self._idx)))
+        """The numbers, as strings: four, five with #999."""
+        numbers = [self.keep, self.max_size, self.offset, self._idx]
+        if self.rules.rotating_unrolls_on_trim:
+            numbers.insert(3, self._offset)
+        return tuple(map(str, numbers))
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setters of `state` and `meta_state`."""
+        """Follows the setters of `state` and `meta_state`; #999 takes four numbers too."""
         if self.rules.state_form == "whole":
             self.keys, self.values, self.offset, self.keep, self.max_size, self._idx = state
-            return
-        self.keys, self.values = state
-        self.keep, self.max_size, self.offset, self._idx = map(int, meta_state)
+        else:
+            self.keys, self.values = state
+            numbers = list(map(int, meta_state))
+            self.keep, self.max_size, self.offset, self._idx = *numbers[:3], numbers[-1]
+        self._offset = min(self.offset, self.max_size)
+        if self.rules.rotating_unrolls_on_trim and len(meta_state) > 4:
+            self._offset = int(meta_state[3])
 
     def is_trimmable(self) -> bool:
         """Only below W: a ring that holds exactly W tokens is frozen already."""
-        return self.offset < self.max_size
+        return self.rules.rotating_unrolls_on_trim or self.offset < self.max_size
 
     def trim(self, n: int) -> int:
         """Move offset and write index back, unchecked: on a full ring this corrupts it."""
+        if self.rules.rotating_unrolls_on_trim:
+            return self._trim_unrolled(n)
         n = min(self.offset, n)
         self.offset -= n
         self._idx -= n
+        return n
+
+    def _trim_unrolled(self, n: int) -> int:
+        """#999: unroll, keep the first rows; after a long concat those are the oldest.
+
+        before  [0 ..... effective) of the temporal order      after  [0 ... effective - n)
+        """
+        effective = min(self._offset, self.max_size)
+        n = min(effective, n)
+        left = effective - n
+        if left == 0:
+            self.keys = self.values = None
+        else:
+            keys, values = self.temporal_order(self.keys), self.temporal_order(self.values)
+            self.keys, self.values = keys[:, :, :left].copy(), values[:, :, :left].copy()
+        self._offset = self._idx = left
+        self.offset -= n
         return n
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> LayerCache:
@@ -165,15 +199,15 @@ class RotatingKVCache(LayerCache):
         """Many columns meet the concat path's order, one meets the ring's; as upstream."""
         if columns > 1:
             window = window_size or self.max_size
-            offset = min(self.max_size - 1, self.offset)
+            offset = min(self.max_size - 1, self.fill)
             if offset + columns > window or return_array:
                 return create_causal_mask(columns, offset, window_size=window)
             return "causal"
         if window_size is None:
             return None
-        if self.offset >= window_size and self.max_size > window_size:
+        if self.fill >= window_size and self.max_size > window_size:
             position = 0 if self._idx >= self.max_size else self._idx
-            count = min(self.offset + 1, self.max_size)
+            count = min(self.fill + 1, self.max_size)
             return np.roll(np.arange(count) >= count - window_size, position + 1)
         return None
 
@@ -181,4 +215,4 @@ class RotatingKVCache(LayerCache):
         """Take rows in temporal order that end at `offset`; what `extract` does to a new ring."""
         self.keys, self.values = keys, values
         self.offset = offset
-        self._idx = keys.shape[2]
+        self._idx = self._offset = keys.shape[2]

@@ -133,13 +133,6 @@ class StoreRules:
     reuses_untrimmed: bool = False
     """#1186 (closed): a longer entry that cannot be cut serves as it is."""
 
-    snapshots: bool = False
-    """#923 (closed): entries may be snapshots; ordinary ones are handed out as they are and move
-    to their new key."""
-
-    snapshots_trim_each_layer: bool = False
-    """#929 (closed), on #923: a snapshot's layers are trimmed one by one where they can be."""
-
     def queue_of(self, cache_type: str) -> str:
         """The queue of an entry: its type's, or what the release makes of types."""
         if cache_type in self.queues:
