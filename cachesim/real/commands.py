@@ -20,7 +20,7 @@ from cachesim.real.compare import Difference, SideBySide, Tally
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.flags import PRESETS
 from cachesim.real.gguf import write_model
-from cachesim.real.llamacpp_server import environment_for
+from cachesim.real.llamacpp_server import as_release, environment_for
 from cachesim.real.server_log import calls_of
 from cachesim.real.workload import Workload
 
@@ -48,13 +48,14 @@ def real_llama_cpp(
         msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"
         raise OptionError(msg)
     out = console()
+    wheel = as_release(release)
     try:
-        environment_for(release).ready()
+        environment_for(wheel).ready()
     except EnvironmentUnavailableError as error:
         console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
         return 1
     tally, shown = Tally(), None
-    with SideBySide(release) as pair:
+    with SideBySide(wheel) as pair:
         for number in range(first, first + workloads):
             played = pair.play_random(seed=seed, number=number, presets=presets)
             tally.count(played)

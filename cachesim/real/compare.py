@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from cachesim.engines.events import Event
-from cachesim.real.flags import PRESETS
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import RealServer, RealServerError, grouped
 from cachesim.real.shrink import shrink
@@ -80,7 +79,7 @@ class Played:
 class SideBySide(AbstractContextManager["SideBySide"]):
     """One release's real server and the simulator, with the same models."""
 
-    def __init__(self, release: str, *, log: Path | None = None) -> None:
+    def __init__(self, release: Release, *, log: Path | None = None) -> None:
         self.release = release
         self.real = RealServer(release, log=log)
         self._folder = TemporaryDirectory(prefix="cachesim-models-")
@@ -98,7 +97,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def play_random(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
         """Draw a workload, grow it on the real server, and play it on the simulator."""
-        setting = draw_setting(seed, number, release=_release(self.release), presets=tuple(presets))
+        setting = draw_setting(seed, number, release=self.release, presets=tuple(presets))
         model = self.model(setting.preset, setting.window)
         with self.real.started(setting.options, model) as server:
             workload, outcomes = grow(setting, server)
@@ -133,14 +132,6 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         if disagree(start):
             shrink(start, disagree)
         return found
-
-
-def _release(name: str) -> Release:
-    for release in PRESETS["dense"]:
-        if release == name:
-            return release
-    msg = f"there is no wheel of llama.cpp {name!r}"
-    raise RealServerError(msg)
 
 
 def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:

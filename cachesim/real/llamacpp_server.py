@@ -16,13 +16,13 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from cachesim.errors import CachesimError, OptionError, ProfileError
 from cachesim.real.environment import Environment
-from cachesim.real.workload import CRASH, Outcome, Step, Workload
+from cachesim.real.workload import CRASH, Outcome, Release, Step, Workload
 from cachesim.units import Token, as_tokens
 
 Json: TypeAlias = dict[str, Any]
 Value: TypeAlias = Any
 
-WHEELS: Final[Mapping[str, str]] = {
+WHEELS: Final[Mapping[Release, str]] = {
     "b9093": "2026.5.9093",
     "b9538": "2026.6.9538",
     "b11549": "2026.10.11549",
@@ -100,11 +100,17 @@ class RealServerError(CachesimError):
     """The real server could not be started, or it answered what we do not understand."""
 
 
-def environment_for(release: str) -> Environment:
+def as_release(name: str) -> Release:
+    """Read the name of a release that there is a wheel of."""
+    for release in WHEELS:
+        if name == release:
+            return release
+    msg = f"there is no wheel of llama.cpp {name!r}; there are {', '.join(WHEELS)}"
+    raise ProfileError(msg)
+
+
+def environment_for(release: Release) -> Environment:
     """The environment that holds a release's wheel."""
-    if release not in WHEELS:
-        msg = f"there is no wheel of llama.cpp {release!r}; there are {', '.join(WHEELS)}"
-        raise ProfileError(msg)
     version = WHEELS[release]
     return Environment(name=f"xllamacpp-{version}", requirements=(f"xllamacpp=={version}",))
 
@@ -117,7 +123,7 @@ class RealServer(AbstractContextManager["RealServer"]):
     ubatch size has a process of its own, as servers started from a shell have.
     """
 
-    def __init__(self, release: str, *, log: Path | None = None) -> None:
+    def __init__(self, release: Release, *, log: Path | None = None) -> None:
         self.release = release
         self._python = environment_for(release).ready()
         self._log = log

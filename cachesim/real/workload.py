@@ -65,7 +65,7 @@ class Workload:
     """A fresh server of one release, its model and flags, and the steps played on it."""
 
     name: str
-    release: str
+    release: Release
     preset: str
     window: int = 0  # 0: the preset's own
     options: Mapping[str, Any]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.real.llamacpp_server import RealServer
-from cachesim.real.workload import Outcome, Step, Workload
+from cachesim.real.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
 VOCABULARY: Final = 512
@@ -31,7 +31,7 @@ class Conversation:
     predict: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def on(self, release: str, preset: str) -> Workload:
+    def on(self, release: Release, preset: str) -> Workload:
         """The conversation as a workload."""
         return Workload(
             name=self.name,
