@@ -21,8 +21,10 @@ from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.flags import PRESETS
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import as_release, environment_for
+from cachesim.real.scenarios import StepPlayed, play_scenario, releases_of
 from cachesim.real.server_log import calls_of
 from cachesim.real.workload import Workload
+from cachesim.scenario.load import load
 
 
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
@@ -40,8 +42,30 @@ def real_llama_cpp(
     workloads: int = 100,
     models: Sequence[str] = (),
     first: int = 0,
+    scenario: Path | None = None,
 ) -> int:
-    """Play random workloads on a release's real server and on the simulator."""
+    """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
+
+    Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
+
+    Parameters
+    ----------
+    release
+        b9093, b9538 or b11549; a scenario is played on every release that it names.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many: each is a fresh server with random flags and 4 to 12 requests.
+    models
+        Presets to draw from; all that the release can load if left out.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    scenario
+        A scenario file to play instead.
+
+    """
+    if scenario is not None:
+        return _real_scenario(scenario)
     presets = tuple(models) or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
@@ -65,6 +89,38 @@ def real_llama_cpp(
     if shown is not None:
         show_difference(out, shown)
     return 0 if tally.all_agree else 1
+
+
+def _real_scenario(file: Path) -> int:
+    scenario = load(file)
+    agree = True
+    for release in releases_of(scenario):
+        try:
+            environment_for(release).ready()
+        except EnvironmentUnavailableError as error:
+            console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
+            return 1
+        steps = play_scenario(scenario, release)
+        console().print(scenario_table(scenario.name, release, steps))
+        agree = agree and all(step.agrees for step in steps)
+    return 0 if agree else 1
+
+
+def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
+    """What both servers answered, step by step."""
+    table = Table(title=f"{name} on llama.cpp {release}", title_style="")
+    for head in ("step", "prompt", "real: cached", "processed", "simulated: cached", "processed"):
+        table.add_column(head, justify="left" if head == "step" else "right")
+    table.add_column("")
+    for each in steps:
+        cells = [
+            outcome.error or str(value)
+            for outcome in (each.real, each.simulated)
+            for value in (outcome.cached, outcome.processed)
+        ]
+        verdict = "equal" if each.agrees else "DIFFERENT"
+        table.add_row(each.step.name, str(len(each.step.prompt)), *cells, verdict)
+    return table
 
 
 def console(*, stderr: bool = False) -> Console:

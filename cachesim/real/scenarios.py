@@ -1,0 +1,113 @@
+"""A scenario on the real server of its release, with the simulator beside it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, get_args
+
+from cachesim.engines.base import Engine
+from cachesim.engines.profile import Profile
+from cachesim.errors import ScenarioError
+from cachesim.real.gguf import write_model
+from cachesim.real.llamacpp_server import WHEELS, RealServer, as_release
+from cachesim.real.simulated import SimulatedServer
+from cachesim.real.workload import Action, Outcome, Release, Step
+from cachesim.scenario.checks import DEFAULT_PREDICT, full_profile, step_name
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.prompts import Vocabulary
+from cachesim.scenario.session import MemoryStore, groups_of
+
+PLAYABLE: Final = get_args(Action)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlayed:
+    """One step, and what both servers answered."""
+
+    step: Step
+    real: Outcome
+    simulated: Outcome
+
+    @property
+    def agrees(self) -> bool:
+        """True when both say the same."""
+        return self.real.as_dict() == self.simulated.as_dict()
+
+
+def releases_of(scenario: Scenario) -> tuple[Release, ...]:
+    """The releases among a scenario's profiles that there is a wheel of, patches left aside."""
+    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    named = [each for each in profiles if each.engine == "llama.cpp" and not each.patches]
+    found = tuple(as_release(each.release) for each in named if each.release in WHEELS)
+    if not found:
+        msg = f"{scenario.name}: none of its profiles is an unpatched release with a wheel"
+        raise ScenarioError(msg)
+    return found
+
+
+def play_scenario(scenario: Scenario, release: Release) -> tuple[StepPlayed, ...]:
+    """Play a scenario on the real server, and on the simulator with the real replies."""
+    with TemporaryDirectory(prefix="cachesim-models-") as folder, RealServer(release) as real:
+        model = Path(folder) / "model.gguf"
+        write_model(spec_of(scenario.model), model)
+        return tuple(_steps(scenario, release, real, model))
+
+
+def _steps(
+    scenario: Scenario, release: Release, real: RealServer, model: Path
+) -> Iterator[StepPlayed]:
+    engine = Engine.create(
+        Profile("llama.cpp", release),
+        model=spec_of(scenario.model),
+        options=scenario.engine.options,
+        arithmetic="ring",
+        store=MemoryStore(),
+    )
+    simulated = SimulatedServer(engine)
+    vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)
+    with real.started(scenario.engine.options, model) as server:
+        for numbers in groups_of(scenario):
+            group = [_resolved(scenario, number, vocabulary) for number in numbers]
+            answers = server.ask(group)
+            ours = simulated.ask(group, [answer.reply for answer in answers])
+            for step, answer, our in zip(group, answers, ours, strict=True):
+                vocabulary.replies[step.name] = answer.reply
+                yield StepPlayed(step=step, real=answer, simulated=our)
+            if server.lost or simulated.lost:
+                return
+
+
+def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
+    """A step with its prompt as tokens; replies in it are the real server's own."""
+    step = scenario.step[number]
+    name = step_name(scenario, number)
+    _check_playable(scenario, number)
+    predict = step.predict
+    if predict is None:
+        predict = DEFAULT_PREDICT if step.reply is None else len(vocabulary.tokens(step.reply))
+    return Step(
+        name=name,
+        do=next(action for action in get_args(Action) if action == step.do),
+        prompt=vocabulary.prompt(step),
+        predict=predict,
+        slot=max(step.slot, 0) if step.do != "complete" else step.slot,
+        cache_prompt=step.cache_prompt,
+        with_previous=step.with_previous,
+        file=step.file or "",
+        options=step.options,
+    )
+
+
+def _check_playable(scenario: Scenario, number: int) -> None:
+    step = scenario.step[number]
+    hurdles: Sequence[tuple[bool, str]] = (
+        (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
+        (bool(step.messages), "messages are rendered by the real server's own template"),
+        (step.completions > 1, "several completions of one prompt are not compared"),
+    )
+    for stands, why in hurdles:
+        if stands:
+            msg = f"{scenario.name}: step {number + 1} is not played on the real server: {why}"
+            raise ScenarioError(msg)
