@@ -45,7 +45,8 @@ def silu(x: Array) -> Array:
     result = np.negative(x)
     np.exp(result, out=result)
     result += 1.0
-    return np.divide(x, result, out=result)
+    np.divide(x, result, out=result)
+    return result
 
 
 def gelu(x: Array) -> Array:
@@ -57,7 +58,8 @@ def gelu(x: Array) -> Array:
     inner *= -2.0 * math.sqrt(2.0 / math.pi)  # 0.5 (1 + tanh u) is the sigmoid of 2 u
     np.exp(inner, out=inner)
     inner += 1.0
-    return np.divide(x, inner, out=inner)
+    np.divide(x, inner, out=inner)
+    return inner
 
 
 def softplus(x: Array) -> Array:

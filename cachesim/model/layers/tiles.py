@@ -84,6 +84,8 @@ def mixes(inner: int, columns: int, heads: int, kind: str) -> bool:
         right = noise(inner, heads * columns)[:, :columns]
     rows = noise(LADDER[-1], inner)
     whole = np.matmul(rows, right)
+    if not np.array_equal(np.matmul(np.roll(rows, 1, axis=0), right), np.roll(whole, 1, axis=0)):
+        return False
     return all(
         np.array_equal(np.matmul(rows[start : start + height], right), whole[start:][:height])
         for height in LADDER[:-1]

@@ -1,0 +1,194 @@
+"""The same bits however a prompt is cut, whatever shares the ubatch, wherever its cells lie."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scattered import Piece, ScatteredStore
+
+from cachesim.model.build import build
+from cachesim.model.layers import attention, mlp
+from cachesim.model.layers.tiles import Cuts, ladder_for, noise
+from cachesim.model.network import FloatNetwork
+from cachesim.model.plain import PlainStore
+from cachesim.model.presets import PRESETS, preset, tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Ubatch
+from cachesim.units import Array
+
+NAMES = sorted(PRESETS)
+SHORT, LONG = 40, 150  # below one block of keys; across two borders
+
+
+def tokens_from(seed: int, count: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(0, 512, count).tolist())
+
+
+def cold(spec: ModelSpec, tokens: tuple[int, ...]) -> Array:
+    network = build(spec)
+    ubatch = Ubatch(tokens=np.array(tokens), positions=np.arange(len(tokens)))
+    return network.run(ubatch, PlainStore(network)).logits
+
+
+def in_pieces(spec: ModelSpec, tokens: tuple[int, ...], cuts: list[int]) -> Array:
+    network = build(spec)
+    store = PlainStore(network)
+    return np.concatenate(
+        [
+            network.run(
+                Ubatch(tokens=np.array(tokens[a:b]), positions=np.arange(a, b)), store
+            ).logits
+            for a, b in pairwise([0, *cuts, len(tokens)])
+        ]
+    )
+
+
+def cutting(count: int) -> st.SearchStrategy[list[int]]:
+    return st.sets(st.integers(1, count - 1), max_size=8).map(sorted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=8)
+@given(seed=st.integers(0, 999), cuts=cutting(LONG))
+def test_a_preset_answers_with_the_same_bits_however_it_is_cut(
+    name: str, seed: int, cuts: list[int]
+) -> None:
+    tokens = tokens_from(seed, LONG)
+
+    assert np.array_equal(cold(preset(name), tokens), in_pieces(preset(name), tokens, cuts))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_token_by_token_is_the_same_as_all_at_once(name: str) -> None:
+    tokens = tokens_from(7, LONG)
+
+    one_by_one = in_pieces(preset(name), tokens, list(range(1, LONG)))
+
+    assert np.array_equal(cold(preset(name), tokens), one_by_one)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 999), cuts=cutting(SHORT))
+def test_tiny_models_do_not_care_for_cuts_either(name: str, seed: int, cuts: list[int]) -> None:
+    tokens = tokens_from(seed, SHORT)
+
+    assert np.array_equal(cold(tiny(name), tokens), in_pieces(tiny(name), tokens, cuts))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 99),
+    chances=st.tuples(st.integers(0, 999), st.integers(0, 999)),
+    starts=st.lists(st.integers(0, 200), min_size=2, max_size=3),
+    cuts=cutting(SHORT),
+)
+def test_neighbours_and_places_do_not_matter(
+    name: str, seed: int, chances: tuple[int, int], starts: list[int], cuts: list[int]
+) -> None:
+    network = build(tiny(name))
+    told = [tokens_from(seed + i, SHORT) for i in range(len(starts))]
+
+    def pieces(a: int, b: int) -> list[Piece]:
+        return [Piece(i, told[i][a:b], start + a) for i, start in enumerate(starts)]
+
+    alone = [
+        ScatteredStore(network, chance=chances[0]).play(piece)[0] for piece in pieces(0, SHORT)
+    ]
+    crowd = ScatteredStore(network, chance=chances[1])
+    together = [crowd.play(*pieces(a, b)) for a, b in pairwise([0, *cuts, SHORT])]
+
+    for mine, parts in zip(alone, zip(*together, strict=True), strict=True):
+        assert np.array_equal(mine, np.concatenate(parts))
+
+
+def test_wide_heads_and_odd_shapes_are_invariant_too() -> None:
+    spec = preset("dense", width=40, heads=3, kv_heads=3, head_size=64, mlp_width=50)
+    tokens = tokens_from(3, LONG)
+
+    assert np.array_equal(cold(spec, tokens), in_pieces(spec, tokens, [1, 4, 70, 129]))
+
+
+def test_a_machine_that_cannot_mix_heights_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cachesim.model.network.ladder_for", lambda *_: (16,))
+    tokens = tokens_from(4, 90)
+
+    whole = run_fresh(preset("hybrid"), tokens, [])
+
+    assert np.array_equal(whole, run_fresh(preset("hybrid"), tokens, [1, 2, 30, 77]))
+    assert np.allclose(whole, cold(preset("hybrid"), tokens), rtol=1e-9, atol=1e-9)
+
+
+def run_fresh(spec: ModelSpec, tokens: tuple[int, ...], cuts: list[int]) -> Array:
+    """As `in_pieces`, on a network of its own: patched arithmetic must not stay in a cache."""
+    network = FloatNetwork(spec)
+    store = PlainStore(network)
+    return np.concatenate(
+        [
+            network.run(
+                Ubatch(tokens=np.array(tokens[a:b]), positions=np.arange(a, b)), store
+            ).logits
+            for a, b in pairwise([0, *cuts, len(tokens)])
+        ]
+    )
+
+
+def test_this_machine_was_asked_what_it_can_mix() -> None:
+    matrix = np.zeros((64, 128))
+
+    assert ladder_for((matrix,), (2, 16), 64)[0] >= 4
+
+
+# Mutants: arithmetic that looks right, and must be caught by what stands above.
+
+
+def plain_product(rows: Array, matrix: Array, tiles: Cuts) -> Array:
+    """`@` on the real rows alone."""
+    del tiles
+    result = np.zeros((len(rows), matrix.shape[1]))
+    real = int(np.flatnonzero(rows.any(axis=1))[-1]) + 1
+    result[:real] = rows[:real] @ matrix
+    return result
+
+
+def plain_products_are_harmless() -> bool:
+    rows, matrix = noise(150, 128), noise(128, 64)
+    whole = rows @ matrix
+    return all(np.array_equal(rows[i : i + 1] @ matrix, whole[i : i + 1]) for i in range(150))
+
+
+def gather_in_one_sum(scores: Array, values: Array, count: int, group: int) -> Array:
+    """Weights added up over the whole lane in one reduction, not block after block."""
+    kv_heads, blocks = scores.shape[:2]
+    scores = scores - np.maximum.reduce(scores, axis=1).max(axis=-1)[:, None, ..., None]
+    weights = np.moveaxis(np.exp(scores), 1, 3).reshape(kv_heads, -1, blocks * 64)
+    total = weights.sum(axis=-1)
+    flat = np.moveaxis(values.reshape(-1, *values.shape[2:]), 1, 0)
+    seen = np.einsum("krn,kns->krs", weights, flat) / total[..., None]
+    rows = seen[:, : count * group].reshape(kv_heads, count, group, -1)
+    return rows.transpose(1, 0, 2, 3).reshape(count, kv_heads * group, -1)
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "mutant"),
+    [(mlp, "product", plain_product), (attention, "gather", gather_in_one_sum)],
+    ids=["plain @ in one projection", "one sum over the padded lane"],
+)
+def test_a_mutant_is_caught(
+    room: object, name: str, mutant: Callable[..., Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mutant is plain_product and plain_products_are_harmless():
+        pytest.skip("on this machine a row alone has the bits it has in a crowd")
+    tokens = tokens_from(7, LONG)
+    honest = cold(preset("dense"), tokens)
+    monkeypatch.setattr(room, name, mutant)
+
+    whole = run_fresh(preset("dense"), tokens, [])
+    one_by_one = run_fresh(preset("dense"), tokens, list(range(1, LONG)))
+    across_a_border = run_fresh(preset("dense"), tokens, [70, 134])
+
+    assert np.allclose(honest, whole, rtol=1e-9, atol=1e-9), "a mutant is right but for rounding"
+    assert not (np.array_equal(whole, one_by_one) and np.array_equal(whole, across_a_border))
