@@ -1,0 +1,67 @@
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.errors import ScenarioError
+from cachesim.real.mlx_rows import read_row, write_row
+from cachesim.real.mlx_vectors import mismatch
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    with gzip.open(VECTORS / name, "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+CACHES = lines_of("mlx-caches.jsonl.gz")
+STORES = lines_of("mlx-store.jsonl.gz")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("group", sorted({line["group"] for line in CACHES}))
+def test_every_operation_on_the_cache_classes_is_the_real_one(group: str, release: str) -> None:
+    lines = [line for line in CACHES if (line["group"], line["version"]) == (group, release)]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert 60 == len(lines)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_operation_on_the_store_is_the_real_one(release: str) -> None:
+    lines = [line for line in STORES if line["version"] == release]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert Counter(store=150, trie=50 * (release >= "0.31.3")) == Counter(
+        line["group"] for line in lines
+    )
+
+
+def test_a_recorded_value_that_was_changed_is_found() -> None:
+    line = json.loads(json.dumps(CACHES[0]))
+    line["results"][3]["after"]["c1"]["offset"] += 1
+
+    found = mismatch(line)
+
+    assert found is not None
+    assert 3 == found.step
+    assert line["results"][3] == found.expected
+
+
+def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ScenarioError, match=r"no mlx-lm release '0\.9'; there are 0\.30\.7"):
+        mismatch(CACHES[0] | {"version": "0.9"})
+
+
+@pytest.mark.parametrize("text", ["", "5", "5-9", "0*250", "1 2", "7 5-7 0*3 4"])
+def test_rows_of_tokens_read_and_write_alike(text: str) -> None:
+    assert text == write_row(read_row(text))
