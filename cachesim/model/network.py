@@ -174,5 +174,7 @@ def _shape(spec: ModelSpec, number: int) -> LayerShape:
         cell = (spec.kv_heads, spec.head_size)
         place: Place = "window" if kind == "window" else "attention"
         return LayerShape(layer=number, place=place, dtype="float64", key=cell, value=cell)
-    row = spec.conv_row(number) + spec.state_row(number)
-    return LayerShape(layer=number, place="recurrent", dtype="float64", row=row)
+    conv, state = spec.conv_row(number), spec.state_row(number)
+    return LayerShape(
+        layer=number, place="recurrent", dtype="float64", row=conv + state, conv=conv
+    )

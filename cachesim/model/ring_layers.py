@@ -102,7 +102,9 @@ class Recurrent:
         self._chains = CHAINS[kind]
         self._salt, self._tap = salts[:1], salts[1:] | ONE
         row = self._past + self._chains
-        self.shape = LayerShape(layer=layer, place="recurrent", dtype="uint64", row=row)
+        self.shape = LayerShape(
+            layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
+        )
 
     def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
         """Fold each set's tokens into its row."""

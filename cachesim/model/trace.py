@@ -241,8 +241,8 @@ def _places(network: Network) -> tuple[Place, ...]:
 
 def _ledger_shape(layer: int, place: Place) -> LayerShape:
     if place == "recurrent":
-        return LayerShape(layer=layer, place=place, dtype="int64", row=1)
-    return LayerShape(layer=layer, place=place, dtype="int64", key=(1,), value=(1,))
+        return LayerShape(layer=layer, place=place, dtype="int64", ledger=True, row=1)
+    return LayerShape(layer=layer, place=place, dtype="int64", ledger=True, key=(1,), value=(1,))
 
 
 def _fingerprint(logits: Array) -> bytes:

@@ -1,0 +1,137 @@
+"""Validation of batches (`llama_batch_allocr::init`) and the fields it fills in."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cachesim.engines.llamacpp.memory.batch import Batch, Ids
+from cachesim.engines.llamacpp.memory.hashed import hash_set_order
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.engines.llamacpp.memory.split import Splitter
+
+
+class Positions(Protocol):
+    """What validation asks of a memory."""
+
+    def seq_pos_min(self, seq: int) -> int:
+        """Lowest position, -1 if none."""
+        ...
+
+    def seq_pos_max(self, seq: int) -> int:
+        """Highest position, -1 if none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a batch is invalid (decode returns -1)."""
+
+    reason: str
+
+
+class BatchAllocr:
+    """Checks batches against a memory and makes them ready to be cut."""
+
+    def __init__(
+        self, rules: MemoryRules, *, n_seq_max: int, unified: bool, vocabulary: int
+    ) -> None:
+        self.rules = rules
+        limit = rules.batch_ids_when_unified if unified else None
+        self.n_ids = n_seq_max if limit is None else limit
+        self.vocabulary = vocabulary
+
+    def init(self, batch: Batch, memory: Positions) -> Splitter | Refusal:
+        """Follows `llama_batch_allocr::init`, in its order of checks."""
+        seqs = batch.seqs or ((0,),) * len(batch)
+        for token in batch.tokens:
+            if not 0 <= token < self.vocabulary:
+                return Refusal(reason=f"invalid token {token}")
+        distinct = set(seqs)
+        for ids in distinct:
+            for s in ids:
+                if not 0 <= s < self.n_ids:
+                    return Refusal(reason=f"invalid seq_id {s} >= {self.n_ids}")
+        if self.rules.hashed_ids and any(len(ids) > 1 for ids in distinct):
+            # Trap: the order of ids on a token decides whose state survives a coupling.
+            kept = {ids: hash_set_order(ids) for ids in distinct}
+            seqs = tuple(kept[ids] for ids in seqs)
+            distinct = set(seqs)
+        positions = batch.positions or self.continued(seqs, memory)
+        outputs = batch.outputs or (False,) * (len(batch) - 1) + (True,)
+        reason = self.refusal(positions, seqs, distinct, memory)
+        if reason:
+            return Refusal(reason=reason)
+        return Splitter(positions, seqs, outputs)
+
+    def continued(self, seqs: Iterable[Ids], memory: Positions) -> tuple[int, ...]:
+        """Positions for a batch that names none: each sequence goes on behind its last one."""
+        following: dict[int, int] = {}
+        positions = []
+        for ids in seqs:
+            for s in ids:
+                following.setdefault(s, memory.seq_pos_max(s) + 1)
+            pos = following[ids[0]]
+            positions.append(pos)
+            for s in ids if self.rules.advances_all_ids else ids[:1]:
+                following[s] = following[s] + 1
+        return tuple(positions)
+
+    def refusal(
+        self,
+        positions: tuple[int, ...],
+        seqs: tuple[Ids, ...],
+        distinct: set[Ids],
+        memory: Positions,
+    ) -> str:
+        """The consistency checks, in upstream's order; an empty string when all hold."""
+        by_seq: dict[int, list[int]] = {}
+        if len(distinct) == 1:
+            for s in seqs[0]:
+                by_seq[s] = list(positions)
+        else:
+            for pos, ids in zip(positions, seqs, strict=True):
+                for s in ids:
+                    by_seq.setdefault(s, []).append(pos)
+        return (
+            not_consecutive(by_seq, memory)
+            or diverged(distinct, memory)
+            # Upstream's check on incompatible sequence sets stands here. It intersects, for each
+            # id, sets that all contain the id, so it never fires: {0,1} then {1,2} is accepted.
+            or (decreasing(by_seq) if self.rules.refuses_decreasing else "")
+        )
+
+
+def not_consecutive(by_seq: dict[int, list[int]], memory: Positions) -> str:
+    """Every sequence continues where memory ends, without gaps.
+
+    Traps: a sequence without positions may start anywhere; positions given twice are accepted and
+    use two cells; holes in memory are invisible, since only `pos_max` is asked.
+    """
+    for s in sorted(by_seq):
+        low, high = min(by_seq[s]), max(by_seq[s])
+        last = memory.seq_pos_max(s)
+        if last >= 0 and low != last + 1:
+            return f"sequence {s} has last position {last} and the batch starts at {low}"
+        if high - low + 1 > len(set(by_seq[s])):
+            return f"sequence {s} positions are not continuous"
+    return ""
+
+
+def diverged(distinct: set[Ids], memory: Positions) -> str:
+    """Sequences coupled by a token hold the same positions."""
+    for ids in distinct:
+        for s in ids[1:]:
+            if memory.seq_pos_min(s) != memory.seq_pos_min(ids[0]):
+                return f"sequence {s} is coupled to {ids[0]}, but they have diverged"
+            if memory.seq_pos_max(s) != memory.seq_pos_max(ids[0]):
+                return f"sequence {s} is coupled to {ids[0]}, but they have diverged"
+    return ""
+
+
+def decreasing(by_seq: dict[int, list[int]]) -> str:
+    """Positions of a sequence never go down in batch order."""
+    for s, positions in by_seq.items():
+        if any(b < a for a, b in itertools.pairwise(positions)):
+            return f"sequence {s} positions are decreasing"
+    return ""

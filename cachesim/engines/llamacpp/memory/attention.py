@@ -1,0 +1,215 @@
+"""The attention cache (`llama_kv_cache`): cells, their keys and values, pending updates."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory import attention_state
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes
+from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
+from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
+from cachesim.engines.llamacpp.memory.rows import MARGIN, Rows
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.engines.llamacpp.memory.sizes import LEDGER, RowBytes
+from cachesim.engines.llamacpp.memory.slots import SlotInfo, apply_ubatch, prepare
+from cachesim.engines.llamacpp.memory.split import Splitter
+from cachesim.engines.llamacpp.memory.streams import Streams
+from cachesim.errors import UpstreamAbort
+from cachesim.model.arithmetic import LayerShape
+from cachesim.model.store import Window
+from cachesim.units import Array, Integers
+
+Rotate: TypeAlias = Callable[[int, Array, Integers], Array]
+"""Turns keys of a layer as if their positions had been further on."""
+
+
+class AttentionCache:
+    """One attention cache: a memory of its own, or a part of others."""
+
+    def __init__(
+        self,
+        rules: MemoryRules,
+        shapes: Sequence[LayerShape],
+        sizes: Mapping[int, RowBytes],
+        *,
+        n_seq_max: int,
+        unified: bool,
+        cells: int,
+        mask: WindowMask = NO_WINDOW,
+        rotate: Rotate | None = None,
+        can_shift: bool = True,
+        element: int = 1,  # f16
+    ) -> None:
+        self.rules = rules
+        self.shapes = tuple(shapes)
+        self.layers = tuple(shape.layer for shape in shapes)
+        self.sizes = sizes
+        self.n_seq_max = n_seq_max
+        self.mask = mask
+        self.rotate = rotate
+        self.can_shift = can_shift
+        self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
+        self.kinds = {s.layer: LEDGER if s.ledger else element for s in self.shapes}
+        self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]
+        self.copies: list[tuple[int, int]] = []
+
+    # --- operations on sequences
+
+    def clear(self, *, data: bool) -> None:
+        """Empty all cells. Copies of streams that are queued stay queued."""
+        self.streams.clear()
+        if data:
+            for rows in self.rows:
+                rows.clear()
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Follows `llama_kv_cache::seq_rm`; always true. Keys and values are not erased."""
+        self.streams.seq_rm(seq, p0, p1)
+        return True
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Follows `llama_kv_cache::seq_cp`: share cells, or copy a stream.
+
+        Trap: across streams the positions are there at once, keys and values only after the next
+        update; a state saved in between has the positions of one and the rows of the other.
+        """
+        one = self.streams.of(src, "seq_cp")
+        other = self.streams.of(dst, "seq_cp")
+        if one == other:
+            self.streams.share(src, dst, p0, p1)
+            return
+        self.streams.replicate(one, other, p0, p1)
+        self.copies.append((one, other))
+
+    def seq_keep(self, seq: int) -> None:
+        """Follows `llama_kv_cache::seq_keep`."""
+        self.streams.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Follows `llama_kv_cache::seq_add`; the keys turn at the next update."""
+        self.streams.seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
+        """Follows `llama_kv_cache::seq_div`."""
+        self.streams.seq_div(seq, p0, p1, divisor)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """Lowest position, -1 if none."""
+        return self.streams.pos_min(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        """Highest position, -1 if none."""
+        return self.streams.pos_max(seq)
+
+    # --- decode
+
+    def update(self) -> None:
+        """Follows `llama_kv_cache::update`: queued copies first, then shifted keys turn.
+
+        Trap: until the next decode comes here, positions are new and keys are old.
+        """
+        copies, self.copies = self.copies, []
+        for src, dst in copies:
+            self.rows[dst].copy_from(self.rows[src])
+        if not any(cells.has_shift for cells in self.streams.cells):
+            return
+        if not self.can_shift:
+            msg = "llama_kv_cache::update"
+            raise UpstreamAbort(msg, "the model's keys cannot be shifted")
+        for cells, rows in zip(self.streams.cells, self.rows, strict=True):
+            moved = np.flatnonzero(cells.shift)
+            if moved.size and self.rotate is not None:
+                rows.cover(int(moved[-1]))
+                for layer in self.layers:
+                    keys = rows.keys[layer]
+                    turned = self.rotate(layer, keys[moved + MARGIN], cells.shift[moved])
+                    keys[moved + MARGIN] = turned
+            cells.settle_shifts()
+
+    def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
+        """Follows `llama_kv_cache::init_batch`."""
+        del all_outputs  # only memories with recurrent rows care
+        if self.streams.unified:
+            pieces = split.cut(lambda: split.simple(n_ubatch))
+        else:
+            pieces = split.cut(lambda: split.equal(n_ubatch, sequential=True))
+        if pieces is None:
+            return None
+        slots = self.prepare(pieces)
+        return None if slots is None else Plan(pieces, slots)
+
+    def prepare(self, ubatches: list[Ubatch]) -> tuple[list[SlotInfo], ...] | None:
+        """Cells for all ubatches, or None."""
+        slots = prepare(self.streams, ubatches)
+        return None if slots is None else (slots,)
+
+    def apply(self, plan: Plan, k: int) -> None:
+        """Write the cells of ubatch `k`."""
+        apply_ubatch(self.streams, plan.slots[0][k], plan.ubatches[k])
+
+    def writers(self, plan: Plan, k: int) -> "list[Writer]":
+        """What the network writes to while ubatch `k` goes through."""
+        return [Writer(self, plan.slots[0][k], plan.ubatches[k])]
+
+    def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
+        """The store of ubatch `k`."""
+        return UbatchStore(self.writers(plan, k))
+
+    # --- state
+
+    def state_write(self, seq: int, *, partial: bool) -> list[Field]:
+        """All of it. Trap: `partial` (PARTIAL_ONLY) is ignored by a plain cache."""
+        del partial
+        return attention_state.write(self, seq)
+
+    def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
+        """Follows `llama_kv_cache::state_read`."""
+        del partial
+        attention_state.read(self, reader, seq)
+
+    def zero_rows(self, seq: int) -> None:
+        """Zero the keys and values of all cells of a sequence."""
+        stream = self.streams.of(seq, "state_read")
+        self.rows[stream].zero(np.flatnonzero(self.streams.cells[stream].members(seq)))
+
+    def check_integrity(self) -> None:
+        """Cells, counts, heads."""
+        self.streams.check_integrity()
+
+
+class Writer:
+    """An attention cache while one ubatch goes through: writes its rows, hands out lanes."""
+
+    __slots__ = ("cache", "layers", "plans", "slot", "ubatch")
+
+    def __init__(self, cache: AttentionCache, slot: SlotInfo, ubatch: Ubatch) -> None:
+        self.cache = cache
+        self.layers = cache.layers
+        self.slot = slot
+        self.ubatch = ubatch
+        self.plans: list[LanePlan] | None = None
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        """Write the ubatch's keys and values into its cells; then what each row may look at."""
+        if self.plans is None:
+            self.plans = self._plan()
+        first = 0
+        for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
+            rows = self.cache.rows[stream]
+            to = cells + MARGIN
+            rows.keys[layer][to] = keys[first : first + len(cells)]
+            rows.values[layer][to] = values[first : first + len(cells)]
+            first += len(cells)
+        return tuple(plan.pick(self.cache.rows[plan.stream], layer) for plan in self.plans)
+
+    def _plan(self) -> list[LanePlan]:
+        """The lanes, the same for every layer; buffers grow here, before any row is picked."""
+        plans = plan_lanes(self.cache.streams, self.ubatch)
+        for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
+            self.cache.rows[stream].cover(int(cells.max()))
+        for plan in plans:
+            self.cache.rows[plan.stream].cover(plan.top_cell)
+        return plans

@@ -1,0 +1,222 @@
+"""Saving and restoring an attention cache (`llama_kv_cache::state_write`, `state_read`)."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.blob import (
+    CellList,
+    Field,
+    Header,
+    Misread,
+    Reader,
+    RowBlock,
+    Truncated,
+    Word,
+)
+from cachesim.engines.llamacpp.memory.rows import MARGIN
+from cachesim.engines.llamacpp.memory.slots import apply_ubatch, find_slot
+from cachesim.errors import BlobError, UpstreamAbort
+from cachesim.units import Array, Integers
+
+if TYPE_CHECKING:
+    from cachesim.engines.llamacpp.memory.attention import AttentionCache
+
+
+def write(cache: "AttentionCache", seq: int) -> list[Field]:
+    """Per stream: how many cells, which ones, the layers' keys, the layers' values.
+
+    No pending update is done first (trap): after `seq_add` the blob has new positions with keys
+    still at the old rotation, and nothing will turn them after a restore.
+    """
+    if seq != -1:
+        cache.streams.of(seq, "state_write")
+    fields: list[Field] = [Word(len(cache.streams))]
+    for stream, cells in enumerate(cache.streams.cells):
+        saved = _saved_cells(cache, stream, seq)
+        fields.append(Word(len(saved)))
+        if not len(saved):
+            continue
+        if seq == -1:
+            ids = tuple(
+                tuple(s for s in cells.seqs_of(cell) if s < cache.n_seq_max)
+                for cell in saved.tolist()
+            )
+        else:
+            # Trap: an id that the cache accepts but the blob cannot name leaves no ids at all.
+            ids = ((seq,) if seq < cache.n_seq_max else (),) * len(saved)
+        fields.append(CellList(cells.pos[saved], ids))
+        fields.append(_header(cache))
+        rows = cache.rows[stream]
+        rows.cover(int(saved[-1]))
+        for layer in cache.layers:
+            data = rows.keys[layer][saved + MARGIN]
+            fields.append(RowBlock(cache.kinds[layer], cache.sizes[layer].key, len(saved), data))
+        for layer in cache.layers:
+            data = rows.values[layer][saved + MARGIN]
+            fields.append(RowBlock(cache.kinds[layer], cache.sizes[layer].value, len(saved), data))
+    return fields
+
+
+def _saved_cells(cache: "AttentionCache", stream: int, seq: int) -> Integers:
+    """Cells in index order: all of them, or one sequence's that the window does not hide."""
+    cells = cache.streams.cells[stream]
+    if seq == -1:
+        return np.flatnonzero(cells.pos >= 0)
+    held = np.flatnonzero(cells.members(seq))
+    if cache.rules.saves_unmasked_window and held.size:
+        held = held[~cache.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
+    return held
+
+
+def _header(cache: "AttentionCache") -> Header:
+    """V not transposed, the number of layers, and in later releases the rotations (none)."""
+    size = cache.rules.attention_header
+    values = (0, len(cache.layers)) if size == 8 else (0, len(cache.layers), 0, 0)
+    return Header(values, size)
+
+
+def read(cache: "AttentionCache", reader: Reader, seq: int) -> None:
+    """Restore one sequence, or (-1) everything.
+
+    Traps: a blob without cells leaves the destination as it was; any other failure has already
+    cost the destination its old contents.
+    """
+    if seq != -1:
+        cache.streams.of(seq, "state_read")
+    if reader.word() != len(cache.streams):
+        msg = "the state has another number of streams"
+        raise BlobError(msg)
+    if seq == -1 and cache.rules.restores_every_stream:
+        cache.clear(data=True)
+    for s in range(len(cache.streams)):
+        count = reader.word()
+        if count == 0:
+            continue
+        if seq == -1:
+            _read_whole_stream(cache, reader, s, count)
+        else:
+            _read_sequence(cache, reader, seq, count)
+
+
+def _read_sequence(cache: "AttentionCache", reader: Reader, seq: int, count: int) -> None:
+    """Cells of any owner become private cells of `seq`, placed in saved cell order.
+
+    The search is the ordinary one: it may reclaim window cells of other sequences, and its
+    outcome depends on the head.
+    """
+    stream = cache.streams.of(seq, "state_read")
+    if cache.rules.checks_count_first and count > cache.streams.size:
+        cache.seq_rm(seq, -1, -1)
+        msg = "the state has more cells than the cache"
+        raise BlobError(msg)
+    cache.seq_rm(seq, -1, -1)
+    listed = reader.take(CellList)
+    if any(len(ids) != 1 for ids in listed.ids):
+        msg = "a cell of the state does not have exactly one sequence"
+        raise BlobError(msg)
+    ubatch = Ubatch(
+        rows=tuple(range(count)),
+        n_seqs=1,
+        n_seq_tokens=count,
+        positions=tuple(listed.positions.tolist()),
+        seqs=((seq,),) * count,
+    )
+    slot = find_slot(cache.streams, ubatch)
+    if slot is None:
+        msg = "there are not enough free cells for the state"
+        raise BlobError(msg)
+    apply_ubatch(cache.streams, slot, ubatch)
+    _read_rows(cache, reader, seq, stream, slot.cells[0])
+
+
+def _read_whole_stream(cache: "AttentionCache", reader: Reader, stream: int, count: int) -> None:
+    """Fill a stream from cell 0 with what was saved.
+
+    Trap of the older releases: every stream that holds something clears all of them first, so
+    only the last one survives; and a blob without any cells clears nothing.
+    """
+    cells = cache.streams.cells[stream]
+    if count > cells.size:
+        cache.clear(data=True)
+        msg = "the state has more cells than the cache"
+        raise BlobError(msg)
+    if not cache.rules.restores_every_stream:
+        cache.clear(data=True)
+    listed = reader.take(CellList)
+    for cell, (pos, ids) in enumerate(zip(listed.positions.tolist(), listed.ids, strict=True)):
+        cells.place(cell, pos)
+        for s in ids:
+            if not 0 <= s < cache.n_seq_max:
+                cache.clear(data=True)
+                msg = f"the state names sequence {s}"
+                raise BlobError(msg)
+            cells.add(cell, s)
+    cache.streams.heads[stream] = 0
+    _read_rows(cache, reader, -1, stream, np.arange(count))
+
+
+def _read_rows(
+    cache: "AttentionCache", reader: Reader, seq: int, stream: int, cells: Integers
+) -> None:
+    """Queue the rows behind a header that must be equal.
+
+    Trap of the older releases: when the bytes run out here, the new cells stay, with whatever
+    their rows held before. Later ones take the cells back and zero the rows.
+    """
+    try:
+        _queue_rows(cache, reader, stream, cells)
+    except Truncated:
+        if cache.rules.clears_failed_restore:
+            _take_back(cache, seq, stream, cells)
+        raise
+    except BlobError:
+        _take_back(cache, seq, stream, cells)
+        raise
+
+
+def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Integers) -> None:
+    if reader.take(Header) != _header(cache):
+        msg = "the state has other layers, or its values lie otherwise"
+        raise Misread(msg)
+    cache.rows[stream].cover(int(cells.max()))
+    for part in ("key", "value"):
+        for layer in cache.layers:
+            block = reader.take(RowBlock)
+            size = cache.sizes[layer].key if part == "key" else cache.sizes[layer].value
+            if (block.kind, block.row_bytes, block.count) != (cache.kinds[layer], size, len(cells)):
+                msg = "the state has rows of another type or size"
+                raise Misread(msg)
+            _queue(cache, reader, part, stream, layer, cells, block.data)
+
+
+def _queue(
+    cache: "AttentionCache",
+    reader: Reader,
+    part: str,
+    stream: int,
+    layer: int,
+    cells: Integers,
+    data: Array | None,
+) -> None:
+    if data is None:
+        msg = "llama_io_read_device"
+        raise UpstreamAbort(msg, "the rows of this state are not on the device")
+    rows = cache.rows[stream]
+
+    def move() -> None:
+        buffers = rows.keys if part == "key" else rows.values
+        buffers[layer][cells + MARGIN] = data
+
+    reader.queue.append(move)
+
+
+def _take_back(cache: "AttentionCache", seq: int, stream: int, cells: Integers) -> None:
+    """Undo a restore that failed: all cells of a whole one, those of the sequence otherwise."""
+    if seq == -1:
+        cache.clear(data=True)
+        return
+    cache.seq_rm(seq, -1, -1)
+    if cache.rules.clears_failed_restore:
+        cache.rows[stream].zero(cells)

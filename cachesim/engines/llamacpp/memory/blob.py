@@ -1,0 +1,275 @@
+"""Saved states: what is in them, how many bytes the real ones have, and their form on disk.
+
+A blob is the real one field by field, read back in the same order, so that a blob for another
+memory is misread where the real one is. Its `size` is the real size; rows are kept in the
+network's own element type, so that what is restored has the same bits.
+
+On disk (little-endian):
+
+    bytes   field
+    4       magic "CSST"
+    4       format version, 1
+    4       CRC-32 of everything that follows
+    8       number of bytes that follow
+    4, 8    id of the saved sequence (signed), real bytes of the blob
+    ...     the fields: one byte for the kind, then
+              W  word        value (8)
+              H  header      size in bytes (4), count (4), values (8 each)
+              C  cells       ext bytes per cell (4), count (4), positions (8 each),
+                             number of ids per cell (4 each), ids (4 each)
+              R  rows        type (4), bytes of one row (8), element type (8, ASCII, padded),
+                             number of dimensions (4), each dimension (8), elements
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.sizes import LEDGER
+from cachesim.errors import BlobError
+from cachesim.units import Array, Integers
+
+MAGIC: Final = b"CSST"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A four-byte number: how many streams, how many cells."""
+
+    value: int
+
+    @property
+    def size(self) -> int:
+        """Real bytes."""
+        return 4
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Numbers that must be equal when the rows behind them are to be read."""
+
+    values: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CellList:
+    """Positions and ids of the saved cells; without any ids, one sequence's recurrent state."""
+
+    positions: Integers
+    ids: tuple[tuple[int, ...], ...]
+    ext: int = 0
+
+    @property
+    def size(self) -> int:
+        """Real bytes: position, number of ids, extra data, ids."""
+        return len(self.ids) * (8 + self.ext) + 4 * sum(map(len, self.ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """One layer's rows. `data` is None where the bytes stayed on the device."""
+
+    kind: int  # element type, a number that must be equal
+    row_bytes: int
+    count: int
+    data: Array | None
+
+    @property
+    def size(self) -> int:
+        """Real bytes: type, row size, rows."""
+        if self.kind == LEDGER:
+            return 0
+        return 12 + (0 if self.data is None else self.count * self.row_bytes)
+
+
+Field: TypeAlias = Word | Header | CellList | RowBlock
+F = TypeVar("F", Word, Header, CellList, RowBlock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blob:
+    """A saved state."""
+
+    fields: tuple[Field, ...]
+    source: int = 0
+    available: int | None = None  # bytes left of it, if it was cut short
+
+    @property
+    def size(self) -> int:
+        """The real blob's bytes, without the 8-byte header of the sequence calls."""
+        whole = sum(part.size for part in self.fields)
+        return whole if self.available is None else min(whole, self.available)
+
+    def cut(self, size: int) -> "Blob":
+        """The first `size` bytes of the real blob."""
+        return replace(self, available=size)
+
+
+class Truncated(BlobError):
+    """The blob ends before what is to be read."""
+
+
+class Misread(BlobError):
+    """The blob holds something else at this place."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Takes a blob's fields one after the other; rows are moved only at the end.
+
+    Deferred movement is upstream's: rows are queued while the metadata is worked through.
+    """
+
+    blob: Blob
+    consumed: int = 0
+    queue: list[Callable[[], None]] = field(default_factory=list)
+    _next: int = 0
+
+    def take(self, kind: type[F]) -> F:
+        """The next field, which must be of this kind."""
+        if self._next == len(self.blob.fields):
+            msg = "the state ends before what is to be restored"
+            raise Truncated(msg)
+        part = self.blob.fields[self._next]
+        if not isinstance(part, kind):
+            msg = f"the state holds {type(part).__name__}, not {kind.__name__}"
+            raise Misread(msg)
+        if self.blob.available is not None and self.consumed + part.size > self.blob.available:
+            msg = "the state was cut short"
+            raise Truncated(msg)
+        self._next += 1
+        self.consumed += part.size
+        return part
+
+    def word(self) -> int:
+        """The next field as a plain number."""
+        return self.take(Word).value
+
+    def move_rows(self) -> None:
+        """Do what was queued."""
+        for move in self.queue:
+            move()
+        self.queue.clear()
+
+
+def pack(blob: Blob) -> bytes:
+    """A blob as bytes, in the format above."""
+    body = struct.pack("<iq", blob.source, blob.size) + b"".join(map(_pack_field, blob.fields))
+    return MAGIC + struct.pack("<IIQ", VERSION, zlib.crc32(body), len(body)) + body
+
+
+def _pack_field(part: Field) -> bytes:
+    match part:
+        case Word(value):
+            return b"W" + struct.pack("<q", value)
+        case Header(values, size):
+            return b"H" + struct.pack(f"<II{len(values)}q", size, len(values), *values)
+        case CellList(positions, ids, ext):
+            counts = np.array([len(own) for own in ids], dtype="<u4")
+            flat = np.array([s for own in ids for s in own], dtype="<i4")
+            head = struct.pack("<II", ext, len(ids))
+            places = positions.astype("<i8").tobytes()
+            return b"C" + head + places + counts.tobytes() + flat.tobytes()
+        case RowBlock(kind, row_bytes, count, data):
+            if data is None:
+                msg = "a state whose rows stayed on the device cannot be stored"
+                raise BlobError(msg)
+            name = data.dtype.str.encode().ljust(8)
+            shape = struct.pack(f"<I{data.ndim}q", data.ndim, *data.shape)
+            return (
+                b"R" + struct.pack("<iqI", kind, row_bytes, count) + name + shape + data.tobytes()
+            )
+
+
+class _Source:
+    """Bytes with a place up to which they were read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+
+    def take(self, n: int) -> bytes:
+        if n < 0 or self.at + n > len(self.data):
+            msg = "the saved state is damaged: a field reaches beyond its end"
+            raise BlobError(msg)
+        self.at += n
+        return self.data[self.at - n : self.at]
+
+    def numbers(self, form: str) -> tuple[int, ...]:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def array(self, dtype: str, count: int) -> Array:
+        return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype=dtype)
+
+
+def unpack(data: bytes) -> Blob:
+    """Read what `pack` wrote; anything damaged, cut short or foreign is refused by BlobError."""
+    start = len(MAGIC) + 16
+    if data[: len(MAGIC)] != MAGIC:
+        msg = "this is no saved state of cachesim: it does not begin with CSST"
+        raise BlobError(msg)
+    if len(data) < start:
+        msg = "the saved state was cut short within its first 20 bytes"
+        raise BlobError(msg)
+    version, checksum, length = struct.unpack("<IIQ", data[len(MAGIC) : start])
+    if version != VERSION:
+        msg = f"the saved state has format {version}; this cachesim reads {VERSION}"
+        raise BlobError(msg)
+    body = data[start:]
+    if len(body) != length:
+        msg = f"the saved state has {len(body)} bytes where {length} were written"
+        raise BlobError(msg)
+    if zlib.crc32(body) != checksum:
+        msg = "the saved state is damaged: its checksum differs"
+        raise BlobError(msg)
+    source = _Source(body)
+    seq, size = source.numbers("iq")
+    blob = Blob(fields=tuple(_fields(source)), source=seq)
+    return blob if blob.size == size else blob.cut(size)
+
+
+def _fields(source: _Source) -> Iterator[Field]:
+    while source.at < len(source.data):
+        kind = source.take(1)
+        match kind:
+            case b"W":
+                yield Word(*source.numbers("q"))
+            case b"H":
+                size, count = source.numbers("II")
+                yield Header(source.numbers(f"{count}q"), size)
+            case b"C":
+                yield _cell_list(source)
+            case b"R":
+                yield _row_block(source)
+            case _:
+                msg = f"the saved state is damaged: {kind!r} is no kind of field"
+                raise BlobError(msg)
+
+
+def _cell_list(source: _Source) -> CellList:
+    ext, count = source.numbers("II")
+    positions = source.array("<i8", count).astype(np.int64)
+    ends = np.cumsum(source.array("<u4", count)).tolist()
+    flat = source.array("<i4", ends[-1] if ends else 0).tolist()
+    ids = tuple(tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+    return CellList(positions, ids, ext)
+
+
+def _row_block(source: _Source) -> RowBlock:
+    kind, row_bytes, count = source.numbers("iqI")
+    name = source.take(8).decode("ascii", "replace").strip()
+    if name not in {"<f8", "<f4", "<u8", "<i8"}:
+        msg = f"the saved state is damaged: {name!r} is no element type"
+        raise BlobError(msg)
+    (dimensions,) = source.numbers("I")
+    shape = source.numbers(f"{dimensions}q")
+    elements = 1
+    for n in shape:
+        elements *= n
+    return RowBlock(kind, row_bytes, count, source.array(name, elements).reshape(shape).copy())

@@ -1,0 +1,300 @@
+"""The cells of one attention stream (`llama_kv_cells`): positions, sequences, pending shifts.
+
+A cell holds one token. Which sequences see it is a bit set; everything else here (counts, tracks)
+can be derived from position and bit set, and `check_integrity` does so.
+"""
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.track import Track
+from cachesim.errors import ContractError
+from cachesim.units import Array, Integers
+
+EMPTY: Final = -1
+_WORD: Final = 64
+
+
+class Cells:
+    """Metadata of `size` cells; knows nothing of keys and values."""
+
+    def __init__(self, size: int, *, counts_positions: bool) -> None:
+        self.size = size
+        self.counts_positions = counts_positions
+        self.pos: Integers = np.full(size, EMPTY, dtype=np.int64)
+        self.shift: Integers = np.zeros(size, dtype=np.int64)
+        self.owners: Integers = np.zeros(size, dtype=np.int64)  # how many sequences see the cell
+        self.bits: Array = np.zeros((1, size), dtype=np.uint64)
+        self.has_shift = False
+        self.used = 0
+        self.tracks: dict[int, Track] = {}
+        self.phantoms: dict[int, Counter[int]] = {}
+
+    def reset(self) -> None:
+        """Empty every cell."""
+        self.pos.fill(EMPTY)
+        self.shift.fill(0)
+        self.owners.fill(0)
+        self.bits.fill(0)
+        self.has_shift = False
+        self.used = 0
+        for track in self.tracks.values():
+            track.clear()
+        self.phantoms.clear()
+
+    # --- looking
+
+    def has(self, cell: int, seq: int) -> bool:
+        """Whether the sequence sees the cell."""
+        word, bit = divmod(seq, _WORD)
+        return word < len(self.bits) and bool(int(self.bits[word, cell]) >> bit & 1)
+
+    def seqs_of(self, cell: int) -> list[int]:
+        """The sequences that see the cell, in increasing order."""
+        found = []
+        for word in range(len(self.bits)):
+            rest = int(self.bits[word, cell])
+            while rest:
+                low = rest & -rest
+                found.append(word * _WORD + low.bit_length() - 1)
+                rest ^= low
+        return found
+
+    def members(self, seq: int) -> Array:
+        """For every cell whether the sequence sees it."""
+        word, bit = divmod(seq, _WORD)
+        if word >= len(self.bits):
+            return np.zeros(self.size, dtype=np.bool_)
+        return (self.bits[word] >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)
+
+    def track(self, seq: int) -> Track:
+        """Where the sequence's tokens lie, up to date."""
+        track = self.tracks.get(seq)
+        if track is None:
+            track = self.tracks[seq] = Track()
+        if track.stale:
+            cells = np.flatnonzero(self.members(seq))
+            track.read(self.pos[cells], cells)
+        return track
+
+    def pos_min(self, seq: int) -> int:
+        """Lowest position of the sequence, -1 if none."""
+        low = self.track(seq).lo if seq in self.tracks else EMPTY
+        ghosts = self.phantoms.get(seq)
+        if not ghosts:
+            return low
+        return min(ghosts) if low < 0 else min(low, *ghosts)
+
+    def pos_max(self, seq: int) -> int:
+        """Highest position of the sequence, -1 if none."""
+        high = self.track(seq).hi if seq in self.tracks else EMPTY
+        ghosts = self.phantoms.get(seq)
+        return max(high, *ghosts) if ghosts else high
+
+    def select(self, seq: int, p0: int, p1: int) -> Integers:
+        """Cells of the sequence with positions in [p0, p1), in no particular order."""
+        if seq not in self.tracks or p0 >= p1:
+            return _NONE
+        track = self.track(seq)
+        if track.irregular:
+            inside = self.members(seq) & (self.pos >= p0) & (self.pos < p1)
+            return np.flatnonzero(inside)
+        if p0 > track.hi or p1 <= track.lo:
+            return _NONE
+        return track.cells_in(p0, p1)
+
+    # --- changing single cells
+
+    def place(self, cell: int, pos: int) -> None:
+        """Put a token without sequences into an empty cell."""
+        self.pos[cell] = pos
+        self.used += 1
+
+    def add(self, cell: int, seq: int) -> None:
+        """Let one more sequence see the cell."""
+        if self.has(cell, seq):
+            self._twice(seq, int(self.pos[cell]))
+            return
+        self._widen(seq)
+        word, bit = divmod(seq, _WORD)
+        self.bits[word, cell] |= np.uint64(1 << bit)
+        self.owners[cell] += 1
+        track = self.tracks.get(seq)
+        if track is None:
+            track = self.tracks[seq] = Track()
+        track.put(int(self.pos[cell]), cell)
+
+    def empty(self, cell: int) -> None:
+        """Take everything out of one non-empty cell."""
+        pos = int(self.pos[cell])
+        for seq in self.seqs_of(cell):
+            self.tracks[seq].drop(pos, cell)
+        self.bits[:, cell] = 0
+        self.owners[cell] = 0
+        self.pos[cell] = EMPTY
+        self.shift[cell] = 0
+        self.used -= 1
+
+    # --- changing many cells
+
+    def fill_run(self, cells: Integers, pos: int, seq: int) -> None:
+        """Put tokens of one sequence at `pos`, `pos + 1`, ... into empty cells."""
+        self._widen(seq)
+        word, bit = divmod(seq, _WORD)
+        self.pos[cells] = np.arange(pos, pos + len(cells))
+        self.bits[word, cells] = np.uint64(1 << bit)
+        self.owners[cells] = 1
+        self.used += len(cells)
+        self.tracks.setdefault(seq, Track()).put_run(pos, cells)
+
+    def share(self, cells: Integers, seq: int) -> None:
+        """Let a sequence see many cells; those it sees already are counted twice (old releases)."""
+        if not cells.size:
+            return
+        self._widen(seq)
+        word, bit = divmod(seq, _WORD)
+        known = (self.bits[word, cells] >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)
+        for pos in self.pos[cells[known]]:
+            self._twice(seq, int(pos))
+        fresh = cells[~known]
+        self.bits[word, fresh] |= np.uint64(1 << bit)
+        self.owners[fresh] += 1
+        self._spoil(seq)
+
+    def release(self, cells: Integers, seq: int, p0: int, p1: int) -> Integers:
+        """Take a sequence out of all its cells in [p0, p1); returns the cells that became empty."""
+        word, bit = divmod(seq, _WORD)
+        self.bits[word, cells] &= ~np.uint64(1 << bit)
+        self.owners[cells] -= 1
+        self.tracks[seq].drop_range(p0, p1)
+        freed = cells[self.owners[cells] == 0]
+        self._vacate(freed)
+        return freed
+
+    def wipe(self, cells: Integers) -> None:
+        """Empty many cells, whatever sequences see them."""
+        for seq in self.seqs_among(cells):
+            self._spoil(seq)
+        self._vacate(cells)
+
+    def keep(self, seq: int) -> Integers:
+        """Leave every cell to this sequence alone or to nobody; returns the cells emptied."""
+        mine = self.members(seq)
+        owned = self.owners > 0
+        emptied = np.flatnonzero(owned & ~mine)
+        for other in self.tracks:
+            if other != seq:
+                self._spoil(other)
+        word, bit = divmod(seq, _WORD)
+        self.bits[:, mine] = 0
+        if word < len(self.bits):
+            self.bits[word, mine] = np.uint64(1 << bit)
+        self.owners[mine] = 1
+        self._vacate(emptied)
+        return emptied
+
+    def move(self, cells: Integers, moved: Integers, shifts: Integers) -> Integers:
+        """Give cells new positions and pending shifts; returns those dropped below zero."""
+        if not cells.size:
+            return cells
+        for seq in self.seqs_among(cells):
+            self._spoil(seq)
+        self.pos[cells] = moved
+        self.shift[cells] += shifts
+        self.has_shift = True
+        dropped = cells[moved < 0]
+        self._vacate(dropped)
+        return dropped
+
+    def settle_shifts(self) -> None:
+        """The shifts have been applied to the keys."""
+        self.shift.fill(0)
+        self.has_shift = False
+
+    def seqs_among(self, cells: Integers) -> list[int]:
+        """The sequences that see any of the cells."""
+        if not cells.size:
+            return []
+        united = np.bitwise_or.reduce(self.bits[:, cells], axis=1)
+        return [s for s in self.tracks if s < _WORD * len(united) and _bit(united, s)]
+
+    # --- inside
+
+    def _vacate(self, cells: Integers) -> None:
+        self.bits[:, cells] = 0
+        self.owners[cells] = 0
+        self.pos[cells] = EMPTY
+        self.shift[cells] = 0
+        self.used -= len(cells)
+
+    def _spoil(self, seq: int) -> None:
+        self.tracks.setdefault(seq, Track()).stale = True
+
+    def _twice(self, seq: int, pos: int) -> None:
+        """A sequence is added to a cell that it already sees.
+
+        Trap of the releases that count positions: the count goes up by two while the cell leaves
+        once, so the position stays behind as a phantom that only a reset removes.
+        """
+        if self.counts_positions:
+            self.phantoms.setdefault(seq, Counter())[pos] += 1
+
+    def _widen(self, seq: int) -> None:
+        words = seq // _WORD + 1
+        if words > len(self.bits):
+            more = np.zeros((words - len(self.bits), self.size), dtype=np.uint64)
+            self.bits = np.concatenate([self.bits, more])
+
+    def check_integrity(self) -> None:
+        """Compare the counts and tracks with the cells themselves."""
+        if self.used != np.count_nonzero(self.pos != EMPTY):
+            msg = f"used is {self.used}, the cells say otherwise"
+            raise ContractError(msg)
+        if (self.owners != _bit_counts(self.bits)).any():
+            msg = "owner counts differ from the bit sets"
+            raise ContractError(msg)
+        if (self.owners[self.pos == EMPTY] != 0).any() or (
+            self.shift[self.pos == EMPTY] != 0
+        ).any():
+            msg = "an empty cell has sequences or a shift"
+            raise ContractError(msg)
+        if self.shift.any() and not self.has_shift:
+            msg = "a shift is pending but not flagged"
+            raise ContractError(msg)
+        for seq in self.tracks:
+            self._check_track(seq)
+
+    def _check_track(self, seq: int) -> None:
+        track = self.tracks[seq]
+        if track.stale:
+            return
+        held = np.sort(self.pos[self.members(seq)])
+        low, high = (int(held[0]), int(held[-1])) if held.size else (EMPTY, EMPTY)
+        if (track.lo, track.hi) != (low, high):
+            msg = f"sequence {seq} lies at {low}..{high}, its track says otherwise"
+            raise ContractError(msg)
+        if track.count + track.spare.size != held.size:
+            msg = f"sequence {seq} has {held.size} cells, its track says otherwise"
+            raise ContractError(msg)
+        if track.irregular or not held.size:
+            return
+        cells = track.cells_in(low, high + 1)
+        if (self.pos[cells] != held).any() or not self.members(seq)[cells].all():
+            msg = f"the track of sequence {seq} names the wrong cells"
+            raise ContractError(msg)
+
+
+def _bit(words: Array, seq: int) -> bool:
+    word, bit = divmod(seq, _WORD)
+    return bool(int(words[word]) >> bit & 1)
+
+
+def _bit_counts(bits: Array) -> Integers:
+    """How many bits are set in each column of words."""
+    octets = np.ascontiguousarray(bits.T).view(np.uint8)
+    return np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.int64)
+
+
+_NONE: Final[Integers] = np.zeros(0, dtype=np.int64)

@@ -1,0 +1,259 @@
+"""A context: one memory, one network, and decode (`llama_context`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal
+from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
+from cachesim.engines.llamacpp.memory.blob import Blob, Reader
+from cachesim.engines.llamacpp.memory.module import Memory, Plan
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.errors import BlobError, ContractError, UpstreamAbort
+from cachesim.model import store as network_side
+from cachesim.model.arithmetic import Network, Output
+from cachesim.units import Array
+
+OK: Final = 0
+NO_SLOT: Final = 1
+ABORTED: Final = 2
+INVALID: Final = -1
+NO_GRAPH: Final = -2
+COMPUTE_FAILED: Final = -3
+
+SEQ_HEADER: Final = 8
+"""Bytes that the sequence calls put in front of a blob: magic and source id."""
+
+FailCode: TypeAlias = Literal[2, -2, -3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Lets ubatch `ubatch` of a decode fail after its cells were written, with this code."""
+
+    ubatch: int
+    code: FailCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleanup:
+    """A removal after a failed ubatch; upstream ignores what it answered."""
+
+    seq: int
+    p0: int
+    p1: int
+    removed: bool
+
+
+class Context:
+    """Decodes batches into a memory, keeps the outputs of the last one, saves and restores."""
+
+    def __init__(
+        self,
+        network: Network,
+        memory: Memory,
+        *,
+        rules: MemoryRules,
+        n_ctx: int,
+        n_ctx_seq: int,
+        n_batch: int,
+        n_ubatch: int,
+        n_seq_max: int,
+        unified: bool,
+        n_rs_seq: int = 0,
+    ) -> None:
+        self.network = network
+        self.memory = memory
+        self.rules = rules
+        self.n_ctx = n_ctx
+        self.n_ctx_seq = n_ctx_seq
+        self.n_batch = n_batch
+        self.n_ubatch = n_ubatch
+        self.n_seq_max = n_seq_max
+        self.n_rs_seq = n_rs_seq
+        self.all_outputs = False  # an embedding context: every token's output is wanted
+        self.allocr = BatchAllocr(
+            rules, n_seq_max=n_seq_max, unified=unified, vocabulary=network.spec.vocabulary
+        )
+        self.on_ubatch: Callable[[Plan, int], None] | None = None  # after its inputs were set
+        self.refusal = ""  # why the last batch was invalid
+        self.cleanup: list[Cleanup] = []  # after the last failure
+        self.device: dict[int, Blob] = {}
+        self._forget_outputs()
+
+    # --- decode
+
+    def decode(self, batch: Batch, *, fail: Failure | None = None) -> int:
+        """Follows `llama_context::decode`; 0, or what went wrong.
+
+        1   no place for the batch, or it cannot be cut        2  aborted
+        -1  invalid batch       -2  no graph                   -3  compute failed
+        """
+        self._forget_outputs()
+        self.cleanup = []
+        if not len(batch):
+            self.refusal = "n_tokens == 0"
+            return INVALID
+        split = self.allocr.init(batch, self.memory)
+        if isinstance(split, Refusal):
+            self.refusal = split.reason
+            return INVALID
+        if len(batch) > self.n_batch:
+            msg = "llama_context::decode"
+            raise UpstreamAbort(msg, f"{len(batch)} tokens > n_batch")
+        self.memory.update()  # also if a later step fails
+        plan = self.memory.init_batch(split, self.n_ubatch, all_outputs=self.all_outputs)
+        if plan is None:
+            return NO_SLOT
+        tokens = np.array(batch.tokens, dtype=np.int64)
+        wanted = (True,) * len(batch) if self.all_outputs else split.outputs
+        for k, ubatch in enumerate(plan.ubatches):
+            self.memory.apply(plan, k)
+            code = fail.code if fail is not None and fail.ubatch == k else None
+            if code == NO_GRAPH:  # before the inputs are set: rollbacks stay pending
+                return self._give_up(ubatch, code)
+            store = self.memory.set_inputs(plan, k)
+            if self.on_ubatch is not None:
+                self.on_ubatch(plan, k)
+            if code is not None:
+                return self._give_up(ubatch, code)
+            output = self.network.run(network_ubatch(ubatch, tokens, wanted, batch.hidden), store)
+            self._keep_outputs(ubatch, wanted, output)
+        return OK
+
+    def _give_up(self, ubatch: Ubatch, code: int) -> int:
+        """Remove the failed ubatch from memory, sequence by sequence.
+
+        Traps: what `seq_rm` answers is ignored, so a recurrent part that refuses keeps positions
+        it has no state for; secondary ids keep their cells; reclaimed cells do not come back.
+        """
+        lowest: dict[int, int] = {}
+        for ids, pos in zip(ubatch.seqs, ubatch.positions, strict=True):
+            lowest[ids[0]] = min(lowest.get(ids[0], pos), pos)
+        for seq in sorted(lowest):
+            removed = self.memory.seq_rm(seq, lowest[seq], -1)
+            self.cleanup.append(Cleanup(seq=seq, p0=lowest[seq], p1=-1, removed=removed))
+        return code
+
+    # --- outputs of the last decode
+
+    def _forget_outputs(self) -> None:
+        self._logits: dict[int, Array] = {}
+        self._hidden: dict[int, Array] = {}
+
+    def _keep_outputs(self, ubatch: Ubatch, wanted: tuple[bool, ...], output: Output) -> None:
+        rows = [row for row in ubatch.rows if wanted[row]]
+        self._logits.update(zip(rows, output.logits, strict=True))
+        self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
+
+    def logits(self, row: int) -> Array:
+        """The logits of one token of the last batch, which must have asked for them."""
+        if row not in self._logits:
+            msg = f"row {row} of the last batch did not ask for logits"
+            raise ContractError(msg)
+        return self._logits[row]
+
+    def hidden(self, row: int) -> Array:
+        """The last hidden state of one token of the last batch (what a companion reads)."""
+        if row not in self._hidden:
+            msg = f"row {row} of the last batch was not computed"
+            raise ContractError(msg)
+        return self._hidden[row]
+
+    # --- memory, as the public calls forward to it
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions may be moved (`llama_memory_can_shift`)."""
+        return self.memory.can_shift
+
+    def clear(self, *, data: bool) -> None:
+        """Empty the memory."""
+        self.memory.clear(data=data)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Remove [p0, p1) of a sequence."""
+        return self.memory.seq_rm(seq, p0, p1)
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Give `dst` what `src` has."""
+        self.memory.seq_cp(src, dst, p0, p1)
+
+    def seq_keep(self, seq: int) -> None:
+        """Drop the other sequences."""
+        self.memory.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move positions."""
+        self.memory.seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
+        """Divide positions."""
+        self.memory.seq_div(seq, p0, p1, divisor)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """Lowest position, -1 if none."""
+        return self.memory.seq_pos_min(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        """Highest position, -1 if none."""
+        return self.memory.seq_pos_max(seq)
+
+    # --- state
+
+    def state_seq_get_size(self, seq: int, *, partial: bool = False) -> int:
+        """Real bytes that saving a sequence takes (`llama_state_seq_get_size_ext`)."""
+        return self.state_write(seq, partial=partial).size + SEQ_HEADER
+
+    def state_seq_get_data(self, seq: int, *, partial: bool = False) -> Blob:
+        """Save a sequence (`llama_state_seq_get_data_ext`); no pending update is done first."""
+        return self.state_write(seq, partial=partial)
+
+    def state_seq_set_data(self, blob: Blob, seq: int, *, partial: bool = False) -> int:
+        """Restore into a sequence; real bytes consumed, 0 on failure.
+
+        Trap: flags are not in the blob; a restore with others than it was saved with misreads it.
+        """
+        consumed = self.state_read(blob, seq, partial=partial)
+        return 0 if consumed is None else consumed + SEQ_HEADER
+
+    def state_write(self, seq: int, *, partial: bool = False) -> Blob:
+        """What is saved for one sequence, or (-1) for the whole memory."""
+        return Blob(fields=tuple(self.memory.state_write(seq, partial=partial)), source=seq)
+
+    def state_read(self, blob: Blob, seq: int, *, partial: bool = False) -> int | None:
+        """Restore a sequence, or (-1) everything; real bytes read, None if that failed.
+
+        Trap: a restore that fails has usually changed its destination. Older releases even move
+        the rows that were queued before it failed.
+        """
+        reader = Reader(blob)
+        try:
+            self.memory.state_read(reader, seq, partial=partial)
+        except BlobError:
+            if not self.rules.clears_failed_restore:
+                reader.move_rows()
+            return None
+        reader.move_rows()
+        return reader.consumed
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the memory's books disagree."""
+        self.memory.check_integrity()
+
+
+def network_ubatch(
+    ubatch: Ubatch, tokens: Array, wanted: tuple[bool, ...], hidden: Array | None
+) -> network_side.Ubatch:
+    """A ubatch as the network sees it: tokens and positions, no ids."""
+    rows = np.array(ubatch.rows, dtype=np.int64)
+    outputs = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
+    return network_side.Ubatch(
+        tokens=tokens[rows],
+        positions=np.array(ubatch.positions, dtype=np.int64),
+        sets=ubatch.n_seqs,
+        outputs=np.array(outputs, dtype=np.int64),
+        hidden=None if hidden is None else hidden[rows],
+    )

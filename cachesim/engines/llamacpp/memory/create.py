@@ -1,0 +1,142 @@
+"""Which memory a model gets, and how large (`llama_model::create_memory`, `llama_context`)."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
+from cachesim.engines.llamacpp.memory.module import Memory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.engines.llamacpp.memory.sizes import RowBytes, row_bytes
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.errors import OptionError
+from cachesim.model.arithmetic import LayerShape, Network, Place
+from cachesim.units import Count
+
+PAD: Final = 256
+"""Cells are allocated in multiples of this."""
+
+
+def padded(n: int) -> int:
+    """The next multiple of 256."""
+    return -(-n // PAD) * PAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    """What a context is created with, under upstream's names and server defaults."""
+
+    n_ctx: Count = Count(4096)
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    kv_unified: bool = False
+    swa_full: bool = False
+    n_rs_seq: int = 0
+
+
+def create_context(network: Network, params: ContextParams, rules: MemoryRules) -> Context:
+    """Follows the constructor of `llama_context`: sizes, padding, then the memory.
+
+    The batch is cut down to the context before that is padded; with a stream per sequence the
+    padding rounds every share up, so the whole may become larger than asked for.
+    """
+    if params.n_ctx < 1 or params.n_seq_max < 1 or params.n_batch < 1:
+        msg = "a context needs n_ctx, n_batch and n_seq_max of at least 1"
+        raise OptionError(msg)
+    n_batch = min(params.n_ctx, params.n_batch)
+    n_ubatch = min(n_batch, params.n_ubatch or n_batch)
+    n_ctx = padded(params.n_ctx)
+    n_ctx_seq = n_ctx if params.kv_unified else padded(n_ctx // params.n_seq_max)
+    if not params.kv_unified:
+        n_ctx = n_ctx_seq * params.n_seq_max
+    n_rs_seq = rollback_depth(network, params.n_rs_seq, rules)
+    memory = create_memory(
+        network, params, rules, cells=n_ctx_seq, n_ubatch=n_ubatch, n_rs_seq=n_rs_seq
+    )
+    return Context(
+        network,
+        memory,
+        rules=rules,
+        n_ctx=n_ctx,
+        n_ctx_seq=n_ctx_seq,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_seq_max=params.n_seq_max,
+        unified=params.kv_unified,
+        n_rs_seq=n_rs_seq,
+    )
+
+
+def rollback_depth(network: Network, wanted: int, rules: MemoryRules) -> int:
+    """`n_rs_seq`, or 0 where the architecture is not on the list of those that may roll back."""
+    rows = [s for s in network.shapes if s.place == "recurrent" and not s.ledger]
+    kinds = {network.spec.kind(s.layer) for s in rows}
+    return wanted if kinds and kinds <= rules.rollback_layers else 0
+
+
+def create_memory(
+    network: Network,
+    params: ContextParams,
+    rules: MemoryRules,
+    *,
+    cells: int,
+    n_ubatch: int,
+    n_rs_seq: int,
+) -> Memory:
+    """Recurrent, hybrid (with or without window), window pair, or plain: by the layers it has.
+
+    A companion's network has attention layers only, so it gets a plain cache of its own.
+    """
+    shapes: dict[Place, list[LayerShape]] = {"attention": [], "window": [], "recurrent": []}
+    for shape in network.shapes:
+        shapes[shape.place].append(shape)
+    sizes = {
+        shape.layer: RowBytes() if shape.ledger else row_bytes(network.spec, shape.layer)
+        for shape in network.shapes
+    }
+
+    def cache(place: Place, n_cells: int, mask: WindowMask) -> AttentionCache:
+        return AttentionCache(
+            rules,
+            shapes[place],
+            sizes,
+            n_seq_max=params.n_seq_max,
+            unified=params.kv_unified,
+            cells=n_cells,
+            mask=mask,
+            rotate=network.rotate,
+        )
+
+    def attention() -> AttentionCache | WindowPair:
+        base = cache("attention", cells, NO_WINDOW)
+        if not shapes["window"]:
+            return base
+        n_swa = network.spec.window
+        n_swa_cells = cells if params.swa_full else window_cells(cells, n_swa, n_ubatch, params)
+        return WindowPair(
+            base, cache("window", n_swa_cells, WindowMask(kind="standard", n_swa=n_swa))
+        )
+
+    if not shapes["recurrent"]:
+        return attention()
+    recurrent = RecurrentMemory(
+        rules,
+        shapes["recurrent"],
+        sizes,
+        n_seq_max=params.n_seq_max,
+        n_rs_seq=n_rs_seq,
+        n_layers=len(network.spec.layers),
+    )
+    if not shapes["attention"] and not shapes["window"]:
+        return recurrent
+    return HybridMemory(attention(), recurrent)
+
+
+def window_cells(kv_size: int, n_swa: int, n_ubatch: int, params: ContextParams) -> int:
+    """Cells of a window cache: every sequence's window and one ubatch, padded after the minimum."""
+    sequences = params.n_seq_max if params.kv_unified else 1
+    return padded(min(kv_size, n_swa * sequences + n_ubatch))

@@ -1,0 +1,128 @@
+"""Attention and recurrent rows side by side (`llama_memory_hybrid`, `llama_memory_hybrid_iswa`)."""
+
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.split import Splitter
+from cachesim.engines.llamacpp.memory.streams import MAX, normalised
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.errors import BlobError
+
+
+class HybridMemory:
+    """An attention part (plain, or a window pair) and a recurrent part under the same ids."""
+
+    def __init__(self, attention: AttentionCache | WindowPair, recurrent: RecurrentMemory) -> None:
+        self.attention = attention
+        self.recurrent = recurrent
+        self.rules = recurrent.rules
+
+    @property
+    def can_shift(self) -> bool:
+        """That of the attention part."""
+        return self.attention.can_shift
+
+    def clear(self, *, data: bool) -> None:
+        """Both."""
+        self.attention.clear(data=data)
+        self.recurrent.clear(data=data)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """The recurrent part is asked first; if it refuses, attention stays untouched.
+
+        Trap: a range that ends at or before the last position is a yes from the recurrent part,
+        so cells go whose tokens the state has folded in.
+        """
+        return self.recurrent.seq_rm(seq, p0, p1) and self.attention.seq_rm(seq, p0, p1)
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Attention, then recurrent (which ignores the range)."""
+        self.attention.seq_cp(src, dst, p0, p1)
+        self.recurrent.seq_cp(src, dst, p0, p1)
+
+    def seq_keep(self, seq: int) -> None:
+        """Both."""
+        self.attention.seq_keep(seq)
+        self.recurrent.seq_keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Both."""
+        self.attention.seq_add(seq, p0, p1, delta)
+        self.recurrent.seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
+        """Both."""
+        self.attention.seq_div(seq, p0, p1, divisor)
+        self.recurrent.seq_div(seq, p0, p1, divisor)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The larger of the two. Trap: it equals pos_max in normal use."""
+        return max(self.attention.seq_pos_min(seq), self.recurrent.seq_pos_min(seq))
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The smaller of the two. Trap: -1 if one part lacks the sequence, with pos_min >= 0."""
+        return min(self.attention.seq_pos_max(seq), self.recurrent.seq_pos_max(seq))
+
+    def update(self) -> None:
+        """Only the attention part ever has something to do."""
+        self.attention.update()
+
+    def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
+        """Recurrent cells, then attention cells; unlike a window pair alone, there is one try."""
+        pieces = self.recurrent.cut(
+            split,
+            n_ubatch,
+            all_outputs=all_outputs,
+            sequential=not self.attention.streams.unified,
+        )
+        if pieces is None or not self.recurrent.prepare(pieces):
+            return None
+        slots = self.attention.prepare(pieces)
+        return None if slots is None else Plan(pieces, slots)
+
+    def apply(self, plan: Plan, k: int) -> None:
+        """Attention, then recurrent."""
+        self.attention.apply(plan, k)
+        self.recurrent.apply(plan, k)
+
+    def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
+        """The store of ubatch `k`."""
+        return UbatchStore(self.attention.writers(plan, k), self.recurrent.keeper(plan, k))
+
+    def state_write(self, seq: int, *, partial: bool) -> list[Field]:
+        """Attention then recurrent; `partial`: what cannot be cut back (windows and rows)."""
+        fields: list[Field] = []
+        if not partial or isinstance(self.attention, WindowPair):
+            fields += self.attention.state_write(seq, partial=partial)
+        return fields + self.recurrent.state_write(seq, partial=partial)
+
+    def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
+        """In the order of writing.
+
+        Trap: without undo (older releases, and any with a window) a failure in the recurrent part
+        leaves the attention part restored.
+        """
+        if not partial or isinstance(self.attention, WindowPair):
+            self.attention.state_read(reader, seq, partial=partial)
+        try:
+            self.recurrent.state_read(reader, seq, partial=partial)
+        except BlobError:
+            if not partial and isinstance(self.attention, AttentionCache):
+                self._undo_attention(self.attention, seq)
+            raise
+
+    def _undo_attention(self, attention: AttentionCache, seq: int) -> None:
+        """Take the restored cells out again, and zero their rows."""
+        if not self.rules.undoes_hybrid_restore:
+            return
+        if seq == -1:
+            attention.clear(data=True)
+            return
+        attention.zero_rows(seq)
+        attention.seq_rm(seq, *normalised(0, MAX))
+
+    def check_integrity(self) -> None:
+        """Both."""
+        self.attention.check_integrity()
+        self.recurrent.check_integrity()

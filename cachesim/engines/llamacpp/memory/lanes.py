@@ -1,0 +1,142 @@
+"""From cells to lanes: the keys each row of a ubatch may look at, brought into position order.
+
+The rule of visibility is upstream's mask: a row sees the cells of its primary sequence whose
+position is not in its future and not hidden by the window. Equal positions are seen. Which cells
+these are is worked out once per ubatch and cache; each layer then only picks its rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.cells import Cells
+from cachesim.engines.llamacpp.memory.mask import WindowMask
+from cachesim.engines.llamacpp.memory.rows import MARGIN, NO_ROW, Rows
+from cachesim.engines.llamacpp.memory.streams import Streams
+from cachesim.engines.llamacpp.memory.track import ABSENT_CELL, Track
+from cachesim.model.store import ABSENT, BLOCK, Lane
+from cachesim.units import Integers
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """A lane before its keys and values are picked."""
+
+    stream: int
+    rows: Integers
+    positions: Integers
+    low: Integers
+    high: Integers
+    picked: slice | Integers  # rows of the buffers, as a plain slice where the cells allow it
+
+    @property
+    def top_cell(self) -> int:
+        """A cell that the buffers must reach for all picked rows to exist."""
+        if isinstance(self.picked, slice):
+            return int(self.picked.stop) - 1 - 2 * MARGIN
+        return int(self.picked.max()) - MARGIN
+
+    def pick(self, buffers: Rows, layer: int) -> Lane:
+        """The lane of one layer."""
+        return Lane(
+            rows=self.rows,
+            keys=buffers.keys[layer][self.picked],
+            values=buffers.values[layer][self.picked],
+            positions=self.positions,
+            low=self.low,
+            high=self.high,
+        )
+
+
+def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list[LanePlan]:
+    """One lane per primary sequence of the ubatch. Trap: only the primary id of a row counts."""
+    by_seq: dict[int, list[int]] = {}
+    first = ubatch.seqs[0]
+    if ubatch.seqs.count(first) == len(ubatch.seqs):
+        by_seq[first[0]] = list(range(len(ubatch.seqs)))
+    else:
+        for row, ids in enumerate(ubatch.seqs):
+            by_seq.setdefault(ids[0], []).append(row)
+    at = np.array(ubatch.positions, dtype=np.int64)
+    plans = []
+    for seq, chosen in by_seq.items():
+        rows = np.array(chosen, dtype=np.int64)
+        stream = streams.of(seq, "set_input_kq_mask")
+        low, high = streams.mask.interval(at[rows], causal=causal)
+        positions, picked = _lay_out(streams.cells[stream], seq, int(low.min()), int(high.max()))
+        plans.append(LanePlan(stream, rows, positions, low, high, picked))
+    return plans
+
+
+def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, slice | Integers]:
+    """Positions and buffer rows of everything in [low, high], block after block."""
+    track = cells.track(seq)
+    if track.sparse is not None:
+        positions, picked = _sparse_blocks(track.sparse, track.cells, low, high)
+    else:
+        positions, picked = _blocks(track, max(low, track.lo), min(high, track.hi))
+    if not track.spare.size:
+        return positions, picked
+    extra = _overflow(cells, track.spare)
+    if isinstance(picked, slice):
+        picked = np.arange(picked.start, picked.stop)
+    return np.concatenate([positions, extra[0]]), np.concatenate([picked, extra[1]])
+
+
+def _blocks(track: Track, low: int, high: int) -> tuple[Integers, slice | Integers]:
+    """The regular part: entry `i` belongs to position `base + i`."""
+    base = low // BLOCK * BLOCK
+    n = (high // BLOCK + 1) * BLOCK - base
+    at = base - track.origin
+    positions = np.arange(base, base + n)
+    if track.straight_from() <= max(base, track.lo):
+        distance = int(track.table[track.hi - track.origin]) - track.hi
+        if track.count == track.hi - track.lo + 1:
+            positions[: max(0, track.lo - base)] = ABSENT
+            positions[max(0, track.hi + 1 - base) :] = ABSENT
+        else:
+            positions[track.table[at : at + n] == ABSENT_CELL] = ABSENT
+        start = base + distance + MARGIN
+        return positions, slice(start, start + n)
+    held = track.table[at : at + n]
+    positions[held == ABSENT_CELL] = ABSENT
+    return positions, held + MARGIN  # -1 becomes the row that is always zero
+
+
+def _sparse_blocks(
+    positions: Integers, cells: Integers, low: int, high: int
+) -> tuple[Integers, Integers]:
+    """Far-apart positions: blocks in which nothing lies are left out, each would add zeros."""
+    near = (positions >= low) & (positions <= high)
+    blocks, which = np.unique(positions[near] // BLOCK, return_inverse=True)
+    laid = np.full(len(blocks) * BLOCK, ABSENT, dtype=np.int64)
+    picked = np.full(len(laid), NO_ROW, dtype=np.int64)
+    entry = which * BLOCK + positions[near] % BLOCK
+    laid[entry] = positions[near]
+    picked[entry] = cells[near] + MARGIN
+    return laid, picked
+
+
+def _overflow(cells: Cells, spare: Integers) -> tuple[Integers, Integers]:
+    """Cells whose position another cell of the sequence holds too, in cell order."""
+    n = -(-len(spare) // BLOCK) * BLOCK
+    positions = np.full(n, ABSENT, dtype=np.int64)
+    picked = np.full(n, NO_ROW, dtype=np.int64)
+    positions[: len(spare)] = cells.pos[spare]
+    picked[: len(spare)] = spare + MARGIN
+    return positions, picked
+
+
+def visible_cells(
+    streams: Streams, mask: WindowMask, ubatch: Ubatch, *, causal: bool
+) -> list[list[int]]:
+    """For each row the indices of the cells it sees, within its sequence's stream."""
+    at = np.array(ubatch.positions, dtype=np.int64)
+    low, high = mask.interval(at, causal=causal)
+    seen = []
+    for row, ids in enumerate(ubatch.seqs):
+        cells = streams.cells[streams.of(ids[0], "set_input_kq_mask")]
+        inside = cells.members(ids[0]) & (cells.pos >= low[row]) & (cells.pos <= high[row])
+        seen.append(np.flatnonzero(inside).tolist())
+    return seen

@@ -1,0 +1,155 @@
+"""What every kind of memory offers to the context, and what a planned batch looks like."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.slots import SlotInfo
+from cachesim.engines.llamacpp.memory.split import Splitter
+from cachesim.errors import ContractError
+from cachesim.model.store import Window
+from cachesim.units import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A batch cut into ubatches, with cells for all of it before the first one is computed."""
+
+    ubatches: list[Ubatch]
+    slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
+
+
+class CacheWriter(Protocol):
+    """One attention cache while a ubatch goes through."""
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The layers whose keys and values it keeps."""
+        ...
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        """Write, then look."""
+        ...
+
+
+class StateKeeper(Protocol):
+    """The recurrent rows while a ubatch goes through."""
+
+    @property
+    def planes(self) -> int:
+        """States kept per sequence."""
+        ...
+
+    def states(self, layer: int) -> Array:
+        """What the sets start from."""
+        ...
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """What they ended with."""
+        ...
+
+
+class UbatchStore:
+    """The `Store` a network sees while one ubatch goes through a memory of any kind."""
+
+    def __init__(self, caches: Sequence[CacheWriter], recurrent: StateKeeper | None = None) -> None:
+        self._homes = {layer: cache for cache in caches for layer in cache.layers}
+        self._recurrent = recurrent
+
+    @property
+    def planes(self) -> int:
+        """How many trailing states are kept."""
+        return 1 if self._recurrent is None else self._recurrent.planes
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        """Put the ubatch's keys and values into its cells, and look."""
+        home = self._homes.get(layer)
+        if home is None:
+            msg = f"no cache keeps the keys of layer {layer}"
+            raise ContractError(msg)
+        return home.attend(layer, keys, values)
+
+    def states(self, layer: int) -> Array:
+        """The state that each set starts from."""
+        return self._keeper(layer).states(layer)
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Keep what each set ended with."""
+        self._keeper(layer).keep_states(layer, states)
+
+    def _keeper(self, layer: int) -> StateKeeper:
+        if self._recurrent is None:
+            msg = f"no memory keeps the states of layer {layer}"
+            raise ContractError(msg)
+        return self._recurrent
+
+
+class Memory(Protocol):
+    """A memory module, under upstream's names (`llama_memory_i`)."""
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions may be moved; advisory, `seq_add` never asks."""
+        ...
+
+    def clear(self, *, data: bool) -> None:
+        """Empty everything; `data` zeroes the buffers too."""
+        ...
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Remove [p0, p1) of a sequence; a negative end is open, sequence -1 is all."""
+        ...
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Give what `src` has to `dst` as well."""
+        ...
+
+    def seq_keep(self, seq: int) -> None:
+        """Drop all other sequences."""
+        ...
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move positions."""
+        ...
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
+        """Divide positions."""
+        ...
+
+    def seq_pos_min(self, seq: int) -> int:
+        """Lowest position, -1 if none."""
+        ...
+
+    def seq_pos_max(self, seq: int) -> int:
+        """Highest position, -1 if none."""
+        ...
+
+    def update(self) -> None:
+        """Do what is pending: copies of streams, rotations of shifted keys."""
+        ...
+
+    def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
+        """Cut a batch and find places for all of it, or None."""
+        ...
+
+    def apply(self, plan: Plan, k: int) -> None:
+        """Write the cells of ubatch `k`."""
+        ...
+
+    def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
+        """What the network is given; pending rollbacks are used up here."""
+        ...
+
+    def state_write(self, seq: int, *, partial: bool) -> list[Field]:
+        """The fields of a saved state; sequence -1 is the whole memory."""
+        ...
+
+    def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
+        """Restore a saved state; BlobError when it fails, which upstream does halfway."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the books disagree."""
+        ...

@@ -1,0 +1,96 @@
+"""The rows of recurrent states, plane by plane, and what a ubatch does to them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.rules import ShortUbatch
+from cachesim.model.arithmetic import LayerShape
+from cachesim.units import Array
+
+
+class Planes:
+    """Per layer an array of rows; row `plane * cells + cell`."""
+
+    def __init__(self, shapes: Iterable[LayerShape], cells: int, count: int) -> None:
+        self.shapes = {shape.layer: shape for shape in shapes}
+        self.cells = cells
+        self.count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """All zeros."""
+        self.rows: dict[int, Array] = {
+            layer: np.zeros((self.count * self.cells, shape.row), dtype=shape.dtype)
+            for layer, shape in self.shapes.items()
+        }
+
+    def split(self, layer: int) -> int:
+        """Where a row's convolution part (R) ends and its state (S) begins."""
+        return self.shapes[layer].conv
+
+
+class PlaneWriter:
+    """The recurrent rows while one ubatch goes through (`build_rs` of the real graph).
+
+    `head` is the first cell of the window; `sources` names the row each of its cells is read
+    from. The first cells belong to the ubatch's sets, what follows was only moved along.
+    """
+
+    __slots__ = ("head", "rows", "short_ubatch", "sources", "start", "ubatch", "zeroed")
+
+    def __init__(
+        self,
+        rows: Planes,
+        *,
+        head: int,
+        sources: list[int],
+        zeroed: int,
+        ubatch: Ubatch,
+        short_ubatch: ShortUbatch,
+    ) -> None:
+        self.rows = rows
+        self.head = head
+        self.sources = sources
+        self.zeroed = zeroed
+        self.ubatch = ubatch
+        self.short_ubatch = short_ubatch
+        self.start: dict[int, Array] = {}
+
+    @property
+    def planes(self) -> int:
+        """States kept per sequence."""
+        return self.rows.count
+
+    def states(self, layer: int) -> Array:
+        """Zero the fresh row, read all sources, then move the cells that only came along.
+
+        Trap: of those only the live row moves; their planes stay where they were.
+        """
+        rows = self.rows.rows[layer]
+        if self.zeroed >= 0:
+            rows[self.zeroed] = 0
+        read = rows[self.sources]
+        n_seqs = self.ubatch.n_seqs
+        rows[self.head + n_seqs : self.head + len(self.sources)] = read[n_seqs:]
+        self.start[layer] = read[:n_seqs]
+        return read[:n_seqs].copy()
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Plane `j` of each set's cell gets the state after its last token but `j`.
+
+        Of the planes that a short ubatch does not reach, the convolution's part gets what the
+        ubatch started from. The state's part keeps what it held, or in the releases that copy it
+        unasked is undefined: here zeros, which no state is that a rollback could ask for.
+        """
+        rows, cells = self.rows.rows[layer], self.rows.cells
+        at = self.head + np.arange(self.ubatch.n_seqs)
+        split = self.rows.split(layer)
+        reached = min(self.ubatch.n_seq_tokens, self.planes)
+        for plane in range(reached):
+            rows[plane * cells + at] = states[:, plane]
+        for plane in range(reached, self.planes):
+            rows[plane * cells + at, :split] = self.start[layer][:, :split]
+            if self.short_ubatch == "undefined":
+                rows[plane * cells + at, split:] = 0

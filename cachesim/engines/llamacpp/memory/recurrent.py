@@ -1,0 +1,257 @@
+"""Recurrent memory (`llama_memory_recurrent`): one row of state per sequence, in a few planes.
+
+Cell `i` has a row in each of the `1 + n_rs_seq` planes; plane 0 is the live state, plane `j` the
+state `j` tokens earlier, as far as the last ubatch reached. Several sequences may share a cell.
+A cell's number has nothing to do with a sequence's: `tail[s]` says where sequence `s` lives, and
+cells are swapped to bring those of a ubatch together.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from cachesim.engines.llamacpp.memory import recurrent_state
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
+from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter
+from cachesim.engines.llamacpp.memory.recurrent_cells import RecurrentCells
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.engines.llamacpp.memory.sizes import LEDGER, RowBytes
+from cachesim.engines.llamacpp.memory.split import Splitter
+from cachesim.engines.llamacpp.memory.streams import MAX, normalised
+from cachesim.errors import ContractError
+from cachesim.model.arithmetic import LayerShape
+
+F32: Final = 0
+"""Upstream's number of the element type of R and S rows."""
+
+
+class RecurrentMemory:
+    """The state rows of all recurrent layers."""
+
+    can_shift = True
+
+    def __init__(
+        self,
+        rules: MemoryRules,
+        shapes: Sequence[LayerShape],
+        sizes: Mapping[int, RowBytes],
+        *,
+        n_seq_max: int,
+        n_rs_seq: int = 0,
+        n_layers: int | None = None,
+    ) -> None:
+        self.rules = rules
+        self.shapes = tuple(shapes)
+        self.layers = tuple(shape.layer for shape in shapes)
+        self.sizes = sizes
+        self.kinds = {s.layer: LEDGER if s.ledger else F32 for s in self.shapes}
+        self.n_seq_max = n_seq_max
+        self.n_layers = len(self.layers) if n_layers is None else n_layers
+        self.size = max(1, n_seq_max)
+        self.n_rs_seq = n_rs_seq
+        self.cells = RecurrentCells(self.size)
+        self.rs_idx = [0] * self.size
+        self.planes = Planes(shapes, self.size, n_rs_seq + 1)
+
+    # --- operations on sequences
+
+    def clear(self, *, data: bool) -> None:
+        """Empty all cells, forget pending rollbacks."""
+        self.cells.clear()
+        self.rs_idx = [0] * self.size
+        if data:
+            self.planes.clear()
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Follows `llama_memory_recurrent::seq_rm`.
+
+        0        p0        P    p1       P: the position of the state, the only one there is
+        [        |  cut    |    )        0 < p0 <= P < p1: needs a rollback, maybe refused
+        [  all of it       |    )        p0 = 0: the sequence is gone
+        [  p0   p1 )       |             ends at or before P: true, and nothing happens (trap)
+        """
+        foreign = not 0 <= seq < self.n_seq_max
+        if foreign and self.rules.refuses_foreign_ids:
+            return False
+        p0, p1 = normalised(p0, p1)
+        if (p0, p1) == (0, MAX) and 0 <= seq < self.size:
+            # Trap: only the fully open range forgets a pending rollback; a removal up to a finite
+            # position does not, and the next sequence of that id starts from an old plane.
+            self.rs_idx[seq] = 0
+        if seq >= self.size:
+            return False
+        cells = self.cells
+        if seq < 0:
+            # Trap of the older releases: the cells go, the tails stay, the next decode aborts.
+            if p0 != p1 and (p0, p1) != (0, MAX):
+                return False
+            cells.erase_all(p0, p1)
+            return True
+        tail = cells.tail[seq]
+        if tail >= 0:
+            last = cells.pos[tail]
+            if 0 < p0 <= last < p1:
+                return self._roll_back(seq, tail, p0)
+            if p0 <= last < p1:
+                cells.tail[seq] = -1
+        cells.erase(seq, p0, p1)
+        return True
+
+    def _roll_back(self, seq: int, tail: int, p0: int) -> bool:
+        """Point at an older plane instead of the live one; no row moves.
+
+        Traps: nothing asks whether that plane was written by the last ubatch, so after a short one
+        it is stale; all sequences in a shared cell move back, but only this one's index is set;
+        and the older releases accept a second rollback and forget the first.
+        """
+        cells = self.cells
+        if not self.layers and self.rules.zero_layer_rollback:
+            cells.pos[tail] = p0 - 1
+            return True
+        depth = cells.pos[tail] - p0 + 1
+        if self.rs_idx[seq] and self.rules.single_use_rollback:
+            return False
+        if depth > self.n_rs_seq:
+            return False
+        self.rs_idx[seq] = depth
+        cells.pos[tail] = p0 - 1
+        return True
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Follows `llama_memory_recurrent::seq_cp`: both share a cell from now on.
+
+        Traps: the range is ignored, and the pending rollback is neither copied nor cleared.
+        """
+        del p0, p1
+        if src != dst and 0 <= dst < self.size and 0 <= src < self.size:
+            self.cells.join(src, dst)
+
+    def seq_keep(self, seq: int) -> None:
+        """Follows `llama_memory_recurrent::seq_keep`.
+
+        Trap: pending rollbacks of the sequences that are dropped stay.
+        """
+        self.cells.keep(seq)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Follows `llama_memory_recurrent::seq_add`: only the number changes.
+
+        Trap: it may become negative; then pos_max is -1, any start is accepted, and the state is
+        not reset.
+        """
+        if delta:
+            tail = self._cell_within(seq, p0, p1)
+            if tail >= 0:
+                self.cells.pos[tail] += delta
+
+    def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
+        """Follows `llama_memory_recurrent::seq_div`."""
+        if divisor != 1:
+            tail = self._cell_within(seq, p0, p1)
+            if tail >= 0:
+                self.cells.pos[tail] //= divisor
+
+    def _cell_within(self, seq: int, p0: int, p1: int) -> int:
+        """The cell of a sequence, if its position lies in [p0, p1); else -1."""
+        if not 0 <= seq < self.size:
+            return -1
+        p0, p1 = normalised(p0, p1)
+        tail = self.cells.tail[seq]
+        if tail >= 0 and seq in self.cells.seqs[tail] and p0 <= self.cells.pos[tail] < p1:
+            return tail
+        return -1
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The position of the state, -1 if none."""
+        held = self.cells.positions_of(seq)
+        return min(held) if held else -1
+
+    def seq_pos_max(self, seq: int) -> int:
+        """The position of the state, never below -1."""
+        return max(self.cells.positions_of(seq), default=-1) if self.cells.used else -1
+
+    # --- decode
+
+    def update(self) -> None:
+        """Nothing is ever pending here that an update would do."""
+
+    def cut(
+        self, split: Splitter, n_ubatch: int, *, all_outputs: bool, sequential: bool
+    ) -> list[Ubatch] | None:
+        """The splitter for recurrent states, alone or in a hybrid.
+
+        Trap of the release that splits by sequence: the last tokens of a batch may come in a short
+        ubatch of their own, and the planes behind them are then not what a rollback needs.
+        """
+        if all_outputs:
+            return split.cut(lambda: split.by_sequence(n_ubatch))
+        keep_tail = 0
+        if self.n_rs_seq > 0:
+            if self.rules.rollback_split == "sequence":
+                return split.cut(lambda: split.by_sequence(n_ubatch))
+            if self.rules.rollback_split == "keep-tail":
+                keep_tail = self.n_rs_seq + 1
+        return split.cut(lambda: split.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
+
+    def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
+        """Follows `llama_memory_recurrent::init_batch`."""
+        pieces = self.cut(split, n_ubatch, all_outputs=all_outputs, sequential=True)
+        return None if pieces is None or not self.prepare(pieces) else Plan(pieces)
+
+    def prepare(self, ubatches: list[Ubatch]) -> bool:
+        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly."""
+        saved = self.cells.saved()
+        found = all(self.cells.find_slot(ubatch) for ubatch in ubatches)
+        self.cells.put_back(saved)
+        return found
+
+    def apply(self, plan: Plan, k: int) -> None:
+        """Find the cells of ubatch `k`, for good."""
+        self.cells.find_slot(plan.ubatches[k])
+
+    def keeper(self, plan: Plan, k: int) -> PlaneWriter:
+        """What the network reads from and writes to; uses up the pending rollbacks it meets."""
+        return PlaneWriter(
+            self.planes,
+            head=self.cells.head,
+            sources=self.source_rows(),
+            zeroed=self.cells.rs_z,
+            ubatch=plan.ubatches[k],
+            short_ubatch=self.rules.short_ubatch,
+        )
+
+    def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
+        """The store of ubatch `k`."""
+        return UbatchStore([], self.keeper(plan, k))
+
+    def source_rows(self) -> list[int]:
+        """Follows `s_copy`: the row each cell of the window is read from."""
+        cells, rows = self.cells, []
+        for cell in range(cells.head, cells.head + cells.n):
+            plane = 0
+            if self.n_rs_seq and cells.seqs[cell]:
+                first = min(cells.seqs[cell])
+                plane, self.rs_idx[first] = self.rs_idx[first], 0
+            rows.append(plane * self.size + cells.src0[cell])
+        return rows
+
+    # --- state
+
+    def state_write(self, seq: int, *, partial: bool) -> list[Field]:
+        """All of it. Trap: `partial` (PARTIAL_ONLY) is ignored by a pure recurrent memory."""
+        del partial
+        return recurrent_state.write(self, seq)
+
+    def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
+        """Follows `llama_memory_recurrent::state_read`."""
+        del partial
+        recurrent_state.read(self, reader, seq)
+
+    def check_integrity(self) -> None:
+        """Cells, and pending rollbacks within reach."""
+        self.cells.check_integrity()
+        for seq, depth in enumerate(self.rs_idx):
+            if not 0 <= depth <= self.n_rs_seq:
+                msg = f"sequence {seq} would roll back by {depth}"
+                raise ContractError(msg)

@@ -1,0 +1,225 @@
+"""Which recurrent cell holds whose state: sharing, copy on write, compaction."""
+
+from typing import NamedTuple
+
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.errors import ContractError, UpstreamAbort
+
+NONE = -1
+
+
+class Saved(NamedTuple):
+    """What a dry run puts back."""
+
+    pos: list[int]
+    src: list[int]
+    src0: list[int]
+    tail: list[int]
+    seqs: list[set[int]]
+    head: int
+    used: int
+
+
+class RecurrentCells:
+    """One record per index; `tail` belongs to the sequence of that number, the rest to the cell."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.src0 = [NONE] * size
+        self.rs_z = NONE
+        self.n = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty everything; what the last graph used (src0, rs_z, n) stays, as upstream leaves it."""
+        self.pos = [NONE] * self.size
+        self.src = [NONE] * self.size
+        self.tail = [NONE] * self.size
+        self.seqs: list[set[int]] = [set() for _ in range(self.size)]
+        self.head = 0
+        self.used = 0
+
+    def positions_of(self, seq: int) -> list[int]:
+        """The positions of all cells that a sequence has; there is at most one."""
+        return [pos for pos, seqs in zip(self.pos, self.seqs, strict=True) if seq in seqs]
+
+    def saved(self) -> Saved:
+        """A copy of what a dry run changes and puts back."""
+        return Saved(
+            self.pos.copy(),
+            self.src.copy(),
+            self.src0.copy(),
+            self.tail.copy(),
+            [set(seqs) for seqs in self.seqs],
+            self.head,
+            self.used,
+        )
+
+    def put_back(self, saved: Saved) -> None:
+        """Undo a dry run; `rs_z` and `n` stay changed."""
+        self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used = saved
+
+    # --- sequences
+
+    def leave(self, seq: int) -> None:
+        """Take a sequence out of its cell, which is freed if nobody else is in it."""
+        cell = self.tail[seq]
+        self.seqs[cell].discard(seq)
+        self.tail[seq] = NONE
+        if not self.seqs[cell]:
+            self.pos[cell] = self.src[cell] = NONE
+            self.used -= 1
+
+    def join(self, src: int, dst: int) -> None:
+        """`dst` shares the cell of `src`; if `src` has none, `dst` ends up with nothing."""
+        if self.tail[dst] >= 0:
+            self.leave(dst)
+        if self.tail[src] >= 0:
+            self.seqs[self.tail[src]].add(dst)
+            self.tail[dst] = self.tail[src]
+
+    def keep(self, seq: int) -> None:
+        """Drop everything but one sequence; the head goes to the first cell without it."""
+        self.tail = [tail if s == seq else NONE for s, tail in enumerate(self.tail)]
+        others = [cell for cell in range(self.size) if seq not in self.seqs[cell]]
+        for cell in range(self.size):
+            if seq in self.seqs[cell]:
+                self.seqs[cell] = {seq}
+                continue
+            self.used -= self.pos[cell] >= 0
+            self.pos[cell] = self.src[cell] = NONE
+            self.seqs[cell] = set()
+        if others:
+            self.head = min(self.head, others[0])
+
+    def erase(self, seq: int, p0: int, p1: int) -> None:
+        """Take a sequence out of the cells with positions in [p0, p1)."""
+        self._free([c for c in self._within(p0, p1) if seq in self.seqs[c]], {seq})
+
+    def erase_all(self, p0: int, p1: int) -> None:
+        """Empty the cells with positions in [p0, p1), whoever is in them. The tails stay."""
+        self._free(self._within(p0, p1), set(range(self.size)))
+
+    def _within(self, p0: int, p1: int) -> list[int]:
+        return [cell for cell, pos in enumerate(self.pos) if p0 <= pos < p1]
+
+    def _free(self, cells: list[int], gone: set[int]) -> None:
+        freed = []
+        for cell in cells:
+            self.seqs[cell] -= gone
+            if not self.seqs[cell]:
+                self.used -= 1
+                self.pos[cell] = self.src[cell] = NONE
+                freed.append(cell)
+        if freed:
+            self.head = min(self.head, freed[0])
+
+    # --- cells for a ubatch
+
+    def find_slot(self, ubatch: Ubatch) -> bool:
+        """Follows `llama_memory_recurrent::find_slot`; False if an id has no place here.
+
+        Unlike an attention cache it changes the cells at once, and the head ends at the beginning
+        of the window of cells used, not behind it.
+        """
+        n_seqs = ubatch.n_seqs
+        if self.head > self.used + 2 * n_seqs:
+            self.head = 0
+        if not self._uncouple(ubatch):
+            return False
+        low, high = self._give_cells(ubatch)
+        for k in range(n_seqs):
+            self._swap(low + k, self.tail[ubatch.set_ids(k)[0]])
+        for k in range(n_seqs):
+            # A position that does not follow the old one only makes upstream log a warning.
+            self.pos[low + k] = ubatch.last_position(k)
+            self.seqs[low + k] = set(ubatch.set_ids(k))
+            for seq in ubatch.set_ids(k):
+                self.tail[seq] = low + k
+        self._freeze_sources(low, high)
+        self.head, self.n = low, high - low + 1
+        self.used = sum(map(bool, self.seqs))
+        return self.n >= n_seqs
+
+    def _uncouple(self, ubatch: Ubatch) -> bool:
+        """Secondary ids leave their cells: they are about to share the primary one's."""
+        for k in range(ubatch.n_seqs):
+            for j, seq in enumerate(ubatch.set_ids(k)):
+                if not 0 <= seq < self.size:
+                    return False
+                if j > 0 and self.tail[seq] >= 0:
+                    self.leave(seq)
+        return True
+
+    def _give_cells(self, ubatch: Ubatch) -> tuple[int, int]:
+        """Every set gets a cell of its own; lowest and highest cell in use.
+
+        Copy on write: a sequence that shares its cell takes a free one that reads from the shared
+        row, and the others keep the old cell untouched.
+        """
+        low, high = self.size - 1, 0
+        free = self._next_free(self.head)
+        for k in range(ubatch.n_seqs):
+            seq = ubatch.set_ids(k)[0]
+            old = self.tail[seq]
+            if old >= 0 and seq not in self.seqs[old]:
+                msg = "llama_memory_recurrent::find_slot"
+                raise UpstreamAbort(msg, "cell.has_seq_id(seq_id)")
+            if old < 0 or len(self.seqs[old]) != 1:
+                if self.seqs[free]:
+                    msg = "llama_memory_recurrent::find_slot"
+                    raise UpstreamAbort(msg, "empty_cell.is_empty()")
+                if old >= 0:
+                    self.pos[free], self.src[free] = self.pos[old], self.src[old]
+                    self.seqs[old].discard(seq)
+                    self.seqs[free].add(seq)
+                self.tail[seq] = free
+                if k + 1 < ubatch.n_seqs:
+                    free = self._next_free(free + 1)
+            low, high = min(low, self.tail[seq]), max(high, self.tail[seq])
+        return low, high
+
+    def _next_free(self, start: int) -> int:
+        """The first cell without sequences from `start` on, circularly."""
+        for step in range(self.size):
+            cell = (start + step) % self.size
+            if not self.seqs[cell]:
+                return cell
+        return start % self.size
+
+    def _swap(self, one: int, other: int) -> None:
+        """Exchange two cells. Trap: their planes do not move along, only the live row will."""
+        if one == other:
+            return
+        for column in (self.pos, self.src):
+            column[one], column[other] = column[other], column[one]
+        self.seqs[one], self.seqs[other] = self.seqs[other], self.seqs[one]
+        trade = {one: other, other: one}
+        self.tail = [trade.get(tail, tail) for tail in self.tail]
+
+    def _freeze_sources(self, low: int, high: int) -> None:
+        """Which row each cell of the window is read from: `rs_z`, zeroed first, for new states."""
+        named = set(self.src)
+        unnamed = (cell for cell in range(low, high + 1) if cell not in named)
+        self.rs_z = next(unnamed, NONE)
+        for cell in range(low, high + 1):
+            if self.src[cell] < 0 and self.rs_z < 0:
+                msg = "llama_memory_recurrent::find_slot"
+                raise UpstreamAbort(msg, "rs_z >= 0")
+            self.src0[cell] = self.rs_z if self.src[cell] < 0 else self.src[cell]
+            self.src[cell] = cell
+
+    def check_integrity(self) -> None:
+        """No two records of one sequence; the count of used cells never negative."""
+        owners = [seq for seqs in self.seqs for seq in seqs]
+        if len(owners) != len(set(owners)):
+            msg = "a sequence has two recurrent cells"
+            raise ContractError(msg)
+        for cell, seqs in enumerate(self.seqs):
+            for seq in seqs:
+                if seq < self.size and self.tail[seq] not in {cell, NONE}:
+                    msg = f"sequence {seq} is in cell {cell}, its tail is not"
+                    raise ContractError(msg)
+        if not 0 <= self.head <= self.size:
+            msg = f"head {self.head} lies outside of {self.size} cells"
+            raise ContractError(msg)

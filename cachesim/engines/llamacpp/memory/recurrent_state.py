@@ -1,0 +1,210 @@
+"""Saving and restoring recurrent rows (`llama_memory_recurrent::state_write`, `state_read`)."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.blob import (
+    CellList,
+    Field,
+    Header,
+    Misread,
+    Reader,
+    RowBlock,
+    Truncated,
+    Word,
+)
+from cachesim.errors import BlobError, UpstreamAbort
+from cachesim.units import Array
+
+if TYPE_CHECKING:
+    from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+
+
+def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
+    """How many cells, which ones, the layers' R rows, the layers' S rows.
+
+    With a rollback pending the row comes from the plane it points at and the position is the
+    rolled-back one: the blob is right, and does not say that anything was pending.
+    """
+    cells = memory.cells
+    chosen = [c for c, seqs in enumerate(cells.seqs) if (seqs if seq == -1 else seq in seqs)]
+    ids = tuple(tuple(sorted(cells.seqs[c])) if seq == -1 else () for c in chosen)
+    positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
+    rows = np.array([_plane(memory, seq, c) * memory.size + c for c in chosen], dtype=np.int64)
+    fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), _header(memory)]
+    for layer in memory.layers:
+        fields.append(
+            RowBlock(
+                memory.kinds[layer], memory.sizes[layer].r, len(chosen), _r(memory, layer, rows)
+            )
+        )
+    for layer in memory.layers:
+        fields.append(
+            RowBlock(
+                memory.kinds[layer], memory.sizes[layer].s, len(chosen), _s(memory, layer, rows)
+            )
+        )
+    return fields
+
+
+def _plane(memory: "RecurrentMemory", seq: int, cell: int) -> int:
+    if seq != -1:
+        return memory.rs_idx[seq]
+    depths = {memory.rs_idx[s] for s in memory.cells.seqs[cell]}
+    if len(depths) > 1:
+        msg = "llama_memory_recurrent::state_write"
+        raise UpstreamAbort(msg, "sequences of one cell roll back differently")
+    return depths.pop()
+
+
+def _r(memory: "RecurrentMemory", layer: int, rows: Array) -> Array:
+    """The convolution's part of the rows."""
+    return memory.planes.rows[layer][rows, : memory.planes.split(layer)]
+
+
+def _s(memory: "RecurrentMemory", layer: int, rows: Array) -> Array:
+    """The state's part of the rows."""
+    return memory.planes.rows[layer][rows, memory.planes.split(layer) :]
+
+
+def _header(memory: "RecurrentMemory") -> Header:
+    """Not transposed, and the number of layers of the whole model."""
+    return Header((0, memory.n_layers), 8)
+
+
+def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
+    """Restore one sequence, or (-1) everything. A blob without cells does clear here (trap)."""
+    count = reader.word()
+    if memory.rules.checks_count_first and count > memory.size:
+        _take_back(memory, seq, [])
+        msg = "the state has more cells than the memory"
+        raise BlobError(msg)
+    try:
+        cells = (
+            _read_whole(memory, reader, count)
+            if seq == -1
+            else _read_one(memory, reader, seq, count)
+        )
+    except Truncated:
+        if memory.rules.clears_failed_restore:
+            _take_back(memory, seq, [])
+        raise
+    except BlobError:
+        _take_back(memory, seq, [])
+        raise
+    try:
+        _queue_rows(memory, reader, cells)
+    except Truncated:
+        if memory.rules.clears_failed_restore:
+            _take_back(memory, seq, cells)
+        raise
+    except BlobError:
+        _take_back(memory, seq, cells)
+        raise
+    if seq == -1:
+        memory.rs_idx = [0] * memory.size
+    elif memory.n_rs_seq:
+        # Trap: the other planes are stale now, and a rollback is accepted all the same.
+        memory.rs_idx[seq] = 0
+
+
+def _read_one(memory: "RecurrentMemory", reader: Reader, seq: int, count: int) -> list[int]:
+    """One sequence gets a cell of its own; the cells that were written."""
+    memory.seq_rm(seq, -1, -1)
+    listed = reader.take(CellList)
+    if count == 0:
+        return []
+    if any(listed.ids):
+        msg = "the state is one of a whole memory"
+        raise Misread(msg)
+    ubatch = Ubatch(
+        rows=tuple(range(count)),
+        n_seqs=1,
+        n_seq_tokens=count,
+        positions=tuple(listed.positions.tolist()),
+        seqs=((seq,),) * count,
+    )
+    if not memory.cells.find_slot(ubatch):
+        msg = f"there is no cell for sequence {seq}"
+        raise BlobError(msg)
+    head = memory.cells.head
+    written = list(range(head, head + count))
+    for cell in written:
+        memory.cells.src[cell] = cell
+    return written
+
+
+def _read_whole(memory: "RecurrentMemory", reader: Reader, count: int) -> list[int]:
+    """Cells 0 .. count-1 and the tails, as the saved ids name them."""
+    listed = reader.take(CellList)
+    if count > memory.size:
+        msg = "the state has more cells than the memory"
+        raise BlobError(msg)
+    memory.clear(data=True)
+    cells = memory.cells
+    for cell, (pos, ids) in enumerate(zip(listed.positions.tolist(), listed.ids, strict=True)):
+        cells.pos[cell] = pos
+        for seq in ids:
+            if not 0 <= seq < memory.n_seq_max or cells.tail[seq] != -1:
+                msg = f"the state names sequence {seq} wrongly"
+                raise BlobError(msg)
+            cells.seqs[cell].add(seq)
+            cells.tail[seq] = cell
+    cells.head, cells.used = 0, count
+    for cell in range(count):
+        cells.src[cell] = cell
+    return list(range(count))
+
+
+def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> None:
+    if reader.take(Header) != _header(memory):
+        msg = "the state has other layers"
+        raise Misread(msg)
+    for part in ("r", "s"):
+        for layer in memory.layers:
+            block = reader.take(RowBlock)
+            size = memory.sizes[layer].r if part == "r" else memory.sizes[layer].s
+            if (block.kind, block.row_bytes, block.count) != (
+                memory.kinds[layer],
+                size,
+                len(cells),
+            ):
+                msg = "the state has rows of another type or size"
+                raise Misread(msg)
+            _queue(memory, reader, part, layer, cells, block.data)
+
+
+def _queue(
+    memory: "RecurrentMemory",
+    reader: Reader,
+    part: str,
+    layer: int,
+    cells: list[int],
+    data: Array | None,
+) -> None:
+    if data is None:
+        msg = "llama_io_read_device"
+        raise UpstreamAbort(msg, "the rows of this state are not on the device")
+    split = memory.planes.split(layer)
+
+    def move() -> None:
+        rows = memory.planes.rows[layer]
+        if part == "r":
+            rows[cells, :split] = data
+        else:
+            rows[cells, split:] = data
+
+    reader.queue.append(move)
+
+
+def _take_back(memory: "RecurrentMemory", seq: int, cells: list[int]) -> None:
+    """Undo a restore that failed."""
+    if seq == -1:
+        memory.clear(data=True)
+        return
+    memory.seq_rm(seq, -1, -1)
+    if memory.rules.clears_failed_restore:
+        for rows in memory.planes.rows.values():
+            rows[cells] = 0

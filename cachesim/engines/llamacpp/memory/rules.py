@@ -1,0 +1,176 @@
+"""Where the releases of llama.cpp's memory layer differ, as data.
+
+B9094   May 2026, the release b9093: before recurrent states could be rolled back
+B9509   June 2026, the releases b9509 and b9538
+B11434  autumn 2026, the releases b11434 and b11549
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from cachesim.errors import ProfileError
+from cachesim.model.spec import LayerKind
+
+RollbackSplit: TypeAlias = Literal["equal", "sequence", "keep-tail"]
+"""How a batch is cut when recurrent states keep planes to roll back to."""
+
+ShortUbatch: TypeAlias = Literal["undefined", "kept"]
+"""What a ubatch shorter than the planes does to the planes it does not reach."""
+
+ProbeAnswer: TypeAlias = Literal["unknown", "after-probe", "at-once"]
+"""When the capability question is answered with "bounded"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRules:
+    """One release of the memory layer; one field per difference."""
+
+    name: str
+
+    # recurrent rows
+    rollback_layers: frozenset[LayerKind]
+    """Kinds of recurrent layer whose architectures may roll back (#22673; more later: #28123)."""
+    rollback_split: RollbackSplit
+    """`keep-tail` holds the last tokens of a sequence together in one ubatch (#25278)."""
+    single_use_rollback: bool
+    """A second rollback is refused while one is pending (was: overwrites the depth)."""
+    short_ubatch: ShortUbatch
+    """Planes that a short ubatch did not compute: copied as undefined data, or left alone."""
+    refuses_foreign_ids: bool
+    """Recurrent `seq_rm` answers false for ids outside 0 .. n_seq_max-1 (was: wipes, keeps tails)."""
+    zero_layer_rollback: bool
+    """A recurrent memory without layers moves its position back by any depth."""
+
+    # state blobs
+    saves_unmasked_window: bool
+    """A sequence's window blob holds only cells the window still shows (#23981)."""
+    attention_header: int
+    """Bytes between cells and rows of an attention section; 16 with the rotation sizes (#21038)."""
+    ext_bytes: int
+    """Bytes of extra data per cell where a model has several position sections (#16825)."""
+    clears_failed_restore: bool
+    """A restore that fails leaves nothing behind and drops queued data (#27530)."""
+    checks_count_first: bool
+    """More saved cells than there are is an error before the destination is touched."""
+    undoes_hybrid_restore: bool
+    """A hybrid restore that fails in the recurrent part takes the attention part back."""
+    restores_every_stream: bool
+    """A whole restore clears once and fills all streams (was: only the last stream survives)."""
+    on_device_chunks: bool
+    """Device buffers are copied across the borders of cell ranges (was: abort)."""
+    sequence_file_version: int
+    """The version number in the header of a saved sequence."""
+
+    # batches
+    batch_ids_when_unified: int | None
+    """Ids a batch may name with a unified cache; None: as many as there are sequences."""
+    hashed_ids: bool
+    """A token's ids are kept in a hash set, so that the last one listed comes first."""
+    advances_all_ids: bool
+    """Generated positions advance every id of a token (later: the first one only)."""
+    refuses_decreasing: bool
+    """Positions of a sequence must not decrease within a batch (#25449)."""
+
+    # cells
+    counts_positions: bool
+    """Positions are counted, so a sequence copied twice leaves phantom positions behind."""
+
+    # capability
+    probe: ProbeAnswer
+    """When `common_context_can_seq_rm` knows bounded rollback (#22673), and whether it clears."""
+
+
+B9094: Final = MemoryRules(
+    name="b9094",
+    rollback_layers=frozenset(),
+    rollback_split="equal",
+    single_use_rollback=False,
+    short_ubatch="undefined",
+    refuses_foreign_ids=False,
+    zero_layer_rollback=False,
+    saves_unmasked_window=False,
+    attention_header=8,
+    ext_bytes=8,
+    clears_failed_restore=False,
+    checks_count_first=False,
+    undoes_hybrid_restore=False,
+    restores_every_stream=False,
+    on_device_chunks=False,
+    sequence_file_version=2,
+    batch_ids_when_unified=256,
+    hashed_ids=False,
+    advances_all_ids=True,
+    refuses_decreasing=False,
+    counts_positions=True,
+    probe="unknown",
+)
+
+B9509: Final = MemoryRules(
+    name="b9509",
+    rollback_layers=frozenset({"delta"}),
+    rollback_split="sequence",
+    single_use_rollback=False,
+    short_ubatch="undefined",
+    refuses_foreign_ids=False,
+    zero_layer_rollback=False,
+    saves_unmasked_window=True,
+    attention_header=8,
+    ext_bytes=8,
+    clears_failed_restore=False,
+    checks_count_first=False,
+    undoes_hybrid_restore=False,
+    restores_every_stream=False,
+    on_device_chunks=False,
+    sequence_file_version=2,
+    batch_ids_when_unified=256,
+    hashed_ids=False,
+    advances_all_ids=True,
+    refuses_decreasing=False,
+    counts_positions=True,
+    probe="after-probe",
+)
+
+B11434: Final = MemoryRules(
+    name="b11434",
+    rollback_layers=frozenset({"delta", "conv"}),
+    rollback_split="keep-tail",
+    single_use_rollback=True,
+    short_ubatch="kept",
+    refuses_foreign_ids=True,
+    zero_layer_rollback=True,
+    saves_unmasked_window=True,
+    attention_header=16,
+    ext_bytes=12,
+    clears_failed_restore=True,
+    checks_count_first=True,
+    undoes_hybrid_restore=True,
+    restores_every_stream=True,
+    on_device_chunks=True,
+    sequence_file_version=4,
+    batch_ids_when_unified=None,
+    hashed_ids=True,
+    advances_all_ids=False,
+    refuses_decreasing=True,
+    counts_positions=False,
+    probe="at-once",
+)
+
+RELEASES: Final = {
+    "b9093": B9094,
+    "b9094": B9094,
+    "b9509": B9509,
+    "b9538": B9509,
+    "b11434": B11434,
+    "b11549": B11434,
+}
+"""The rules of every build that is known, under each number it goes by."""
+
+
+def rules_of(release: str) -> MemoryRules:
+    """Look up the rules of a release."""
+    rules = RELEASES.get(release)
+    if rules is None:
+        known = ", ".join(RELEASES)
+        msg = f"no memory rules for llama.cpp {release!r}; there are {known}"
+        raise ProfileError(msg)
+    return rules

@@ -1,0 +1,198 @@
+"""Finding cells for a ubatch, filling them, and the dry run over a whole batch."""
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
+from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells
+from cachesim.engines.llamacpp.memory.streams import Streams
+from cachesim.errors import UpstreamAbort
+from cachesim.units import Array, Integers
+
+_GLANCE: Final = 4  # cells looked at one by one before all are looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """Where a ubatch goes: per list of tokens a stream and as many cells."""
+
+    streams: tuple[int, ...]
+    cells: tuple[Integers, ...]
+
+
+_Content: TypeAlias = tuple[int, int, list[int]]
+"""A cell, its position, its sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a dry run puts back: the found cells and every head."""
+
+    slot: SlotInfo
+    heads: tuple[int, ...]
+    contents: tuple[tuple[_Content, ...], ...]
+
+
+def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
+    """Follows `llama_kv_cache::find_slot`: searches only, changes nothing.
+
+    One list with all tokens when there is one stream; else one list per sequence, each in its own
+    stream. The first list that finds no room fails the whole ubatch.
+    """
+    if streams.unified:
+        found = _search(streams, 0, ubatch.n_tokens)
+        return None if found is None else SlotInfo((0,), (found,))
+    ids = ubatch.ids
+    n = ubatch.n_tokens // len(ids)
+    where, cells = [], []
+    for k, seq in enumerate(ids):
+        if ubatch.seqs[k * n] != (seq,):
+            msg = "llama_kv_cache::find_slot"
+            raise UpstreamAbort(msg, "one sequence id per token and list")
+        stream = streams.of(seq, "find_slot")
+        found = _search(streams, stream, n)
+        if found is None:
+            return None
+        where.append(stream)
+        cells.append(found)
+    return SlotInfo(tuple(where), tuple(cells))
+
+
+def _search(streams: Streams, stream: int, n: int) -> Integers | None:
+    """The first `n` usable cells from the head on, wrapping once around.
+
+    Trap: first usable, not oldest: cells that the window hides are taken in index order, mixed
+    with empty ones, even while empty ones remain (a full-size window cache included).
+    """
+    cells, start = streams.cells[stream], streams.heads[stream]
+    if start > cells.used + 2 * n:
+        start = 0
+    if n > cells.size:
+        return None
+    if start + n <= cells.size and (cells.pos[start : start + n] == EMPTY).all():
+        return np.arange(start, start + n)
+    if n == 1:
+        for cell in range(start, min(start + _GLANCE, cells.size)):
+            if _usable(streams, cells, cell):
+                return np.array([cell])
+    usable = _usable_cells(streams, cells)
+    found = np.flatnonzero(usable[start:])[:n] + start
+    if len(found) < n:
+        found = np.concatenate([found, np.flatnonzero(usable[:start])[: n - len(found)]])
+    return found if len(found) == n else None
+
+
+def _usable(streams: Streams, cells: Cells, cell: int) -> bool:
+    """Empty, or held by one sequence whose next token its window hides it from."""
+    if cells.pos[cell] == EMPTY:
+        return True
+    if cells.owners[cell] != 1:
+        return False
+    (seq,) = cells.seqs_of(cell)
+    return streams.mask.hides(int(cells.pos[cell]), cells.pos_max(seq) + 1)
+
+
+def _usable_cells(streams: Streams, cells: Cells) -> Array:
+    """`_usable` for all cells.
+
+    Trap: the sequence may be any, not only the one that is being written: a busy conversation
+    reclaims the old cells of an idle one. Shared cells are never reclaimed.
+    """
+    usable = cells.pos == EMPTY
+    if streams.mask.kind == "none":
+        return usable
+    single = cells.owners == 1
+    for seq in list(cells.tracks):
+        alone = np.flatnonzero(single & cells.members(seq))
+        if alone.size:
+            hidden = streams.mask.hides_each(cells.pos[alone], cells.pos_max(seq) + 1)
+            usable[alone[hidden]] = True
+    return usable
+
+
+def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
+    """Follows `llama_kv_cache::apply_ubatch`: write positions and ids into the found cells.
+
+    Cells that were taken over leave their sequence; what it has below the highest position
+    overwritten is purged (#13746), so that the rest stays without holes at its low end.
+    """
+    overwritten: dict[int, int] = {}
+    first = 0
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
+        cells = streams.cells[stream]
+        for cell in found[cells.pos[found] != EMPTY]:
+            pos = int(cells.pos[cell])
+            for seq in cells.seqs_of(cell):
+                overwritten[seq] = max(overwritten.get(seq, EMPTY), pos)
+            cells.empty(int(cell))
+        rows = slice(first, first + len(found))
+        _fill(cells, found, ubatch.positions[rows], ubatch.seqs[rows])
+        first += len(found)
+    for seq in sorted(overwritten):
+        low = streams.pos_min(seq)
+        if low <= overwritten[seq]:
+            streams.seq_rm(seq, low, overwritten[seq] + 1)
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
+        streams.heads[stream] = int(found[-1]) + 1
+
+
+def _fill(cells: Cells, found: Integers, positions: tuple[int, ...], seqs: tuple[Ids, ...]) -> None:
+    """Put tokens into empty cells; a plain run of one sequence goes in as a whole."""
+    n, ids = len(found), seqs[0]
+    if n > 1 and len(ids) == 1 and seqs.count(ids) == n:
+        start = positions[0]
+        if positions == tuple(range(start, start + n)):
+            cells.fill_run(found, start, ids[0])
+            return
+    for cell, pos, own in zip(found.tolist(), positions, seqs, strict=True):
+        cells.place(cell, pos)
+        for seq in own:
+            cells.add(cell, seq)
+
+
+def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
+    """Follows `llama_kv_cache::prepare`: a dry run that finds the cells of a whole batch.
+
+    Afterwards the found cells and the heads are put back, last one first. Two things are not
+    (traps): cells that a purge emptied beside them stay empty, so a failed decode can cost
+    window positions; and heads are put back by list number instead of stream number.
+    """
+    slots: list[SlotInfo] = []
+    saved: list[_Saved] = []
+    for ubatch in ubatches:
+        slot = find_slot(streams, ubatch)
+        if slot is None:
+            break
+        slots.append(slot)
+        saved.append(_Saved(slot, tuple(streams.heads), _contents(streams, slot)))
+        apply_ubatch(streams, slot, ubatch)
+    for step in reversed(saved):
+        _put_back(streams, step)
+    return slots if len(slots) == len(ubatches) else None
+
+
+def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[_Content, ...], ...]:
+    """What the found cells hold, list by list."""
+    kept = []
+    for stream, found in zip(slot.streams, slot.cells, strict=True):
+        cells = streams.cells[stream]
+        full = found[cells.pos[found] != EMPTY].tolist()
+        kept.append(tuple((cell, int(cells.pos[cell]), cells.seqs_of(cell)) for cell in full))
+    return tuple(kept)
+
+
+def _put_back(streams: Streams, step: _Saved) -> None:
+    for k, (stream, found) in enumerate(zip(step.slot.streams, step.slot.cells, strict=True)):
+        cells = streams.cells[stream]
+        if len(found) > _GLANCE:
+            cells.wipe(found)
+        else:
+            for cell in found.tolist():
+                cells.empty(cell)
+        for cell, pos, seqs in step.contents[k]:
+            cells.place(cell, pos)
+            for seq in seqs:
+                cells.add(cell, seq)
+        streams.heads[stream] = step.heads[k]

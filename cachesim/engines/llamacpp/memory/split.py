@@ -1,0 +1,182 @@
+"""How a batch is cut into ubatches: simple, equal (with a kept tail), by sequence."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
+from cachesim.errors import UpstreamAbort
+
+
+class Splitter:
+    """A validated batch and which of its tokens are already in some ubatch."""
+
+    def __init__(
+        self, positions: tuple[int, ...], seqs: tuple[Ids, ...], outputs: tuple[bool, ...]
+    ) -> None:
+        self.positions = positions
+        self.seqs = seqs
+        self.outputs = outputs
+        self.coupled = any(len(ids) > 1 for ids in set(seqs))
+        self._sets: list[frozenset[int]] = []
+        self.reset()
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def reset(self) -> None:
+        """Forget all cuts (`split_reset`)."""
+        self.used = [False] * len(self.positions)
+        self.n_used = 0
+        self._first = 0
+
+    @property
+    def all_used(self) -> bool:
+        """Whether every token found its ubatch."""
+        return self.n_used == len(self.positions)
+
+    def cut(self, split: "Callable[[], Ubatch | None]") -> list[Ubatch] | None:
+        """All ubatches of a fresh cut, or None if some token found none."""
+        self.reset()
+        pieces = []
+        while (piece := split()) is not None:
+            pieces.append(piece)
+        return pieces if self.all_used else None
+
+    def simple(self, n_ubatch: int) -> Ubatch | None:
+        """Follows `split_simple`: the next tokens in batch order, sequences mixed freely."""
+        start = self._first_unused()
+        if start >= len(self):
+            return None
+        rows = tuple(range(start, min(start + n_ubatch, len(self))))
+        self.used[start : rows[-1] + 1] = [True] * len(rows)
+        self.n_used += len(rows)
+        return self._ubatch(rows, len(rows))
+
+    def by_sequence(self, n_ubatch: int) -> Ubatch | None:
+        """Follows `split_seq`: one sequence set, which may shrink to subsets on the way."""
+        row = self._first_unused()
+        if row >= len(self):
+            return None
+        sets = self._sequence_sets()
+        current = sets[row]
+        rows: list[int] = []
+        while True:
+            rows.append(row)
+            self._use(row)
+            if len(rows) >= n_ubatch:
+                break
+            row += 1
+            while row < len(self) and (self.used[row] or not sets[row] <= current):
+                row += 1
+            if row == len(self):
+                break
+            current = sets[row]
+        return self._ubatch(tuple(rows), 1)
+
+    def equal(self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0) -> Ubatch | None:
+        """Follows `split_equal`: the same number of tokens of every set."""
+        if sequential and self.coupled:
+            return None
+        if keep_tail and n_ubatch <= keep_tail:
+            # Trap: a ubatch must be longer than n_rs_seq + 1.
+            msg = "llama_batch_allocr::split_equal"
+            raise UpstreamAbort(msg, "n_ubatch > n_keep_tail")
+        pools = self._pools(n_ubatch, sequential=sequential)
+        if not pools:
+            return None
+        taken = self._rounds(pools, n_ubatch)
+        if keep_tail:
+            taken = keep_tails(pools, taken, n_ubatch, keep_tail)
+        rows = tuple(row for pool, n in zip(pools, taken, strict=False) for row in pool[:n])
+        for row in rows:
+            self._use(row)
+        return self._ubatch(rows, len(taken))
+
+    def _pools(self, n_ubatch: int, *, sequential: bool) -> list[list[int]]:
+        """The unused tokens of each set that takes part, sets that do not overlap."""
+        sets = self._sequence_sets()
+        chosen: list[frozenset[int]] = []
+        seen: set[frozenset[int]] = set()
+        members: set[int] = set()
+        last = -1
+        for row in range(self._first_unused(), len(self)):
+            if self.used[row] or sets[row] in seen:
+                continue
+            if members & sets[row]:
+                continue
+            if sequential and chosen and self.seqs[row][0] != last + 1:
+                continue
+            chosen.append(sets[row])
+            seen.add(sets[row])
+            members |= sets[row]
+            last = self.seqs[row][0]
+            if len(chosen) > n_ubatch:  # so one set more than n_ubatch is possible
+                break
+        pools: dict[frozenset[int], list[int]] = {ids: [] for ids in chosen}
+        for row in range(self._first_unused(), len(self)):
+            if not self.used[row] and sets[row] in seen:
+                pools[sets[row]].append(row)
+        return list(pools.values())
+
+    @staticmethod
+    def _rounds(pools: list[list[int]], n_ubatch: int) -> list[int]:
+        """How many tokens each pool gives: one per round, the first round unconditional.
+
+        Trap: with more sets than n_ubatch the first round alone exceeds it.
+        """
+        n = 1
+        shortest = min(len(pool) for pool in pools)
+        while n < shortest and (n + 1) * len(pools) <= n_ubatch:
+            n += 1
+        return [n] * len(pools)
+
+    def _ubatch(self, rows: tuple[int, ...], n_seqs: int) -> Ubatch:
+        straight = rows[-1] - rows[0] + 1 == len(rows) and all(b > a for a, b in pairwise(rows))
+        if straight:
+            positions = self.positions[rows[0] : rows[-1] + 1]
+            seqs = self.seqs[rows[0] : rows[-1] + 1]
+        else:
+            positions = tuple(self.positions[row] for row in rows)
+            seqs = tuple(self.seqs[row] for row in rows)
+        return Ubatch(
+            rows=rows,
+            n_seqs=n_seqs,
+            n_seq_tokens=len(rows) // n_seqs,
+            positions=positions,
+            seqs=seqs,
+        )
+
+    def _sequence_sets(self) -> list[frozenset[int]]:
+        if not self._sets:
+            known = {ids: frozenset(ids) for ids in set(self.seqs)}
+            self._sets = [known[ids] for ids in self.seqs]
+        return self._sets
+
+    def _first_unused(self) -> int:
+        while self._first < len(self.used) and self.used[self._first]:
+            self._first += 1
+        return self._first
+
+    def _use(self, row: int) -> None:
+        self.used[row] = True
+        self.n_used += 1
+
+
+def keep_tails(
+    pools: list[list[int]], taken: list[int], n_ubatch: int, keep_tail: int
+) -> list[int]:
+    """Hold the last `keep_tail` tokens of every sequence together in one ubatch (#25278).
+
+    rem(k) = tokens of set k left over. Sets stay as long as nothing or a whole tail is left over;
+    the rest goes back to the pool. If already the first set breaks a tail, it goes alone, longer
+    to its end if that fits, else shorter.
+    """
+    left = [len(pool) - n for pool, n in zip(pools, taken, strict=True)]
+    kept = 0
+    while kept < len(pools) and (left[kept] == 0 or left[kept] >= keep_tail):
+        kept += 1
+    if kept:
+        return taken[:kept]
+    if taken[0] + left[0] <= n_ubatch:
+        return [taken[0] + left[0]]
+    return [len(pools[0]) - keep_tail]
