@@ -1,1 +1,34 @@
-"""The oracle, the verdict, the explanation of a miss."""
+"""The oracle, the verdict, the explanation of a miss.
+
+oracle = Oracle(network)                            one for each server
+ideal = IdealCache()
+
+verdict = judge(reply, oracle, due=ideal.due(reply))
+account = explain(reply, ideal, parts=parts)
+ideal.remember(reply)                               in the order of the replies
+"""
+
+from cachesim.verify.explain import Explanation, Part, Parting, adds_up, explain
+from cachesim.verify.ideal import IdealCache
+from cachesim.verify.oracle import Oracle, cold_logits
+from cachesim.verify.sentences import SENTENCES, sentence
+from cachesim.verify.verdict import BOUND, Answer, Reuse, Verdict, WrongStep, judge
+
+__all__ = [
+    "BOUND",
+    "SENTENCES",
+    "Answer",
+    "Explanation",
+    "IdealCache",
+    "Oracle",
+    "Part",
+    "Parting",
+    "Reuse",
+    "Verdict",
+    "WrongStep",
+    "adds_up",
+    "cold_logits",
+    "explain",
+    "judge",
+    "sentence",
+]

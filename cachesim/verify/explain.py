@@ -1,0 +1,130 @@
+"""Why not more was reused, as data: what was equal, where it parted, which rules lowered it.
+
+    equal with the best thing there was   --rule-->  ...  --rule-->   reused
+            196                                0            96          96
+
+The rules and their numbers are the engine's own entries. Nothing here derives them again; they are
+only added up, and must come out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from cachesim.engines.base import Reply
+from cachesim.engines.events import Loss
+from cachesim.errors import ContractError
+from cachesim.units import Count, Pos, Token
+from cachesim.verify.ideal import IdealCache
+from cachesim.verify.sentences import sentence
+
+
+class Part(Protocol):
+    """A stretch `[start, end)` of a prompt with a name: a span, a message, an earlier reply."""
+
+    @property
+    def name(self) -> str:
+        """What a reader knows it by."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Its first token."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The token behind its last one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """The first token of a prompt that is not what had followed before."""
+
+    index: Pos
+    token: Token
+    others: tuple[Token, ...]  # what had; empty where nothing did
+    within: str | None = None  # the named part of the prompt that it lies in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The whole account of one request's reuse."""
+
+    prompt_tokens: Count
+    cached: Count
+    equal: Count
+    equal_with: str
+    parting: Parting | None  # None where the whole prompt was equal
+    losses: tuple[Loss, ...]
+    ideal: Count  # what a cache that had every state would have reused
+    lost: Count  # against that one: the loss of the policy, as one number
+    sentences: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The account as JSON shows it."""
+        return asdict(self) | {"losses": [loss.as_dict() for loss in self.losses]}
+
+
+def explain(reply: Reply, ideal: IdealCache, *, parts: Sequence[Part] = ()) -> Explanation | None:
+    """Account for a reply's reuse, given what its server had computed before it.
+
+    A refused request reused nothing and processed nothing: there is no account of it.
+    """
+    if reply.error is not None or reply.cached is None:
+        return None
+    adds_up(reply)
+    due = ideal.due(reply)
+    parting = _parting(reply, ideal, parts)
+    return Explanation(
+        prompt_tokens=Count(len(reply.prompt)),
+        cached=reply.cached,
+        equal=reply.equal,
+        equal_with=reply.equal_with,
+        parting=parting,
+        losses=reply.losses,
+        ideal=due,
+        lost=Count(max(0, due - reply.cached)),
+        sentences=(_beginning(reply, parting), *map(sentence, reply.losses)),
+    )
+
+
+def adds_up(reply: Reply) -> None:
+    """Equal tokens minus cached tokens are the sum over rules, or the engine broke its word."""
+    if reply.cached is None:
+        return
+    lost = sum(loss.before - loss.after for loss in reply.losses)
+    if reply.equal - reply.cached != lost:
+        chain = ", ".join(f"{loss.rule} {loss.before} to {loss.after}" for loss in reply.losses)
+        msg = (
+            f"{reply.equal} equal and {reply.cached} cached tokens are {reply.equal - reply.cached}"
+            f" apart, but the rules account for {lost}: {chain or 'no rule'}"
+        )
+        raise ContractError(msg)
+
+
+def _parting(reply: Reply, ideal: IdealCache, parts: Sequence[Part]) -> Parting | None:
+    index = int(reply.equal)
+    if index >= len(reply.prompt):
+        return None
+    return Parting(
+        index=Pos(index),
+        token=reply.prompt[index],
+        others=ideal.others(reply.prompt, index),
+        within=next((part.name for part in parts if part.start <= index < part.end), None),
+    )
+
+
+def _beginning(reply: Reply, parting: Parting | None) -> str:
+    count = len(reply.prompt)
+    if parting is None:
+        return f"All {count} tokens of the prompt are equal with {reply.equal_with}."
+    if not reply.equal:
+        return f"Nothing there was begins like this prompt of {count} tokens."
+    equal = f"{reply.equal} of {count} tokens are equal with {reply.equal_with}"
+    where = f" in {parting.within}" if parting.within else ""
+    if not parting.others:
+        return f"{equal}; what follows{where} is new."
+    others = " or ".join(map(str, parting.others))
+    return f"{equal}; token {parting.index}{where} is {parting.token}, not {others}."

@@ -1,0 +1,54 @@
+"""The ideal cache: one that has every state of every prefix that its server ever computed."""
+
+from cachesim.engines.base import Reply
+from cachesim.units import Count, Token, Tokens
+
+
+class IdealCache:
+    """A trie of all tokens that went through a server; a node for each prefix.
+
+    What it would reuse is the measure of every policy: the longest prefix computed before, but for
+    the last token of the prompt, which is always processed because its logits are wanted.
+    """
+
+    def __init__(self) -> None:
+        self._children: list[dict[Token, int]] = [{}]
+
+    def due(self, reply: Reply) -> Count:
+        """What it would have reused for a request; at least what the server itself found equal."""
+        known = max(self.common(reply.prompt), reply.equal)
+        return Count(max(0, min(known, len(reply.prompt) - 1)))
+
+    def common(self, tokens: Tokens) -> Count:
+        """How many leading tokens were computed before, in this order."""
+        node, count = 0, 0
+        for token in tokens:
+            child = self._children[node].get(token)
+            if child is None:
+                break
+            node, count = child, count + 1
+        return Count(count)
+
+    def others(self, tokens: Tokens, index: int) -> tuple[Token, ...]:
+        """What else followed `tokens[:index]` so far, oldest first."""
+        node = 0
+        for token in tokens[:index]:
+            child = self._children[node].get(token)
+            if child is None:
+                return ()
+            node = child
+        return tuple(token for token in self._children[node] if token != tokens[index])
+
+    def remember(self, reply: Reply) -> None:
+        """Learn what a request computed: its prompt and all it generated but the last token."""
+        if reply.error is None:
+            self._learn(reply.prompt + reply.generated[:-1])
+
+    def _learn(self, tokens: Tokens) -> None:
+        node = 0
+        for token in tokens:
+            children = self._children[node]
+            if token not in children:
+                children[token] = len(self._children)
+                self._children.append({})
+            node = children[token]

@@ -1,0 +1,53 @@
+"""Rules in words: one sentence for each entry of "why".
+
+`SENTENCES` has better words for rules that readers meet often. A rule that is not in it, or comes
+with other details than its words need, is told in its own: its name and what it compared.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cachesim.engines.events import Loss
+
+SENTENCES: Final[dict[str, str]] = {
+    "cache-prompt-off": "the request asks for no reuse",
+    "slot-tokens": "this is what slot {slot} itself has in common with the prompt",
+    "chunk-reuse": "chunks of {n_cache_reuse} tokens or more were moved into place",
+    "memory-depth": "memory begins at position {pos_min}, not below {threshold}: no way back",
+    "full-reprocessing": (
+        "memory begins at position {pos_min}, not below {threshold}, "
+        "and no checkpoint will do ({checkpoints})"
+    ),
+    "checkpoint-restored": (
+        "the checkpoint of {n_tokens} tokens, positions {pos_min} to {pos_max}, is restored"
+    ),
+    "seq-rm-refused": "memory cannot be cut at position {p0}, so it is cleared",
+    "last-token": "the last token's logits are wanted, so it is processed again",
+}
+"""Rule -> words with the names of the rule's own details in braces; rooms may add theirs."""
+
+
+def sentence(loss: Loss) -> str:
+    """One entry of "why": what happened, and from how many tokens to how many."""
+    values = {name: in_words(value) for name, value in loss.detail.items()}
+    try:
+        words = SENTENCES[loss.rule].format_map(values)
+    except KeyError:
+        words = _plain_words(loss)
+    return f"{words[:1].upper()}{words[1:]}: {loss.before} to {loss.after}."
+
+
+def _plain_words(loss: Loss) -> str:
+    rule = loss.rule.replace("-", " ").replace("_", " ")
+    return f"{rule} ({in_words(loss.detail)})" if loss.detail else rule
+
+
+def in_words(value: Any) -> str:  # noqa: ANN401 - JSON values
+    """A detail's value as a reader takes it in: no quotes, no braces."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {in_words(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(map(in_words, value)) or "none"
+    return str(value)

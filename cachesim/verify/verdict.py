@@ -1,0 +1,124 @@
+"""The verdict on a reply, on two axes that are always both said.
+
+The answer, against a cold run of the same tokens, row by row:
+
+    same        every row has the cold row's bits
+    rounding    float rows are off by less than `BOUND` of their largest logit. Arithmetic here is
+                invariant to cuts and layout, so this does not occur; if it does, suspect a layer
+    by-design   rows differ, and the server said that it keeps values of another context
+    diverged    rows differ
+
+The reuse, against what was due: what an ideal cache would have reused, unless a scenario says
+otherwise.
+
+    unsound       the answer diverged: memory took part that belongs to other tokens. That `cached`
+                  counts it is usual but not needed; a request may be served from leftovers that
+                  nobody declared
+    lost          the answer stands, and fewer tokens were reused than was due
+    as declared   the answer stands, and all that was due was reused
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.base import Reply
+from cachesim.errors import ContractError
+from cachesim.model.arithmetic import Network
+from cachesim.model.trace import Fault, Traced
+from cachesim.units import Array, Count, Token
+from cachesim.verify.oracle import Oracle
+
+Answer: TypeAlias = Literal["same", "rounding", "by-design", "diverged"]
+Reuse: TypeAlias = Literal["as declared", "lost", "unsound"]
+
+BOUND: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongStep:
+    """The first generated token whose logits are not the cold ones."""
+
+    step: int
+    token: Token  # what greedy sampling makes of the reply's row
+    cold: Token  # and of the cold one
+    difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether the answer was right, and whether all was reused that was due."""
+
+    answer: Answer
+    reuse: Reuse
+    max_difference: float
+    wrong: WrongStep | None = None
+    fault: Fault | None = None  # the first memory that was wrong, where a trace was kept
+
+
+def judge(
+    reply: Reply, oracle: Oracle, *, due: Count = Count(0), trace: Traced | None = None
+) -> Verdict | None:
+    """Compare a reply with the cold run of its own tokens; a refused request has no verdict.
+
+    Row `i` was taken after prompt + generated[:i], so its cold twin is the row at position
+    `len(prompt) - 1 + i`. A reply that generated nothing is the same as any other such reply.
+    """
+    if reply.error is not None:
+        return None
+    if len(reply.logits) != len(reply.generated):
+        msg = f"{len(reply.logits)} rows of logits for {len(reply.generated)} generated tokens"
+        raise ContractError(msg)
+    cold = oracle.logits(reply.prompt, reply.generated) if reply.generated else reply.logits
+    differences = _differences(oracle.network, reply.logits, cold)
+    largest = max(differences, default=0.0)
+    answer = _answer(reply, cold, differences)
+    wrong = _first_wrong(oracle.network, reply.logits, cold, differences) if largest else None
+    fault = None
+    if wrong is not None and trace is not None:
+        tokens = reply.prompt + reply.generated[: wrong.step]
+        fault = trace.fault(reply.logits[wrong.step], tokens)
+    return Verdict(
+        answer=answer,
+        reuse=_reuse(answer, reply.cached or Count(0), due),
+        max_difference=largest,
+        wrong=wrong,
+        fault=fault,
+    )
+
+
+def _differences(network: Network, rows: Iterable[Array], cold: Iterable[Array]) -> list[float]:
+    return [network.difference(one, other) for one, other in zip(rows, cold, strict=True)]
+
+
+def _answer(reply: Reply, cold: Array, differences: list[float]) -> Answer:
+    if not any(differences):
+        return "same"
+    if reply.approximated is not None:
+        return "by-design"
+    return "rounding" if _within_bound(cold, differences) else "diverged"
+
+
+def _within_bound(cold: Array, differences: list[float]) -> bool:
+    if not np.issubdtype(cold.dtype, np.floating):
+        return False
+    scales = np.abs(cold).max(axis=1)
+    return bool((np.array(differences) <= BOUND * scales).all())
+
+
+def _first_wrong(network: Network, rows: Array, cold: Array, differences: list[float]) -> WrongStep:
+    step = next(i for i, difference in enumerate(differences) if difference)
+    return WrongStep(
+        step=step,
+        token=network.sample(rows[step]),
+        cold=network.sample(cold[step]),
+        difference=differences[step],
+    )
+
+
+def _reuse(answer: Answer, cached: Count, due: Count) -> Reuse:
+    if answer == "diverged":
+        return "unsound"
+    return "lost" if cached < due else "as declared"

@@ -1,0 +1,185 @@
+"""The explanation of a miss: the engine's own entries, added up."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesim.engines.base import Reply
+from cachesim.engines.events import Loss
+from cachesim.engines.ledger import Ledger
+from cachesim.errors import ContractError
+from cachesim.scenario.prompts import Part
+from cachesim.units import Count, Pos, Tokens, as_tokens
+from cachesim.verify.explain import Parting, adds_up, explain
+from cachesim.verify.ideal import IdealCache
+from cachesim.verify.sentences import SENTENCES, sentence
+
+
+def reply(
+    prompt: Tokens,
+    *,
+    cached: int | None = 0,
+    equal: int = 0,
+    losses: tuple[Loss, ...] = (),
+    generated: Tokens = (),
+    error: str | None = None,
+) -> Reply:
+    return Reply(
+        prompt=prompt,
+        generated=generated,
+        logits=np.zeros((len(generated), 1), np.uint64),
+        cached=None if cached is None else Count(cached),
+        processed=None,
+        equal=Count(equal),
+        equal_with="slot 0" if equal else "nothing",
+        losses=losses,
+        error=error,
+    )
+
+
+def loss(rule: str, before: int, after: int, **detail: object) -> Loss:
+    return Loss(rule=rule, before=Count(before), after=Count(after), detail=detail)
+
+
+# --- the ideal cache -------------------------------------------------------------------------
+
+short = st.lists(st.integers(1, 3), min_size=1, max_size=8).map(as_tokens)
+
+
+@given(st.lists(short), short)
+def test_the_ideal_cache_reuses_the_longest_prefix_ever_computed_but_for_the_last_token(
+    seen: list[Tokens], prompt: Tokens
+) -> None:
+    ideal = IdealCache()
+    for tokens in seen:
+        ideal.remember(reply(tokens))
+
+    prefixes = {tokens[:n] for tokens in seen for n in range(len(tokens) + 1)} | {()}
+    longest = max(n for n in range(len(prompt) + 1) if prompt[:n] in prefixes)
+    assert longest == ideal.common(prompt)
+    assert min(longest, len(prompt) - 1) == ideal.due(reply(prompt))
+
+
+def test_what_was_generated_was_computed_but_for_the_last_token() -> None:
+    ideal = IdealCache()
+    ideal.remember(reply((as_tokens([1, 2])), generated=as_tokens([3, 4])))
+
+    assert 3 == ideal.common(as_tokens([1, 2, 3, 4, 5]))
+
+
+def test_what_a_server_found_equal_is_due_even_where_it_computed_ahead() -> None:
+    ideal = IdealCache()
+    ideal.remember(reply((as_tokens([1, 2])), generated=as_tokens([3, 4])))
+
+    assert 4 == ideal.due(reply(as_tokens([1, 2, 3, 4, 5]), equal=4))
+
+
+def test_a_refused_request_computed_nothing() -> None:
+    ideal = IdealCache()
+    ideal.remember(reply(as_tokens([1, 2]), cached=None, error="exceed_context_size_error"))
+
+    assert 0 == ideal.common(as_tokens([1, 2]))
+
+
+# --- the account -----------------------------------------------------------------------------
+
+
+def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
+    ideal = IdealCache()
+    ideal.remember(reply(as_tokens(range(204))))
+    prompt = (*as_tokens(range(196)), *as_tokens(range(400, 410)))
+    losses = (
+        loss("memory-depth", 196, 0, pos_min=203, threshold=196, n_swa=0),
+        loss("checkpoint-restored", 0, 96, pos_min=95, pos_max=95, n_tokens=96),
+    )
+    parts = (Part(name="S", start=0, end=196), Part(name="u2", start=196, end=206))
+
+    account = explain(reply(prompt, cached=96, equal=196, losses=losses), ideal, parts=parts)
+
+    assert account is not None
+    assert Parting(index=Pos(196), token=prompt[196], others=as_tokens([196]), within="u2") == (
+        account.parting
+    )
+    assert (196, 100) == (account.ideal, account.lost)
+    assert account.sentences == (
+        "196 of 206 tokens are equal with slot 0; token 196 in u2 is 400, not 196.",
+        "Memory begins at position 203, not below 196: no way back: 196 to 0.",
+        "The checkpoint of 96 tokens, positions 95 to 95, is restored: 0 to 96.",
+    )
+    assert "memory-depth" == account.as_dict()["losses"][0]["rule"]
+    assert 196 == account.as_dict()["parting"]["index"]
+
+
+def test_a_prompt_that_is_all_there_parts_nowhere() -> None:
+    ideal = IdealCache()
+    prompt = as_tokens(range(10))
+    ideal.remember(reply(prompt))
+
+    account = explain(reply(prompt, cached=9, equal=10, losses=(loss("last-token", 10, 9),)), ideal)
+
+    assert account is not None
+    assert account.parting is None
+    assert 0 == account.lost
+    assert "All 10 tokens of the prompt are equal with slot 0." == account.sentences[0]
+
+
+def test_a_prompt_that_goes_on_where_the_slot_ended_parts_from_nothing() -> None:
+    ideal = IdealCache()
+    ideal.remember(reply(as_tokens(range(5))))
+
+    account = explain(reply(as_tokens(range(8)), cached=5, equal=5), ideal)
+
+    assert account is not None
+    assert account.sentences == ("5 of 8 tokens are equal with slot 0; what follows is new.",)
+
+
+def test_a_prompt_unlike_any_other_says_so() -> None:
+    account = explain(reply(as_tokens([1, 2, 3])), IdealCache())
+
+    assert account is not None
+    assert ("Nothing there was begins like this prompt of 3 tokens.",) == account.sentences
+
+
+def test_a_refused_request_has_no_account() -> None:
+    assert explain(reply(as_tokens([1]), cached=None, error="e"), IdealCache()) is None
+
+
+def test_numbers_that_do_not_add_up_are_our_bug() -> None:
+    wrong = reply(as_tokens(range(9)), cached=3, equal=8, losses=(loss("memory-depth", 8, 4),))
+
+    with pytest.raises(ContractError, match="5 apart, but the rules account for 4: memory-depth 8"):
+        explain(wrong, IdealCache())
+
+
+@given(st.integers(0, 20), st.lists(st.integers(0, 20)))
+def test_every_ledger_adds_up(equal: int, numbers: list[int]) -> None:
+    ledger = Ledger(Count(equal), "slot 0")
+    for number in numbers:
+        ledger.apply("some-rule", number)
+
+    adds_up(reply(as_tokens(range(21)), cached=ledger.usable, equal=equal, losses=ledger.losses))
+
+
+# --- sentences -------------------------------------------------------------------------------
+
+
+def test_a_rule_without_words_of_its_own_says_what_it_compared() -> None:
+    entry = loss("new_rule-of-tomorrow", 9, 4, held=[{"n_tokens": 4}, {"n_tokens": 6}], strict=True)
+
+    assert "New rule of tomorrow (held n_tokens 4; n_tokens 6, strict yes): 9 to 4." == (
+        sentence(entry)
+    )
+    assert "New rule: 9 to 4." == sentence(loss("new-rule", 9, 4))
+
+
+def test_a_known_rule_with_other_details_falls_back_to_its_own() -> None:
+    assert "Memory depth (depth 7): 9 to 4." == sentence(loss("memory-depth", 9, 4, depth=7))
+
+
+@pytest.mark.parametrize("rule", SENTENCES)
+def test_every_sentence_reads_as_one(rule: str) -> None:
+    words = sentence(loss(rule, 5, 3))
+
+    assert words[0].isupper()
+    assert words.endswith(": 5 to 3.")
