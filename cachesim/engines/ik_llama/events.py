@@ -178,3 +178,12 @@ class SlotReleased(Event):
 
     n_tokens: int
     truncated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAction(Event):
+    """A slot was saved, restored or erased."""
+
+    action: str
+    file: str
+    n_tokens: int

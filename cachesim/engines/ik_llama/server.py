@@ -1,7 +1,7 @@
 """ik_llama.cpp's server: one turn of `update_slots` at a time."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
@@ -23,6 +23,7 @@ from cachesim.engines.ik_llama.prompt_cache import PromptCache
 from cachesim.engines.ik_llama.rules import rules_of
 from cachesim.engines.ik_llama.selection import Selection
 from cachesim.engines.ik_llama.slot import Command, Slot, State
+from cachesim.engines.ik_llama.slot_actions import SlotActions
 from cachesim.engines.ik_llama.snapshot import snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
 from cachesim.engines.ik_llama.texts import texts
@@ -48,7 +49,6 @@ class IkLlama(Engine):
         self.network = network
         self.rules = rules_of(profile)
         self.options: Options = read_options(profile, self.rules, options)
-        self.store = store
         text_of = texts(self.options.chat_template)
         self._record: list[Event] = []
         self._replies: dict[Ticket, Reply] = {}
@@ -75,6 +75,7 @@ class IkLlama(Engine):
         )
         self.speculation = Speculation(self.rules, opts, self.primary, self.companion, self._record)
         self.batching = Batching(self, preparation)
+        self.actions = SlotActions(self, store)
 
     def _companion(self) -> Companion | None:
         opts = self.options
@@ -115,9 +116,34 @@ class IkLlama(Engine):
         if not request.prompt:
             msg = "the prompt is empty: write at least one token"
             raise TokenError(msg)
+        ticket = self._ticket()
+        self._queue.append((ticket, request))
+        return ticket
+
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """Write an idle slot under a name."""
+        return self._act(lambda ticket: self.actions.save(self._slot(slot), name, ticket))
+
+    def slot_restore(self, slot: int, name: str) -> Ticket:
+        """Read a slot back."""
+        return self._act(lambda ticket: self.actions.restore(self._slot(slot), name, ticket))
+
+    def slot_erase(self, slot: int) -> Ticket:
+        """Forget a slot."""
+        return self._act(lambda ticket: self.actions.erase(self._slot(slot), ticket))
+
+    def _slot(self, index: int) -> Slot:
+        return self.slots[index % len(self.slots)]
+
+    def _act(self, action: Callable[[Ticket], Reply]) -> Ticket:
+        self.run()  # upstream defers an action while the slot is busy
+        ticket = self._ticket()
+        self._replies[ticket] = action(ticket)
+        return ticket
+
+    def _ticket(self) -> Ticket:
         ticket = Ticket(self._next_ticket)
         self._next_ticket += 1
-        self._queue.append((ticket, request))
         return ticket
 
     def reply(self, ticket: Ticket) -> Reply | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cachesim.units import Array, Pos, Tokens
+from cachesim.units import Array, Pos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +18,3 @@ class SequenceState:
     values: dict[int, Array] | None
     rows: dict[int, Array]
     size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedSlot:
-    """A slot file: the tokens beside the state."""
-
-    tokens: Tokens
-    state: SequenceState

@@ -1,0 +1,136 @@
+"""A slot on disk: tokens, state and checkpoints.
+
+bytes   field (little-endian)
+4       magic "CSIK"
+4       format version, 1
+4       CRC-32 of everything that follows
+4       length of a JSON text
+...     the text: tokens, states (positions, sizes, layers with shape and element type)
+...     the layers' elements in the order of the text
+"""
+
+import json
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.ik_llama.checkpoint import Checkpoint
+from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.errors import BlobError
+from cachesim.units import Array, Count, Pos, Token
+
+MAGIC: Final = b"CSIK"
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<4sIII")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSlot:
+    """What a slot file holds."""
+
+    tokens: tuple[Token, ...]
+    state: SequenceState
+    checkpoints: tuple[Checkpoint, ...]
+
+
+def encode(saved: SavedSlot) -> bytes:
+    """Write a slot as bytes."""
+    elements: list[bytes] = []
+    text = {
+        "tokens": list(saved.tokens),
+        "state": _describe(saved.state, elements),
+        "checkpoints": [
+            {
+                "pos": [c.pos_min, c.pos_max, c.pos_min_prompt, c.pos_max_prompt],
+                "state": _describe(c.state, elements),
+            }
+            for c in saved.checkpoints
+        ],
+    }
+    head = json.dumps(text, separators=(",", ":")).encode()
+    body = head + b"".join(elements)
+    return HEAD.pack(MAGIC, VERSION, zlib.crc32(body), len(head)) + body
+
+
+def decode(data: bytes) -> SavedSlot:
+    """Read a slot back; anything that is not whole is refused."""
+    if len(data) < HEAD.size or not data.startswith(MAGIC):
+        msg = "this is no slot file of ik_llama.cpp's engine: save one with slot-save"
+        raise BlobError(msg)
+    _, version, checksum, length = HEAD.unpack_from(data)
+    body = data[HEAD.size :]
+    if version != VERSION:
+        msg = f"slot file format {version}; this cachesim reads format {VERSION}"
+        raise BlobError(msg)
+    if zlib.crc32(body) != checksum:
+        msg = "the slot file is damaged: its checksum does not match; save the slot again"
+        raise BlobError(msg)
+    text = json.loads(body[:length])
+    rest = _Elements(body[length:])
+    state = rest.state(text["state"])
+    return SavedSlot(
+        tokens=tuple(Token(token) for token in text["tokens"]),
+        state=state,
+        checkpoints=tuple(_checkpoint(each, rest) for each in text["checkpoints"]),
+    )
+
+
+def _checkpoint(text: dict[str, Any], rest: "_Elements") -> Checkpoint:
+    """Upstream does not store n_tokens: it is whatever was in memory (trap T21); here 0."""
+    pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(each) for each in text["pos"])
+    return Checkpoint(
+        pos_min=pos_min,
+        pos_max=pos_max,
+        pos_min_prompt=pos_min_prompt,
+        pos_max_prompt=pos_max_prompt,
+        n_tokens=Count(0),
+        state=rest.state(text["state"]),
+    )
+
+
+def _describe(state: SequenceState, elements: list[bytes]) -> dict[str, Any]:
+    def layers(arrays: dict[int, Array] | None) -> list[Any] | None:
+        if arrays is None:
+            return None
+        elements.extend(array.tobytes() for array in arrays.values())
+        return [[n, list(array.shape), array.dtype.str] for n, array in arrays.items()]
+
+    return {
+        "positions": list(state.positions),
+        "born": list(state.born),
+        "size": state.size,
+        "keys": layers(state.keys),
+        "values": layers(state.values),
+        "rows": layers(state.rows),
+    }
+
+
+class _Elements:
+    """The numbers behind the text, read in order."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def layers(self, described: list[Any]) -> dict[int, Array]:
+        found: dict[int, Array] = {}
+        for layer, shape, kind in described:
+            count = int(np.prod(shape))
+            array = np.frombuffer(self._data, kind, count, self._at).reshape(shape)
+            self._at += array.nbytes
+            found[layer] = array.copy()
+        return found
+
+    def state(self, text: dict[str, Any]) -> SequenceState:
+        keys, values = text["keys"], text["values"]
+        return SequenceState(
+            positions=tuple(Pos(each) for each in text["positions"]),
+            born=tuple(Pos(each) for each in text["born"]),
+            size=text["size"],
+            keys=None if keys is None else self.layers(keys),
+            values=None if values is None else self.layers(values),
+            rows=self.layers(text["rows"]),
+        )

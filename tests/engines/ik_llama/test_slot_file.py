@@ -1,0 +1,80 @@
+"""Slots on disk: whole ones come back, damaged ones are refused."""
+
+import pytest
+
+from cachesim.engines import Engine, Request
+from cachesim.engines.ik_llama import IkLlama
+from cachesim.engines.ik_llama.slot_file import decode
+from cachesim.errors import BlobError
+from cachesim.model.presets import preset
+from cachesim.units import Tokens, as_tokens
+
+PROMPT = as_tokens(range(300, 400))
+
+
+class Shelf(dict[str, bytes]):
+    """A place for bytes."""
+
+    def put(self, name: str, data: bytes) -> None:
+        self[name] = data
+
+    def get(self, name: str, default: bytes | None = None) -> bytes | None:  # type: ignore[override]
+        return super().get(name, default)
+
+
+def server(shelf: Shelf, model: str = "hybrid-delta") -> IkLlama:
+    made = Engine.create(
+        "ik_llama.cpp@d2da6da05", model=preset(model), arithmetic="ring", store=shelf
+    )
+    assert isinstance(made, IkLlama)
+    return made
+
+
+def ask(engine: IkLlama, prompt: Tokens) -> int | None:
+    ticket = engine.submit(Request(prompt=prompt, predict=4))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    return reply.cached
+
+
+def test_a_saved_slot_goes_on_in_another_server() -> None:
+    shelf = Shelf()
+    first = server(shelf)
+    ask(first, PROMPT)
+    first.slot_save(0, "a")
+    held = first.slots[0].cache_tokens
+    second = server(shelf)
+    second.slot_restore(0, "a")
+
+    assert held == second.slots[0].cache_tokens
+    assert len(held) == ask(second, (*held, *PROMPT[:9]))
+
+
+def test_an_erased_slot_holds_nothing() -> None:
+    engine = server(Shelf())
+    ask(engine, PROMPT)
+    engine.slot_erase(0)
+
+    assert 0 == ask(engine, PROMPT)
+
+
+@pytest.mark.parametrize("at", [0, 5, 9, 60, -1])
+def test_a_damaged_file_is_refused(at: int) -> None:
+    shelf = Shelf()
+    engine = server(shelf)
+    ask(engine, PROMPT)
+    engine.slot_save(0, "a")
+    data = bytearray(shelf["a"])
+    data[at] ^= 1
+
+    with pytest.raises(BlobError):
+        decode(bytes(data))
+
+
+def test_a_missing_file_is_an_error_reply() -> None:
+    engine = server(Shelf())
+    reply = engine.reply(engine.slot_restore(0, "nothing"))
+
+    assert reply is not None
+    assert "invalid_request_error" == reply.error
