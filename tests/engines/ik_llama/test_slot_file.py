@@ -78,3 +78,27 @@ def test_a_missing_file_is_an_error_reply() -> None:
 
     assert reply is not None
     assert "invalid_request_error" == reply.error
+
+
+@pytest.mark.parametrize("patch", ["", "+1889"])
+def test_c3_a_restored_slot_beside_an_empty_companion_is_trimmed_without_refusal(
+    patch: str,
+) -> None:
+    shelf = Shelf()
+    profile = "ik_llama.cpp@d2da6da05" + patch
+    first = server(shelf, "hybrid-mtp")
+    ask(first, PROMPT)
+    first.slot_save(0, "a")
+    held = first.slots[0].cache_tokens
+    fresh = Engine.create(
+        profile,
+        model=preset("hybrid-mtp"),
+        arithmetic="ring",
+        options={"companion": "attn"},
+        store=shelf,
+    )
+    assert isinstance(fresh, IkLlama)
+    fresh.slot_restore(0, "a")
+
+    assert len(held) == ask(fresh, (*held, *PROMPT[:9]))
+    assert "full-reset" not in [event.name() for event in fresh.events]
