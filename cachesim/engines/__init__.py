@@ -1,6 +1,6 @@
 """One room per server family, all behind `Engine` and events."""
 
-from cachesim.engines import ik_llama  # each room registers its family when it is imported
+from cachesim.engines import ik_llama, mlx_lm  # each room registers its family when it is imported
 from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
 from cachesim.engines.events import Event, Loss
 from cachesim.engines.profile import Profile
@@ -16,4 +16,5 @@ __all__ = [
     "Request",
     "Ticket",
     "ik_llama",
+    "mlx_lm",
 ]

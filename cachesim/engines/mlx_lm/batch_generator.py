@@ -1,6 +1,8 @@
 """Continuous batching since #1072: prompts advance by their own segments, decode goes on beside.
 
-waiting  ->  prompt batch (pieces of segments)  ->  last token alone  ->  generation batch
+    waiting  ->  prompt batch (pieces of segments)  ->  last token alone  ->  generation batch
+
+Prefill is right-padded within a piece, decode left-padded; nothing is fed twice.
 """
 
 from collections import deque

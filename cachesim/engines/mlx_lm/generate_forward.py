@@ -8,8 +8,7 @@ placeholders, one per column, so that their own rules decide where each column c
 what it may look at; then the network computes the columns that are tokens and fills them in.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from cachesim.engines.mlx_lm.generate_layout import Layout
 from cachesim.engines.mlx_lm.generate_rows import CachedRows, RecurrentRows
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
+from cachesim.model.spec import F16_BYTES
 from cachesim.model.store import Ubatch, Window
 from cachesim.units import Array, Integers
 
@@ -33,10 +33,17 @@ NO_COLUMNS: Final = 0
 class Forward:
     """The network as mlx-lm's generators call it."""
 
-    def __init__(self, network: Network, rules: CacheRules, *, element_bytes: int = 2) -> None:
+    def __init__(
+        self,
+        network: Network,
+        rules: CacheRules,
+        *,
+        element_bytes: int = F16_BYTES,
+        on_call: Callable[[int, int], None] | None = None,
+    ) -> None:
         self.network = network
         self.layout = Layout(network, rules, element_bytes)
-        self.calls: list[tuple[int, int]] = []
+        self._tell = on_call or (lambda _rows, _columns: None)
 
     def make_cache(self) -> PromptCache:
         """Fresh caches for one sequence. Follows `make_prompt_cache`."""
@@ -44,7 +51,7 @@ class Forward:
 
     def __call__(self, inputs: Integers, cache: PromptCache) -> Array:
         """Feed columns (batch, columns); the logits of each row's last column."""
-        self.calls.append((inputs.shape[0], inputs.shape[1]))
+        self._tell(inputs.shape[0], inputs.shape[1])
         call = _Call(self.network, self.layout, inputs, cache)
         for group in call.groups():
             call.run(*group)
@@ -67,7 +74,7 @@ class _Call:
             if not isinstance(layer, ArraysCache)
         }
         self.recurrent = {
-            shape.layer: RecurrentRows.of(shape, layer, layout.conv_row(shape), batch, columns)
+            shape.layer: RecurrentRows.of(shape, layer, batch, columns)
             for shape, layer in zip(network.shapes, cache, strict=True)
             if isinstance(layer, ArraysCache)
         }
@@ -162,7 +169,7 @@ class _GroupStore:
                 back = np.full(len(seen.keys), -shift)
                 seen = seen.moved(self._call.network.rotate(layer, seen.keys, back), -shift)
             rows = np.arange(mine.start, mine.stop)
-            found.append(lanes_of(seen, rows, self._positions[index]))
+            found.append(lanes_of(seen, rows, self._positions[index], cached.window))
         return tuple(lane for lanes in found for lane in lanes)
 
     def states(self, layer: int) -> Array:

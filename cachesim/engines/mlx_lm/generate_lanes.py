@@ -12,10 +12,10 @@ NOWHERE: Final = -1
 """The position of a row that has none."""
 
 
-def lanes_of(seen: Seen, rows: Integers, positions: Integers) -> Window:
-    """One lane where every column sees an unbroken run of positions, else a lane per column."""
-    used = np.flatnonzero(seen.visible.any(axis=0))
-    lane = _common_lane(seen, used, rows)
+def lanes_of(seen: Seen, rows: Integers, positions: Integers, window: int | None) -> Window:
+    """One lane where every column sees what it should by position, else a lane per column."""
+    low = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
+    lane = _common_lane(seen, rows, low, positions)
     if lane is not None:
         return (lane,)
     return tuple(
@@ -24,16 +24,18 @@ def lanes_of(seen: Seen, rows: Integers, positions: Integers) -> Window:
     )
 
 
-def _common_lane(seen: Seen, used: Integers, rows: Integers) -> Lane | None:
-    """The lane of all columns, if positions are unique and visible ones without a gap."""
+def _common_lane(seen: Seen, rows: Integers, low: Integers, high: Integers) -> Lane | None:
+    """The lane of all columns, if their masks show just the rows between `low` and `high`.
+
+    Rows that are missing there stay missing; rows without a position, and second ones of one
+    position, have no place in such a lane.
+    """
+    used = np.flatnonzero(seen.visible.any(axis=0))
     places = seen.positions[used]
     if not len(places) or places.min() == NOWHERE or len(np.unique(places)) != len(places):
         return None
-    visible = seen.visible[:, used]
-    low = np.where(visible, places, ABSENT).min(axis=1)
-    high = np.where(visible, places, NOWHERE).max(axis=1)
     between = (places >= low[:, None]) & (places <= high[:, None])
-    if not np.array_equal(between, visible):
+    if not np.array_equal(between, seen.visible[:, used]):
         return None
     keys, values, positions = _in_blocks(seen, used)
     return Lane(rows=rows, keys=keys, values=values, positions=positions, low=low, high=high)

@@ -30,14 +30,6 @@ class Layout:
         """The window that the layer asks its cache's mask for."""
         return self.network.spec.window if shape.place == "window" else None
 
-    def conv_row(self, shape: LayerShape) -> int:
-        """How much of a recurrent row is the convolution's; all of it where that is not known."""
-        spec = self.network.spec
-        if shape.place != "recurrent" or shape.layer >= len(spec.layers):
-            return shape.row
-        conv = spec.conv_row(shape.layer)
-        return conv if conv + spec.state_row(shape.layer) == shape.row else shape.row
-
     def _cache(self, shape: LayerShape) -> LayerCache:
         cache: LayerCache
         match shape.place:
@@ -53,7 +45,7 @@ class Layout:
     def _row_bytes(self, shape: LayerShape) -> int:
         """Keys and values in the model's own type, recurrent states in float32; ledgers nothing."""
         spec = self.network.spec
-        if shape.layer >= len(spec.layers):
+        if shape.ledger:
             return 0
         if shape.place == "recurrent":
             return spec.conv_bytes(shape.layer) + spec.state_bytes(shape.layer)

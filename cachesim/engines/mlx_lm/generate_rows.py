@@ -47,6 +47,7 @@ class CachedRows:
     visible: Array  # (batch, columns, n)
     landed: Integers  # (batch, columns), -1 where the cache lost the column
     offsets: Integers  # (batch,), the position of each row's first column
+    window: int | None
 
     @classmethod
     def place(
@@ -72,6 +73,7 @@ class CachedRows:
             visible=visible,
             landed=landed,
             offsets=offsets,
+            window=window,
         )
 
     def write(
@@ -128,14 +130,12 @@ class RecurrentRows:
     columns: int
 
     @classmethod
-    def of(
-        cls, shape: LayerShape, cache: LayerCache, conv_row: int, batch: int, columns: int
-    ) -> "RecurrentRows":
+    def of(cls, shape: LayerShape, cache: LayerCache, batch: int, columns: int) -> "RecurrentRows":
         """The states in a cache's slots; a slot that holds nothing is a state of zeros."""
         if not isinstance(cache, ArraysCache):
             raise TypeError
         mask = cache.make_mask(columns)
-        sizes = (conv_row, shape.row - conv_row)
+        sizes = (shape.conv, shape.row - shape.conv)
         slots = [
             np.zeros((batch, size), shape.dtype) if state is None else state
             for state, size in zip(cache.cache, sizes, strict=True)
@@ -147,7 +147,7 @@ class RecurrentRows:
         allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
         return cls(
             cache=cache,
-            conv_row=conv_row,
+            conv_row=shape.conv,
             mask=np.broadcast_to(allowed, (batch, columns)),
             before=before,
             after=before.copy(),

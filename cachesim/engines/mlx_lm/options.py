@@ -15,6 +15,7 @@ from cachesim.engines.mlx_lm.server_rules import (
 )
 from cachesim.engines.mlx_lm.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import OptionError
+from cachesim.model.spec import F16_BYTES
 
 SINCE: Final = {
     **dict.fromkeys(sorted(COMMON_OPTIONS), "0.30.6"),
@@ -34,7 +35,7 @@ class MlxOptions:
     """What the server was started with; the defaults are upstream's.
 
     `tokenizer` names one of `TOKENIZERS` or is a `ChatTokenizer`; `chat_template` one of its
-    templates. Both are the model's business in the real server.
+    templates. Both, and the element size, are the model's business in the real server.
     """
 
     prompt_cache_size: int = 10
@@ -45,6 +46,8 @@ class MlxOptions:
     max_tokens: int = 512
     chat_template: str = "chatml"
     tokenizer: "str | ChatTokenizer" = "bytes"
+    element_bytes: int = F16_BYTES  # of a key or value: 4 for a model in float32
+    provenance: bool = True  # write down which tokens every state has folded in
 
     @classmethod
     def read(
@@ -65,7 +68,9 @@ class MlxOptions:
 
 
 def _check_number(name: str, value: object) -> None:
-    if name in {"chat_template", "tokenizer"} or (name == "prompt_cache_bytes" and value is None):
+    if name in {"chat_template", "tokenizer", "provenance"} or (
+        name == "prompt_cache_bytes" and value is None
+    ):
         return
     least = 0 if name in SIZE_OPTIONS else 1
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

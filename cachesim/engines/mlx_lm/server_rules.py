@@ -29,16 +29,16 @@ class SnapshotRules:
 class ServerRules:
     """How one release tokenises, looks up, prefills, stores and reports."""
 
-    segments: bool = False  # 1072: prompts in segments, right-padded; key and state travel together
+    segments: bool = False
+    """#1072 (0.31.2): prompts are prefilled in segments, right-padded, key and state together; what
+    a disconnected client leaves is thrown away, where #741 had stored it."""
+
     checkpoint: bool = False  # 911: one state of each chat prompt is kept, near its end
-    checkpoint_types: bool = False  # 1019: checkpoints are entries of the type "user"
     checkpoint_at_last_user: bool = False  # 1006: near the end becomes "before the last user text"
     tails: Tails = "ragged"  # 1006, its second commit: "padded"
     checkpoint_only_at_own_distance: bool = False  # 1006, its third commit
     binds_late: bool = False  # until 976: each checkpoint of a batch holds the last row's state
     reports_cached: bool = True  # 849
-    progress_of_remainder: bool = False  # 1072: done of what the hit left, and a final report
-    keeps_state_of_disconnected: bool = True  # 741; given up by 1072
     stop_words_end_generation: bool = False  # 1072: before, the HTTP side watched for them
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
@@ -56,8 +56,6 @@ _R0_31_2: Final = replace(
     _R0_31_1,
     segments=True,
     checkpoint=False,
-    progress_of_remainder=True,
-    keeps_state_of_disconnected=False,
     stop_words_end_generation=True,
 )
 _R0_32_2: Final = replace(_R0_31_2, refuses_empty_prompts=True, when_dead="refused")
@@ -68,12 +66,13 @@ SERVER_RELEASES: Final[Mapping[str, ServerRules]] = {
     "0.31.0": _R0_31_0,
     "0.31.1": _R0_31_1,
     "0.31.1-main": _R0_31_1,
-    "after-1019": replace(_R0_31_1, checkpoint_types=True),
+    "after-1019": _R0_31_1,
     "0.31.2": _R0_31_2,
     "0.31.3": _R0_31_2,
     "0.32.2": _R0_32_2,
 }
-"""The server of each release; the two in the middle are bases that proposals stand on."""
+"""The server of each release; `after-906`, `0.31.1-main` and `after-1019` are states of upstream's
+main branch that proposals and bugs stand on."""
 
 _SNAPSHOTS_929: Final = SnapshotRules(
     always_the_last_boundary=True,

@@ -1,0 +1,109 @@
+"""mlx-lm's server as an engine: requests go in, replies and events come out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.events import ModelCalled
+from cachesim.engines.mlx_lm.generate_forward import Forward
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import rules_of
+from cachesim.engines.mlx_lm.request import Job, job_of
+from cachesim.engines.mlx_lm.server import ResponseGenerator
+from cachesim.engines.mlx_lm.server_integrity import check_books, entries_of
+from cachesim.engines.profile import Profile
+from cachesim.model.arithmetic import Network
+from cachesim.model.trace import Traced
+
+
+class MlxLm(Engine):
+    """`mlx_lm.server` at one release, with one model."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        network: Network,
+        options: Mapping[str, Any],
+        store: ByteStore | None = None,
+    ) -> None:
+        del store  # the server saves nothing
+        self.profile = profile
+        self.network = network
+        rules = rules_of(profile)
+        self.options, self.tokenizer = MlxOptions.read(
+            options, rules.server, vocabulary=network.spec.vocabulary
+        )
+        traced = network if isinstance(network, Traced) else Traced(network)
+        self._events: list[Event] = []
+        self.model = Forward(
+            traced if self.options.provenance else network,
+            rules.caches,
+            element_bytes=self.options.element_bytes,
+            on_call=self._tell_call,
+        )
+        self.server = ResponseGenerator(
+            model=self.model,
+            tokenizer=self.tokenizer,
+            options=self.options,
+            rules=rules,
+            tell=self._events.append,
+        )
+        self._jobs: list[Job] = []
+
+    def _tell_call(self, rows: int, columns: int) -> None:
+        self._events.append(ModelCalled(rows=rows, columns=columns))
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+        return self._events
+
+    def submit(self, request: Request) -> Ticket:
+        """Put a request into the server's queue; several before a step are admitted together."""
+        ticket = Ticket(len(self._jobs))
+        job = job_of(
+            ticket,
+            request,
+            tokenizer=self.tokenizer,
+            network=self.network,
+            options=self.options,
+            rules=self.server.rules,
+        )
+        self._jobs.append(job)
+        if job.error is None:
+            self.server.requests.append(job)
+        return ticket
+
+    def step(self) -> bool:
+        """One turn of the generation thread."""
+        return self.server.step()
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply to a request, once it is finished."""
+        job = self._jobs[ticket]
+        return job.reply() if job.done else None
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away; the server notices when it next has something for it."""
+        self._jobs[ticket].should_stop = True
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the server holds now, as plain data."""
+        batch = self.server.batch
+        return {
+            "slots": [],
+            "prompt_cache": entries_of(self.server.store),
+            "order": {
+                name: [len(tokens) for _, tokens in queue]
+                for name, queue in self.server.store.cache.order.queues.items()
+            },
+            "at_work": [] if batch is None else [int(job.ticket) for job in batch.jobs.values()],
+            "queued": [int(job.ticket) for job in self.server.requests],
+            "worker": self.server.dead or "alive",
+        }
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the server's own books disagree."""
+        check_books(self.server.store)
