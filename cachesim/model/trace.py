@@ -95,6 +95,10 @@ class Traced:
         """The tokens of a node, oldest first."""
         return self.histories.tokens(node)
 
+    def nodes_of_births(self, births: Integers) -> Integers:
+        """The nodes of cells, from what their ledger holds."""
+        return self._nodes_of(births, births)
+
     def node(self, logits: Array) -> NodeId | None:
         """The history that a row of logits was last computed from, or None if it never was."""
         return self._answers.get(_fingerprint(logits))
