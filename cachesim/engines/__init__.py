@@ -1,6 +1,10 @@
 """One room per server family, all behind `Engine` and events."""
 
-from cachesim.engines import ik_llama, mlx_lm  # each room registers its family when it is imported
+from cachesim.engines import (  # each room registers its family when it is imported
+    ik_llama,
+    llamacpp,
+    mlx_lm,
+)
 from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
 from cachesim.engines.events import Event, Loss
 from cachesim.engines.profile import Profile
@@ -16,5 +20,6 @@ __all__ = [
     "Request",
     "Ticket",
     "ik_llama",
+    "llamacpp",
     "mlx_lm",
 ]

@@ -1,0 +1,84 @@
+"""Opening a server: contexts, slots and the prompt cache, as the flags say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cachesim.engines.llamacpp.capability import SeqRm
+from cachesim.engines.llamacpp.contexts import Contexts
+from cachesim.engines.llamacpp.drafter import open_drafter
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
+from cachesim.engines.llamacpp.options import Options, read_options
+from cachesim.engines.llamacpp.profiles import DEFAULTS, HAD_BY, rules_of
+from cachesim.engines.llamacpp.prompt_cache import PromptCache
+from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.profile import Profile
+from cachesim.model.arithmetic import Network
+from cachesim.units import Count
+
+MEBIBYTE = 1 << 20
+
+
+def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) -> ServerContext:
+    """Start a server with a model already loaded (upstream: `load_model` and `init`)."""
+    rules = rules_of(profile)
+    flags = {name: value for name, value in given.items() if name != "model_draft"}
+    options = read_options(
+        flags, release=profile.release, defaults=DEFAULTS[profile.release], had_by=HAD_BY
+    )
+    n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
+    target = create_context(network, context_params(options, n_rs_seq), rules.memory)
+    drafter = open_drafter(options, network, given.get("model_draft"), target, rules.memory)
+    return ServerContext(
+        rules=rules,
+        options=options,
+        network=network,
+        contexts=Contexts(
+            target,
+            None if drafter is None else drafter.context,
+            saves_companion=rules.slots.companion_is_saved,
+        ),
+        seq_rm_type=seq_rm_type(target),
+        n_swa=0 if options.swa_full else window_of(network),
+        can_shift=target.can_shift,
+        slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],
+        cache=open_prompt_cache(options, rules),
+        drafter=drafter,
+    )
+
+
+def seq_rm_type(context: Context) -> SeqRm:
+    """What can be removed from a context."""
+    if context.n_rs_seq > 0:
+        return SeqRm.RS
+    recurrent = any(shape.place == "recurrent" for shape in context.network.shapes)
+    return SeqRm.FULL if recurrent else SeqRm.PART
+
+
+def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
+    """What a context is created with."""
+    return ContextParams(
+        n_ctx=Count(options.ctx_size),
+        n_batch=options.batch_size,
+        n_ubatch=options.ubatch_size,
+        n_seq_max=options.n_parallel,
+        kv_unified=options.unified,
+        swa_full=options.swa_full,
+        n_rs_seq=n_rs_seq,
+    )
+
+
+def window_of(network: Network) -> int:
+    """The model's sliding window; 0 where no layer has one."""
+    windowed = any(shape.place == "window" for shape in network.shapes)
+    return network.spec.window if windowed else 0
+
+
+def open_prompt_cache(options: Options, rules: ServerRules) -> PromptCache | None:
+    """`--cache-ram`: 0 is none, -1 has no byte limit but is still limited to the context."""
+    if options.cache_ram == 0:
+        return None
+    limit = max(0, options.cache_ram) * MEBIBYTE
+    return PromptCache(rules.cache, limit_size=limit, limit_tokens=options.n_ctx)

@@ -1,0 +1,35 @@
+"""A checkpoint: a saved copy of the part of the memory that cannot be cut back."""
+
+from dataclasses import dataclass
+
+from cachesim.engines.llamacpp.contexts import SavedState
+from cachesim.units import Count, Pos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A state to go on from (upstream: `common_prompt_checkpoint`).
+
+    `pos_min` and `pos_max` are what the live memory reported when it was taken. A window blob
+    holds less than that: only what lies inside the window of `pos_max`.
+    """
+
+    n_tokens: Count
+    pos_min: Pos
+    pos_max: Pos
+    id_task: int
+    state: SavedState
+
+    @property
+    def size(self) -> int:
+        """Bytes of both blobs."""
+        return self.state.size
+
+    @property
+    def pos_end(self) -> Pos:
+        """The position right after its last token (#24035)."""
+        return Pos(self.n_tokens)
+
+    def as_dict(self) -> dict[str, int]:
+        """What the log prints of it."""
+        return {"pos_min": self.pos_min, "pos_max": self.pos_max, "n_tokens": self.n_tokens}

@@ -1,0 +1,50 @@
+"""What the server believes a slot's memory holds: tokens, and checkpoints along them."""
+
+from dataclasses import dataclass
+
+from cachesim.engines.llamacpp.checkpoint import Checkpoint
+from cachesim.units import Count, Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approximation:
+    """From which token on the memory knowingly holds values of another context, and why."""
+
+    start: Count
+    why: str  # "context-shift" or "chunk-reuse"
+
+
+class Prompt:
+    """The tokens of one slot and its checkpoints, oldest first (upstream: `server_prompt`)."""
+
+    __slots__ = ("approximate", "checkpoints", "tokens")
+
+    def __init__(
+        self,
+        tokens: list[Token] | None = None,
+        checkpoints: list[Checkpoint] | None = None,
+        approximate: Approximation | None = None,
+    ) -> None:
+        self.tokens: list[Token] = [] if tokens is None else tokens
+        self.checkpoints: list[Checkpoint] = [] if checkpoints is None else checkpoints
+        self.approximate = approximate
+
+    @property
+    def n_tokens(self) -> Count:
+        """How many tokens the slot holds; also the position of the next one."""
+        return Count(len(self.tokens))
+
+    def keep_first(self, count: int) -> None:
+        """Forget all tokens but the first `count`."""
+        del self.tokens[count:]
+        if self.approximate is not None and self.approximate.start >= count:
+            self.approximate = None
+
+    def approximate_from(self, start: int, why: str) -> None:
+        """Remember that values from `start` on were computed in another context."""
+        if self.approximate is None or start < self.approximate.start:
+            self.approximate = Approximation(start=Count(start), why=why)
+
+    def clone(self) -> "Prompt":
+        """The same tokens and checkpoints in lists of their own."""
+        return Prompt(list(self.tokens), list(self.checkpoints), self.approximate)

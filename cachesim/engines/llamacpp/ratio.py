@@ -1,0 +1,21 @@
+"""Ratios as the server computes them: IEEE single precision, operand by operand.
+
+Several tests of the server sit exactly on a bound (`> 0.1f`, `< 0.25f`, `< 0.5f`), where double
+precision would answer differently.
+"""
+
+from typing import Final
+
+import numpy as np
+
+Float32 = np.float32
+
+
+def ratio(part: int, whole: int) -> Float32:
+    """`part / whole` in float32; 0/0 is NaN, as on the real machine."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.float32(np.float32(part) / np.float32(whole))
+
+
+HALF: Final = np.float32(0.5)
+QUARTER: Final = np.float32(0.25)

@@ -1,0 +1,100 @@
+"""What differs between releases and patches of llama-server, as data: one frozen value each.
+
+Each field is one difference, named for what it does and commented with the change that made it.
+The logic reads these fields and never asks which release it plays.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
+from cachesim.units import Count
+
+SeqRmFailure: TypeAlias = Literal["clear", "checkpoint", "warn", "abort"]
+"""What a refused cut does: read the prompt anew, go back to a checkpoint, go on, or end."""
+
+ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "longest"]
+"""How a checkpoint of an exact state (recurrent, hybrid) is found acceptable."""
+
+Erasure: TypeAlias = Literal["beyond", "equal", "pos_end", "diverged", "prefix", "prompt"]
+"""Which checkpoints a new prompt erases."""
+
+Eviction: TypeAlias = Literal["oldest", "thinned", "closest", "densest"]
+"""Which checkpoints make room in a full list."""
+
+Placement: TypeAlias = Literal["every", "last-user", "user-starts"]
+"""Where checkpoints may lie before the end of a prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionRules:
+    """Choosing a slot and swapping its prompt with the prompt cache."""
+
+    pinned_slot_uses_cache: bool
+    idle_save_needs_unified: bool  # until b9601: idle slots are saved only under a unified cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptCacheRules:
+    """The prompt cache in host memory (`--cache-ram`)."""
+
+    save_makes_room: bool  # #25070: refuse what is too large, drop the oldest before appending
+    limits_keep_one: bool  # the limits never empty the list
+    load_consumes: bool  # a loaded entry leaves the list; #24143 keeps it
+    best_by_reuse: bool = False  # #24035, later form: a short slot prompt cannot block an entry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseRules:
+    """How much of a slot's tokens is usable for a prompt."""
+
+    depth_test_skips_extensions: bool  # the guard is `n_past < slot size`, not `<=`
+    thold_spares_one_token: bool  # #23280, #24110: one less when the prompt brings nothing new
+    search_refuses_beyond: bool  # #24411: a checkpoint must not end after the position to go on at
+    exact_search: ExactSearch  # #24035, #25592, #22384
+    erasure: Erasure  # #20671; #24035, #25592, #24891
+    seq_rm_failure: SeqRmFailure  # #20428, #24891
+    failed_restore_resets: bool  # a blob that does not load: read anew, or the process aborts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRules:
+    """Where checkpoints are made, and how many are kept."""
+
+    placement: Placement  # #22929, #24176, #25420
+    minimum_prompt: Count  # a prompt shorter than this gets none
+    exact_minimum_prompt: Count  # #22384, #20428: the same for exact states
+    spacing: Count | None  # fixed distance; None: `checkpoint_min_step`
+    exact_spaced: bool  # #20428: False: no distance for exact states
+    spacing_waived_near_end: bool  # #25420; #25592 for the end of the prompt
+    spacing_waived_for_last_user: bool  # #25420
+    eviction: Eviction  # #25472, #28302; #25592; #24035
+    supersede_equal: bool  # an older checkpoint at the same number of tokens goes
+    split_at_prefix: bool = False  # #24035, later form: cut and save at the common prefix
+    exact_pos_min: bool = False  # #25592, #24035: pos_min is recorded as pos_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRules:
+    """What clears what, and what companions take part in."""
+
+    clear_drops_checkpoints: bool  # clearing a slot empties its list
+    shift_drops_checkpoints: bool  # a context shift empties the list
+    discard_is_clamped: bool  # #24786: n_discard stays below what is left
+    restore_drops_checkpoints: bool  # a slot restored from a file keeps no older checkpoints
+    cleared_after_bad_restore: bool  # a file that does not fit empties the slot
+    companion_is_saved: bool  # checkpoints and cache entries hold the companion's state
+    process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
+    empty_batches_abort: bool  # four turns with nothing to decode end the process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRules:
+    """Everything in which one release or patch differs from another."""
+
+    memory: MemoryRules
+    selection: SelectionRules
+    cache: PromptCacheRules
+    reuse: ReuseRules
+    checkpoints: CheckpointRules
+    slots: SlotRules

@@ -1,0 +1,158 @@
+"""Which slot a task gets, and whether its prompt is swapped with the prompt cache first."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cachesim.engines.llamacpp.events import (
+    SlotChosenByAge,
+    SlotChosenById,
+    SlotChosenBySimilarity,
+)
+from cachesim.engines.llamacpp.holdings import Holdings
+from cachesim.engines.llamacpp.ratio import HALF, Float32, ratio
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.llamacpp.swap import update_prompt_cache
+from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.llamacpp.tokens import get_common_prefix
+from cachesim.units import Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A slot, and what the choice says about its prompt."""
+
+    slot: Slot
+    update: bool  # swap the prompt with the cache first
+    rule: str  # why the prompt cache was not asked, or the other slots not taken
+    f_keep: Float32 | None = None
+    sim: Float32 | None = None
+
+
+def take_stock(server: ServerContext, task: Task) -> Holdings:
+    """What every slot and every cached conversation shares with a prompt that just came up."""
+    common: dict[object, tuple[str, Count]] = {}
+    for slot in server.slots:
+        common[slot] = (f"slot {slot.id}", get_common_prefix(slot.prompt.tokens, task.tokens))
+    for index, entry in enumerate(server.cache.entries if server.cache else ()):
+        name = f"prompt cache entry {index}"
+        common[entry] = (name, get_common_prefix(entry.tokens, task.tokens))
+    return Holdings(common)
+
+
+def choose_slot(server: ServerContext, task: Task) -> Slot | None:
+    """Find the slot for a task; None or a busy slot means that the task has to wait.
+
+    Upstream: the head of `process_single_task`. Until the release in which pinned requests use the
+    prompt cache, a pinned task takes its slot without looking at anything.
+    """
+    holdings = take_stock(server, task)
+    task.ledger = holdings.ledger
+    if task.id_slot >= 0 and not server.rules.selection.pinned_slot_uses_cache:
+        choice = Choice(slot=_by_id(server, task), update=False, rule="slot-pinned")
+    else:
+        found = get_available_slot(server, task)
+        if found is None:
+            return None
+        choice = found
+    _rule_out_slots(server, choice, holdings)
+    if choice.update and server.cache is not None:
+        update_prompt_cache(server, choice.slot, task.tokens, holdings)
+    holdings.settle_on(choice.slot, choice.rule, **_ratios(choice))
+    return choice.slot
+
+
+def _by_id(server: ServerContext, task: Task) -> Slot:
+    slot = server.slots[task.id_slot % len(server.slots)]
+    server.emit(SlotChosenById(slot=slot.id, task=task.id))
+    return slot
+
+
+def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
+    """Choose by id, by similarity, or by age (upstream's name).
+
+    Trap: a pinned slot runs through the similarity test too. Below the threshold its similarity
+    counts as 0, so its prompt is swapped; an empty slot divides 0 by 0, and NaN is not below one
+    half; a number that is no slot's own (taken modulo) never matches and counts as 0.
+    """
+    pinned = _by_id(server, task) if task.id_slot >= 0 else None
+    best, sim = pinned, np.float32(0.0)
+    threshold = np.float32(server.options.slot_prompt_similarity)
+    if threshold != 0:
+        best, sim = _most_similar(server, task, pinned, threshold)
+        if best is not None:
+            f_keep = _f_keep(sim, task, best)
+            if sim > 0:
+                server.emit(
+                    SlotChosenBySimilarity(
+                        slot=best.id,
+                        task=task.id,
+                        similarity=float(sim),
+                        threshold=float(threshold),
+                        f_keep=float(f_keep),
+                    )
+                )
+            update = bool(f_keep < HALF)
+            return Choice(slot=best, update=update, rule="f-keep", f_keep=f_keep, sim=sim)
+    if best is not None:
+        return Choice(slot=best, update=False, rule="slot-pinned")
+    oldest = _least_recently_used(server)
+    if oldest is None:
+        return None
+    server.emit(SlotChosenByAge(slot=oldest.id, task=task.id, t_last_used=oldest.t_last_used))
+    return Choice(slot=oldest, update=True, rule="no-prompt-cache")
+
+
+def _most_similar(
+    server: ServerContext, task: Task, pinned: Slot | None, threshold: Float32
+) -> tuple[Slot | None, Float32]:
+    """The idle slot that shares most of the prompt, more than the threshold; ties: lowest id."""
+    best, sim_best = pinned, np.float32(0.0)
+    for slot in server.slots:
+        if slot.is_processing or not slot.prompt.tokens:
+            continue
+        if task.id_slot >= 0 and slot.id != task.id_slot:
+            continue
+        sim = ratio(get_common_prefix(slot.prompt.tokens, task.tokens), task.n_tokens)
+        if sim > sim_best and sim > threshold:
+            best, sim_best = slot, sim
+    return best, sim_best
+
+
+def _f_keep(sim: Float32, task: Task, slot: Slot) -> Float32:
+    """How much of the slot's tokens the prompt would keep, by way of the similarity."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.float32(
+            np.float32(sim * np.float32(task.n_tokens)) / np.float32(slot.prompt.n_tokens)
+        )
+
+
+def _least_recently_used(server: ServerContext) -> Slot | None:
+    """The idle slot released longest ago; ties go to the highest id (the test is `<=`)."""
+    oldest: Slot | None = None
+    for slot in server.slots:
+        if slot.is_processing:
+            continue
+        if oldest is None or slot.t_last_used <= oldest.t_last_used:
+            oldest = slot
+    return oldest
+
+
+def _rule_out_slots(server: ServerContext, choice: Choice, holdings: Holdings) -> None:
+    """All slots but the chosen one are out of the race, each for its own reason."""
+    threshold = float(np.float32(server.options.slot_prompt_similarity))
+    for slot in server.slots:
+        if slot is choice.slot:
+            continue
+        if slot.is_processing:
+            holdings.rule_out(slot, "slot-busy", slot=slot.id)
+        elif choice.rule == "no-prompt-cache":
+            holdings.rule_out(slot, "slot-similarity", slot=slot.id, threshold=threshold)
+        else:
+            holdings.rule_out(slot, choice.rule, slot=slot.id, chosen=choice.slot.id)
+
+
+def _ratios(choice: Choice) -> dict[str, float]:
+    ratios = {"f_keep": choice.f_keep, "sim": choice.sim}
+    return {name: float(value) for name, value in ratios.items() if value is not None}

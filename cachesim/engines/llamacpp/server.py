@@ -1,0 +1,241 @@
+"""llama-server: the queue, the loop turn by turn, and what it shows to the outside."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.llamacpp.batching import (
+    Failure,
+    PendingBatch,
+    add_prompts,
+    add_sampled_tokens,
+    copy_to_children,
+    decode_piece,
+    fail_all,
+)
+from cachesim.engines.llamacpp.build import open_server
+from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
+from cachesim.engines.llamacpp.generation import sample_slots
+from cachesim.engines.llamacpp.integrity import check_integrity
+from cachesim.engines.llamacpp.requests import to_task
+from cachesim.engines.llamacpp.save import run_slot_action
+from cachesim.engines.llamacpp.selection import choose_slot
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.shift import shift_full_contexts
+from cachesim.engines.llamacpp.slot import Slot, SlotState
+from cachesim.engines.llamacpp.snapshot import snapshot
+from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
+from cachesim.engines.llamacpp.swap import save_idle_slots
+from cachesim.engines.llamacpp.task import Task, TaskKind
+from cachesim.engines.profile import Profile
+from cachesim.errors import UpstreamAbort
+from cachesim.model.arithmetic import Network
+
+EMPTY_TURNS = 3
+"""So many turns with nothing to decode are accepted; one more ends the process."""
+
+
+class LlamaCpp(Engine):
+    """A llama-server at one release, with patches."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        network: Network,
+        options: Mapping[str, Any],
+        store: ByteStore | None = None,
+    ) -> None:
+        self.profile = profile
+        self.network = network
+        self._store = store
+        self._server = open_server(profile, network, options)
+        self._next_ticket = 0
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far."""
+        return self._server.events
+
+    @property
+    def server(self) -> ServerContext:
+        """The server's inner whole, for those who look closely."""
+        return self._server
+
+    def submit(self, request: Request) -> Ticket:
+        """Queue a completion; with several completions, their tasks wait as one."""
+        server = self._server
+        ticket = self._ticket()
+        task = to_task(request, number=server.next_task, ticket=ticket, server=server)
+        server.next_task += request.completions
+        if request.completions > len(server.slots):
+            message = f"n_cmpl cannot be greater than the number of slots ({len(server.slots)})"
+            self._refuse(task, message)
+        else:
+            server.queue.append(task)
+        return ticket
+
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """Queue `POST /slots/{slot}?action=save`."""
+        return self._submit_action("slot-save", slot, name)
+
+    def slot_restore(self, slot: int, name: str) -> Ticket:
+        """Queue `POST /slots/{slot}?action=restore`."""
+        return self._submit_action("slot-restore", slot, name)
+
+    def slot_erase(self, slot: int) -> Ticket:
+        """Queue `POST /slots/{slot}?action=erase`."""
+        return self._submit_action("slot-erase", slot, "")
+
+    def step(self) -> bool:
+        """Empty the task queue, then one pass over the slots (upstream: `start_loop`)."""
+        server = self._server
+        if not server.queue and not any(slot.is_processing for slot in server.slots):
+            return False
+        while server.queue:
+            self._process(server.queue.popleft())
+        self._update_slots()
+        return True
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply, or the parent's where several completions were asked for."""
+        replies = self._server.replies.get(ticket)
+        return replies[0] if replies else None
+
+    def replies(self, ticket: Ticket) -> tuple[Reply, ...]:
+        """All completions of one request, the parent's first."""
+        return tuple(self._server.replies.get(ticket, ()))
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away: waiting tasks vanish, busy slots are released at the next turn.
+
+        What was decoded so far stays in the slot. The reply says `cancelled`.
+        """
+        server = self._server
+        for waiting in (server.queue, server.deferred):
+            for task in [each for each in waiting if each.ticket == ticket]:
+                if task.kind != "cancel":
+                    waiting.remove(task)
+                    server.answer(task, None, self._cancelled(task))
+        for slot in server.slots:
+            if slot.task is not None and slot.task.ticket == ticket:
+                target = slot.task.id
+                server.queue.appendleft(
+                    Task(id=server.take_number(), ticket=ticket, kind="cancel", target=target)
+                )
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the server holds now, as plain data."""
+        return snapshot(self._server)
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where slots, memory and cache disagree."""
+        check_integrity(self._server)
+
+    def _ticket(self) -> Ticket:
+        self._next_ticket += 1
+        return Ticket(self._next_ticket - 1)
+
+    def _submit_action(self, kind: TaskKind, slot: int, name: str) -> Ticket:
+        ticket = self._ticket()
+        number = self._server.take_number()
+        self._server.queue.append(
+            Task(id=number, ticket=ticket, kind=kind, id_slot=slot, name=name)
+        )
+        return ticket
+
+    def _refuse(self, task: Task, message: str) -> None:
+        error = "invalid_request_error"
+        self._server.emit(RequestRefused(task=task.id, error=error, message=message))
+        self._server.answer(task, None, self._blank(task, error=error, message=message))
+
+    def _cancelled(self, task: Task) -> Reply:
+        return self._blank(task, error="cancelled", message="the client went away")
+
+    def _blank(self, task: Task, *, error: str, message: str) -> Reply:
+        return Reply(
+            prompt=task.tokens,
+            generated=(),
+            logits=self._server.no_logits,
+            cached=None,
+            processed=None,
+            error=error,
+            message=message,
+        )
+
+    def _process(self, task: Task) -> None:
+        """Upstream: `process_single_task`."""
+        server = self._server
+        if task.kind == "cancel":
+            for slot in server.slots:
+                if slot.task is not None and slot.task.id == task.target:
+                    server.finish(slot, "cancelled", "cancelled", "the client went away")
+            return
+        if task.kind != "completion":
+            self._process_action(task)
+            return
+        slot = choose_slot(server, task)
+        if slot is None or slot.is_processing:
+            self._defer(task, slot)
+            return
+        children = self._free_slots(len(task.children), slot)
+        if len(children) < len(task.children):
+            self._defer(task, slot)
+            return
+        for child, place in zip(task.children, children, strict=True):
+            self._launch(child, place, SlotState.WAIT_OTHER)
+        self._launch(task, slot, SlotState.STARTED)
+        save_idle_slots(server)
+
+    def _process_action(self, task: Task) -> None:
+        server = self._server
+        slot = server.slots[task.id_slot % len(server.slots)]
+        if slot.is_processing:
+            self._defer(task, slot)
+        else:
+            server.answer(task, slot, run_slot_action(server, slot, task, self._store))
+
+    def _defer(self, task: Task, slot: Slot | None) -> None:
+        self._server.deferred.append(task)
+        self._server.emit(TaskDeferred(slot=-1 if slot is None else slot.id, task=task.id))
+
+    def _free_slots(self, most: int, taken: Slot) -> list[Slot]:
+        """The lowest idle slots other than the parent's (upstream: `get_free_slots`)."""
+        free = [s for s in self._server.slots if not s.is_processing and s is not taken]
+        return free[:most]
+
+    def _launch(self, task: Task, slot: Slot, state: SlotState) -> None:
+        slot.task = task
+        slot.move(state)
+        self._server.emit(TaskLaunched(slot=slot.id, task=task.id, is_child=task.is_child))
+
+    def _update_slots(self) -> None:
+        """One pass (upstream: `update_slots`): shift, fill the batch, decode, sample."""
+        server = self._server
+        if not any(slot.is_processing for slot in server.slots):
+            return
+        shift_full_contexts(server)
+        make_drafts(server)
+        batch = PendingBatch()
+        add_sampled_tokens(server, batch)
+        add_prompts(server, batch)
+        self._count_empty(batch)
+        begin, n_batch = 0, server.options.n_batch
+        try:
+            while begin < len(batch):
+                end, n_batch = decode_piece(server, batch, begin, n_batch)
+                if end == begin:
+                    continue
+                copy_to_children(server)
+                sample_slots(server, begin, end)
+                verify_drafts(server, begin, end)
+                begin = end
+        except Failure as failure:
+            fail_all(server, failure)
+
+    def _count_empty(self, batch: PendingBatch) -> None:
+        server = self._server
+        server.empty_turns = 0 if len(batch) else server.empty_turns + 1
+        if server.empty_turns > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
+            raise UpstreamAbort("update_slots", "too many consecutive empty batches")

@@ -1,0 +1,155 @@
+"""What every station of the server shares: rules, flags, memory, slots, cache, queue, log."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from cachesim.engines.base import Reply
+from cachesim.engines.events import Event
+from cachesim.engines.llamacpp.capability import SeqRm
+from cachesim.engines.llamacpp.contexts import Contexts
+from cachesim.engines.llamacpp.drafter import Drafter
+from cachesim.engines.llamacpp.events import PromptCleared, RequestRefused, SlotReleased
+from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.prompt_cache import PromptCache
+from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.engines.llamacpp.slot import Slot, SlotState
+from cachesim.engines.llamacpp.task import Task
+from cachesim.model.arithmetic import Network
+from cachesim.units import Array, Count
+
+CANCELLED: Final = "cancelled"
+"""The error of a request whose client went away."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerContext:
+    """The server's mutable whole (upstream: `server_context_impl`)."""
+
+    rules: ServerRules
+    options: Options
+    network: Network
+    contexts: Contexts
+    seq_rm_type: SeqRm
+    n_swa: int  # 0 without a window, and with `swa_full`
+    can_shift: bool
+    slots: list[Slot]
+    cache: PromptCache | None
+    drafter: Drafter | None = None
+    queue: deque[Task] = field(default_factory=deque)
+    deferred: deque[Task] = field(default_factory=deque)
+    events: list[Event] = field(default_factory=list)
+    replies: dict[int, list[Reply]] = field(default_factory=dict)
+    now: int = 0  # logical time: one tick per release
+    empty_turns: int = 0
+    next_task: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """True where a state is usable only at the position it was saved at."""
+        return self.seq_rm_type in {SeqRm.FULL, SeqRm.RS}
+
+    @property
+    def shifts_context(self) -> bool:
+        """Context shift is on, and the memory can do it."""
+        return self.options.context_shift and self.can_shift
+
+    @property
+    def no_logits(self) -> Array:
+        """What a reply without tokens has for rows."""
+        return np.empty((0, 0))
+
+    def take_number(self) -> int:
+        """The id of a new task."""
+        self.next_task += 1
+        return self.next_task - 1
+
+    def emit(self, event: Event) -> None:
+        """Something happened."""
+        self.events.append(event)
+
+    def prompt_clear(self, slot: Slot) -> None:
+        """Empty a slot's memory and tokens (upstream: `server_slot::prompt_clear`).
+
+        Older releases leave the checkpoints behind; the next prompt start sweeps them.
+        """
+        self.emit(PromptCleared(slot=slot.id, n_tokens=slot.prompt.n_tokens))
+        self.contexts.seq_rm(slot.id, -1, -1)
+        slot.prompt.tokens.clear()
+        slot.prompt.approximate = None
+        if self.rules.slots.clear_drops_checkpoints:
+            slot.prompt.checkpoints.clear()
+
+    def release(self, slot: Slot, stop: str) -> None:
+        """A request leaves its slot (upstream: `server_slot::release`).
+
+        One deferred task comes to the front of the queue: the oldest that is pinned to this slot,
+        otherwise the oldest of all.
+        """
+        task = slot.running
+        self.emit(
+            SlotReleased(
+                slot=slot.id,
+                task=task.id,
+                n_tokens=slot.prompt.n_tokens,
+                truncated=slot.truncated,
+                stop=stop,
+            )
+        )
+        slot.t_last_used = self.now
+        self.now += 1
+        slot.move(SlotState.IDLE)
+        if task.is_child:
+            self.prompt_clear(slot)
+        slot.reset()
+        slot.task = None
+        self._pop_deferred(slot)
+
+    def _pop_deferred(self, slot: Slot) -> None:
+        if not self.deferred:
+            return
+        pinned = (task for task in self.deferred if task.id_slot == slot.id)
+        task = next(pinned, self.deferred[0])
+        self.deferred.remove(task)
+        self.queue.appendleft(task)
+
+    def answer(self, task: Task, slot: Slot | None, reply: Reply) -> None:
+        """Keep a reply under its ticket; a parent's comes before its children's."""
+        replies = self.replies.setdefault(task.ticket, [])
+        if task.is_child or slot is None:
+            replies.append(reply)
+        else:
+            replies.insert(0, reply)
+
+    def finish(self, slot: Slot, stop: str, error: str | None = None, message: str = "") -> None:
+        """Send the final response or an error, and release the slot."""
+        task = slot.running
+        cached = slot.n_prompt_tokens_cache
+        if error is not None:
+            self.emit(RequestRefused(slot=slot.id, task=task.id, error=error, message=message))
+        if cached is None or (error is not None and error != CANCELLED):
+            cached = None
+            task.ledger.apply(error or stop, 0)
+        self.answer(task, slot, self._reply(slot, cached, error, message))
+        self.release(slot, stop)
+
+    def _reply(self, slot: Slot, cached: Count | None, error: str | None, message: str) -> Reply:
+        task = slot.running
+        ledger = task.ledger
+        return Reply(
+            prompt=task.tokens,
+            generated=tuple(slot.generated),
+            logits=np.stack(slot.rows) if slot.rows else self.no_logits,
+            cached=cached,
+            processed=None if cached is None else Count(slot.n_prompt_tokens_processed),
+            equal=ledger.equal,
+            equal_with=ledger.equal_with,
+            losses=ledger.losses,
+            slot=slot.id,
+            truncated=slot.truncated,
+            error=error,
+            message=message,
+            approximated=slot.approximated,
+        )

@@ -1,0 +1,108 @@
+"""A slot: the server's place for one conversation, and the states a request goes through in it."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from cachesim.engines.llamacpp.memory.blob import Blob
+from cachesim.engines.llamacpp.prompt import Prompt
+from cachesim.engines.llamacpp.task import Task
+from cachesim.errors import ContractError
+from cachesim.units import Array, Count, Pos, SeqId, Token
+
+
+class SlotState(Enum):
+    """Upstream's `slot_state`."""
+
+    IDLE = "idle"
+    WAIT_OTHER = "wait-other"  # a child, until its parent's prompt is decoded
+    STARTED = "started"
+    PROCESSING_PROMPT = "processing-prompt"
+    DONE_PROMPT = "done-prompt"
+    GENERATING = "generating"
+
+
+MOVES: Final[dict[SlotState, frozenset[SlotState]]] = {
+    SlotState.IDLE: frozenset({SlotState.STARTED, SlotState.WAIT_OTHER}),
+    SlotState.WAIT_OTHER: frozenset({SlotState.DONE_PROMPT, SlotState.IDLE}),
+    SlotState.STARTED: frozenset({SlotState.PROCESSING_PROMPT, SlotState.IDLE}),
+    SlotState.PROCESSING_PROMPT: frozenset({SlotState.DONE_PROMPT, SlotState.IDLE}),
+    SlotState.DONE_PROMPT: frozenset({SlotState.GENERATING, SlotState.IDLE}),
+    SlotState.GENERATING: frozenset({SlotState.IDLE}),
+}
+"""The automaton: what may follow what. Every state may end in a release."""
+
+NEVER: Final = -1
+"""`t_last_used` of a slot that no request has left yet."""
+
+NO_ROW: Final = -1
+"""`i_batch` of a slot that waits for no logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecCheckpoint:
+    """Where a draft began, and the states that cannot be cut back (upstream: `spec_ckpt`)."""
+
+    n_tokens: Count
+    pos_max: Pos
+    target: Blob | None
+    companion: Blob | None
+
+
+class Slot:
+    """One place for a conversation (upstream: `server_slot`).
+
+    What outlives a request stands first: the prompt and when the slot was last released. The rest
+    belongs to the task in it and is reset on release.
+    """
+
+    def __init__(self, number: int, n_ctx: int) -> None:
+        self.id = SeqId(number)
+        self.n_ctx = n_ctx
+        self.prompt = Prompt()
+        self.t_last_used = NEVER
+        self.state = SlotState.IDLE
+        self.task: Task | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the request, not the prompt (upstream: `server_slot::reset`)."""
+        self.n_prompt_tokens_cache: Count | None = None
+        self.n_prompt_tokens_processed = 0
+        self.approximated: str | None = None  # the reply rests on values of another context
+        self.i_batch = NO_ROW
+        self.sampled = Token(-1)
+        self.generated: list[Token] = []
+        self.rows: list[Array] = []
+        self.truncated = False
+        self.split_at = -1  # a length at which the batch is cut to save a state (#24035)
+        self.draft: list[Token] = []
+        self.spec_checkpoint: SpecCheckpoint | None = None
+        self.n_draft = 0
+        self.n_draft_accepted = 0
+        self.n_draft_steps = 0
+
+    @property
+    def is_processing(self) -> bool:
+        """True while a task is in the slot."""
+        return self.state is not SlotState.IDLE
+
+    @property
+    def running(self) -> Task:
+        """The task in a slot that is known to be busy."""
+        if self.task is None:
+            msg = f"slot {self.id} is {self.state.value} without a task"
+            raise ContractError(msg)
+        return self.task
+
+    @property
+    def n_decoded(self) -> int:
+        """How many tokens were sampled, the last one included."""
+        return len(self.generated)
+
+    def move(self, state: SlotState) -> None:
+        """Go on to a state that the table allows."""
+        if state not in MOVES[self.state]:
+            msg = f"slot {self.id} cannot go from {self.state.value} to {state.value}"
+            raise ContractError(msg)
+        self.state = state

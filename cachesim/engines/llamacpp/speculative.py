@@ -1,0 +1,137 @@
+"""Speculative decoding: drafts of a companion, verified and rolled back.
+
+    slot tokens   [ ... | sampled | draft 0 | draft 1 | draft 2 )
+    accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
+"""
+
+from cachesim.engines.llamacpp.capability import SeqRm
+from cachesim.engines.llamacpp.drafter import Drafter
+from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
+from cachesim.engines.llamacpp.generation import budget_left, next_token, take_token
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
+from cachesim.errors import ContractError
+from cachesim.units import Array, Pos, Token
+
+
+def make_drafts(server: ServerContext) -> None:
+    """Before a batch is filled, every generating slot may get a draft."""
+    if server.drafter is None:
+        return
+    for slot in server.slots:
+        if slot.state is SlotState.GENERATING and not slot.draft:
+            _make_draft(server, server.drafter, slot)
+
+
+def _most(server: ServerContext, slot: Slot) -> int:
+    """How long a draft may be: one cell stays free for a shift, the budget is never overshot."""
+    limits = [server.options.spec_draft_n_max, slot.n_ctx - slot.prompt.n_tokens - 2]
+    left = budget_left(server, slot)
+    if left is not None:
+        limits.append(left - 1)
+    return min(limits)
+
+
+def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
+    most = _most(server, slot)
+    if most <= 0:
+        return
+    contexts = server.contexts
+    pos_max = Pos(contexts.target.seq_pos_max(slot.id))
+    saved = drafter.save(slot.id)
+    draft = _propose(drafter, slot, most)
+    drafter.rewind(slot.id, pos_max, saved)
+    if len(draft) < server.options.spec_draft_n_min:
+        draft = []
+    server.emit(
+        DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most)
+    )
+    target = None
+    if draft and needs_checkpoint(server, len(draft)):
+        target = contexts.target.state_seq_get_data(slot.id, partial=True)
+    slot.draft = draft
+    slot.n_draft += len(draft)
+    slot.spec_checkpoint = SpecCheckpoint(
+        n_tokens=slot.prompt.n_tokens, pos_max=pos_max, target=target, companion=saved
+    )
+
+
+def _propose(drafter: Drafter, slot: Slot, most: int) -> list[Token]:
+    forced = slot.running.params.drafts
+    if forced is None:
+        return drafter.draft(slot, most)
+    step, slot.n_draft_steps = slot.n_draft_steps, slot.n_draft_steps + 1
+    return list(forced[step][:most]) if step < len(forced) else []
+
+
+def needs_checkpoint(server: ServerContext, tokens: int) -> bool:
+    """Can a memory of this kind not take back so many tokens?"""
+    if server.seq_rm_type is SeqRm.FULL:
+        return True
+    return server.seq_rm_type is SeqRm.RS and tokens > server.contexts.target.n_rs_seq
+
+
+def verify_drafts(server: ServerContext, begin: int, end: int) -> None:
+    """Compare drafts with what the target says, in every slot of the piece just decoded."""
+    for slot in server.slots:
+        if slot.state is SlotState.GENERATING and slot.draft and begin <= slot.i_batch < end:
+            _verify(server, slot, slot.i_batch - begin)
+
+
+def _verify(server: ServerContext, slot: Slot, first: int) -> None:
+    drafted = slot.draft
+    rows = [server.contexts.target.logits(first + k) for k in range(len(drafted) + 1)]
+    accepted = _accepted(server, slot, rows)
+    rollback = len(drafted) + 1 - len(accepted)
+    slot.i_batch = NO_ROW
+    if rollback > 0 and needs_checkpoint(server, rollback):
+        _report(server, slot, accepted, "checkpoint")
+        _go_back(server, slot, accepted)
+        return
+    _report(server, slot, accepted, "cut" if rollback else "nothing")
+    slot.draft = []
+    slot.n_draft_accepted += len(accepted) - 1
+    tokens = slot.prompt.tokens
+    del tokens[len(tokens) - len(drafted) :]
+    tokens += accepted[:-1]
+    slot.sampled = accepted[-1]
+    server.contexts.seq_rm(slot.id, len(tokens), -1)
+    for token, row in zip(accepted, rows, strict=False):
+        if not take_token(server, slot, token, row):
+            break
+
+
+def _accepted(server: ServerContext, slot: Slot, rows: list[Array]) -> list[Token]:
+    """Matching draft tokens and one new one (`common_sampler_sample_and_accept_n`)."""
+    accepted: list[Token] = []
+    for k, row in enumerate(rows):
+        token = next_token(server, slot, row, ahead=k)
+        accepted.append(token)
+        if k == len(slot.draft) or token != slot.draft[k]:
+            break
+    return accepted
+
+
+def _go_back(server: ServerContext, slot: Slot, accepted: list[Token]) -> None:
+    """The memory cannot be cut: restore where the draft began, and run what was accepted again."""
+    checkpoint, contexts = slot.spec_checkpoint, server.contexts
+    if checkpoint is None:
+        msg = f"slot {slot.id} verifies a draft that has no beginning"
+        raise ContractError(msg)
+    contexts.load_target(checkpoint.target, slot.id, partial=True)
+    contexts.load_companion(checkpoint.companion, slot.id, partial=True)
+    contexts.seq_rm(slot.id, checkpoint.pos_max + 1, -1)
+    slot.prompt.keep_first(checkpoint.n_tokens)
+    slot.draft = accepted
+
+
+def _report(server: ServerContext, slot: Slot, accepted: list[Token], how: str) -> None:
+    server.emit(
+        DraftVerified(
+            slot=slot.id,
+            task=slot.running.id,
+            drafted=len(slot.draft),
+            accepted=len(accepted) - 1,
+            rolled_back=how,
+        )
+    )

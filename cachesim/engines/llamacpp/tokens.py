@@ -1,0 +1,28 @@
+"""Comparing lists of tokens."""
+
+from collections.abc import Sequence
+
+from cachesim.units import Count, Token
+
+_SMALL = 16
+
+
+def get_common_prefix(one: Sequence[Token], other: Sequence[Token]) -> Count:
+    """How many leading tokens are equal (upstream: `server_tokens::get_common_prefix`).
+
+    Halves the range by comparing slices, which run in C, until a short walk settles it.
+    """
+    if type(one) is not type(other):  # slices of a list and a tuple are never equal
+        one, other = list(one), list(other)
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return Count(high)
+    while high - low > _SMALL:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    while low < high and one[low] == other[low]:
+        low += 1
+    return Count(low)
