@@ -15,7 +15,8 @@ from rich.table import Table
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.real.compare import SideBySide
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llamacpp_server import WHEELS, Played, grouped
+from cachesim.real.llamacpp_calls import grouped
+from cachesim.real.llamacpp_server import WHEELS, Played
 from cachesim.real.simulated import SimulatedServer
 from cachesim.real.workload import Outcome, Release, Step, Workload
 from cachesim.real.workloads import draw_setting, grow

@@ -9,8 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from cachesim.engines.events import Event
+from cachesim.errors import InputError
 from cachesim.real.gguf import write_model
-from cachesim.real.llamacpp_server import RealServer, RealServerError, grouped
+from cachesim.real.llamacpp_calls import RealServerError, grouped
+from cachesim.real.llamacpp_server import RealServer
 from cachesim.real.shrink import shrink
 from cachesim.real.simulated import SimulatedServer, spec_of
 from cachesim.real.workload import Outcome, Release, Step, Workload
@@ -121,7 +123,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             nonlocal found
             try:
                 again = self.play(workload).difference
-            except RealServerError:
+            except (RealServerError, InputError):
                 return False
             if again is not None:
                 found = again

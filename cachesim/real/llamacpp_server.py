@@ -14,13 +14,13 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from cachesim.errors import CachesimError, OptionError, ProfileError
+from cachesim.errors import ProfileError
 from cachesim.real.environment import Environment
+from cachesim.real.llamacpp_calls import RealServerError, call_for, grouped, outcomes_of
+from cachesim.real.llamacpp_flags import effective_ubatch, parameters
 from cachesim.real.workload import CRASH, Outcome, Release, Step, Workload
-from cachesim.units import Token, as_tokens
 
 Json: TypeAlias = dict[str, Any]
-Value: TypeAlias = Any
 
 WHEELS: Final[Mapping[Release, str]] = {
     "b9093": "2026.5.9093",
@@ -29,75 +29,9 @@ WHEELS: Final[Mapping[Release, str]] = {
 }
 """Release -> version of the wheel that is that build."""
 
-PARAMETERS: Final[Mapping[str, str]] = {
-    "parallel": "n_parallel",
-    "ctx_size": "n_ctx",
-    "batch_size": "n_batch",
-    "ubatch_size": "n_ubatch",
-    "kv_unified": "kv_unified",
-    "kv_unified_per_slot": "kv_unified_per_slot",
-    "ctx_checkpoints": "n_ctx_checkpoints",
-    "checkpoint_min_step": "checkpoint_min_step",
-    "checkpoint_every_nt": "checkpoint_every_nt",
-    "cache_ram": "cache_ram_mib",
-    "cache_reuse": "n_cache_reuse",
-    "cache_idle_slots": "cache_idle_slots",
-    "cache_prompt": "cache_prompt",
-    "context_shift": "ctx_shift",
-    "slot_prompt_similarity": "slot_prompt_similarity",
-    "swa_full": "swa_full",
-    "keep": "n_keep",
-    "predict": "n_predict",
-    "cache_type_k": "cache_type_k",
-    "cache_type_v": "cache_type_v",
-    "flash_attn": "flash_attn_type",
-    "spec_type": "speculative.types",
-    "spec_draft_n_max": "speculative.draft.n_max",
-    "spec_draft_n_min": "speculative.draft.n_min",
-    "spec_draft_p_min": "speculative.draft.p_min",
-    "spec_draft_model": "speculative.draft.mparams.path",
-}
-"""Flag -> the wheel's parameter."""
-
-SPECULATION: Final[Mapping[str, str]] = {
-    "none": "NONE",
-    "draft-simple": "DRAFT_SIMPLE",
-    "draft-mtp": "DRAFT_MTP",
-}
-
-SURROUNDINGS: Final[Mapping[str, Any]] = {
-    "n_ctx": 4096,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "warmup": False,
-    "fit_params": False,
-    "n_gpu_layers": 0,
-    "n_threads_http": 2,
-    "cpuparams.n_threads": 1,
-    "cpuparams_batch.n_threads": 1,
-}
-"""What a workload does not speak of: no warm-up, nothing fitted, one thread."""
-
-GREEDY: Final[Mapping[str, Any]] = {
-    "temperature": 0,
-    "ignore_eos": True,
-    "return_tokens": True,
-    "response_fields": [
-        "tokens",
-        "timings",
-        "id_slot",
-        "truncated",
-        "completion_probabilities",
-    ],
-}
-
 SILENT, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
-SECONDS_FOR_ONE_CALL: Final = 60
-
-
-class RealServerError(CachesimError):
-    """The real server could not be started, or it answered what we do not understand."""
+SECONDS_FOR_ONE_CALL: Final = 70
 
 
 def as_release(name: str) -> Release:
@@ -248,7 +182,7 @@ class _Worker:
         try:
             stdin.write(json.dumps(what).encode() + b"\n")
             stdin.flush()
-            line = self._lines.get(timeout=SECONDS_FOR_ONE_CALL + 10)
+            line = self._lines.get(timeout=SECONDS_FOR_ONE_CALL)
         except (BrokenPipeError, Empty):
             return None
         answer: Json | None = json.loads(line) if line else None
@@ -270,94 +204,3 @@ class _Worker:
         for line in stdout:
             self._lines.put(line)
         self._lines.put(b"")
-
-
-def parameters(options: Mapping[str, Any]) -> Json:
-    """The wheel's parameters for a server's flags."""
-    values: Json = dict(SURROUNDINGS)
-    for flag, value in options.items():
-        if flag not in PARAMETERS:
-            msg = f"the real server is not driven with {flag!r}; there are {', '.join(PARAMETERS)}"
-            raise OptionError(msg)
-        values[PARAMETERS[flag]] = _as_parameter(flag, value)
-    return values
-
-
-def _as_parameter(flag: str, value: Value) -> Value:
-    if flag == "spec_type":
-        name = f"COMMON_SPECULATIVE_TYPE_{SPECULATION[value]}"
-        return [f"enum:common_speculative_type.{name}"]
-    if flag in {"cache_type_k", "cache_type_v"}:
-        return f"enum:ggml_type.GGML_TYPE_{value.upper()}"
-    if flag == "flash_attn":
-        return f"enum:llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_{'EN' if value else 'DIS'}ABLED"
-    return value
-
-
-def effective_ubatch(values: Mapping[str, Any]) -> int:
-    """The ubatch size that a server started with these parameters works with."""
-    return min(int(values[each]) for each in ("n_ctx", "n_batch", "n_ubatch"))
-
-
-def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
-    """Steps that go out together, in order."""
-    group: list[Step] = []
-    for step in steps:
-        if group and not step.with_previous:
-            yield tuple(group)
-            group = []
-        group.append(step)
-    if group:
-        yield tuple(group)
-
-
-def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
-    """The HTTP call that plays a group of steps."""
-    first = group[0]
-    if first.do != "complete":
-        action = first.do.removeprefix("slot-")
-        named = {"filename": first.file} if first.file else {}
-        return {"path": f"/slots/{first.slot}?action={action}", "body": named}
-    prompts = [list(step.prompt) for step in group]
-    body: Json = {
-        **GREEDY,
-        "prompt": prompts if len(prompts) > 1 else prompts[0],
-        "n_predict": first.predict,
-        "cache_prompt": first.cache_prompt,
-        "n_probs": probabilities,
-        **first.options,
-    }
-    if first.slot >= 0:
-        body["id_slot"] = first.slot
-    return {"path": "/completion", "body": body, "timeout": SECONDS_FOR_ONE_CALL}
-
-
-def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
-    """What an answer says about each step of its group."""
-    body = answer["body"]
-    if answer["status"] != 200:
-        return tuple(Outcome(error=str(body["error"]["type"])) for _ in group)
-    if group[0].do != "complete":
-        return (Outcome(slot=group[0].slot),)
-    replies = body if isinstance(body, list) else [body]
-    if len(replies) != len(group):
-        msg = f"the real server answered {len(replies)} of {len(group)} prompts"
-        raise RealServerError(msg)
-    return tuple(_outcome(reply) for reply in replies)
-
-
-def _outcome(reply: Json) -> Outcome:
-    timings = reply["timings"]
-    return Outcome(
-        cached=timings["cache_n"],
-        processed=timings["prompt_n"],
-        reply=as_tokens(reply["tokens"]),
-        slot=reply["id_slot"],
-        truncated=reply["truncated"],
-        drafted=timings.get("draft_n", 0),
-        accepted=timings.get("draft_n_accepted", 0),
-        top=tuple(
-            {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
-            for token in reply.get("completion_probabilities", ())
-        ),
-    )

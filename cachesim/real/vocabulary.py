@@ -38,12 +38,17 @@ SPECIAL: Final = (
 )
 
 
+def word(token: int) -> str:
+    """The text of an id; the server reads it as that id again (bytes and controls aside)."""
+    return SPECIAL[token][0] if token < len(SPECIAL) else f"[{token}]"
+
+
 def tokenizer_keys(size: int) -> dict[str, Value]:
     """The tokenizer's keys for a vocabulary of that many ids."""
     if size < len(SPECIAL):
         msg = f"a GGUF file needs a vocabulary of {len(SPECIAL)} ids or more, not {size}"
         raise SpecError(msg)
-    plain = ((f"[{token}]", TokenType.USER_DEFINED) for token in range(len(SPECIAL), size))
+    plain = ((word(token), TokenType.USER_DEFINED) for token in range(len(SPECIAL), size))
     words = (*SPECIAL, *plain)
     return {
         "tokenizer.ggml.model": text("llama"),

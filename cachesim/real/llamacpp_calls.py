@@ -1,0 +1,120 @@
+"""Steps as HTTP calls of llama-server, and its answers as outcomes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from cachesim.errors import CachesimError
+from cachesim.real.vocabulary import word
+from cachesim.real.workload import Outcome, Step
+from cachesim.units import Token, as_tokens
+
+Json: TypeAlias = dict[str, Any]
+
+GREEDY: Final[Mapping[str, Any]] = {
+    "temperature": 0,
+    "ignore_eos": True,
+    "return_tokens": True,
+    "response_fields": [
+        "tokens",
+        "timings",
+        "id_slot",
+        "truncated",
+        "completion_probabilities",
+    ],
+}
+
+
+class RealServerError(CachesimError):
+    """The real server could not be started, or it answered what we do not understand."""
+
+
+def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
+    """Steps that go out together, in order."""
+    group: list[Step] = []
+    for step in steps:
+        if group and not step.with_previous:
+            yield tuple(group)
+            group = []
+        group.append(step)
+    if group:
+        yield tuple(group)
+
+
+def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
+    """The HTTP call that plays a group of steps."""
+    first = group[0]
+    if first.do != "complete":
+        action = first.do.removeprefix("slot-")
+        named = {"filename": first.file} if first.file else {}
+        return {"path": f"/slots/{first.slot}?action={action}", "body": named}
+    prompts = [list(step.prompt) for step in group]
+    body: Json = {
+        **GREEDY,
+        "prompt": prompts if len(prompts) > 1 else prompts[0],
+        "n_predict": first.predict,
+        "cache_prompt": first.cache_prompt,
+        "n_probs": probabilities,
+        **first.options,
+    }
+    if first.slot >= 0:
+        body["id_slot"] = first.slot
+    return {"path": "/completion", "body": body | _messages(first)}
+
+
+def _messages(step: Step) -> Json:
+    """Where messages begin, in the server's own terms: texts, and bytes of a prompt as text."""
+    fields: Json = {}
+    if "message_delimiters" in step.options:
+        fields["message_delimiters"] = [
+            {"role": each["role"], "delimiter": _text(each["delimiter"])}
+            for each in step.options["message_delimiters"]
+        ]
+    if "message_spans" in step.options:
+        fields["prompt"] = _text(step.prompt)
+        starts = [each["start"] for each in step.options["message_spans"]]
+        fields["message_spans"] = [
+            {
+                "role": each["role"],
+                "pos": len(_text(step.prompt[:start])),
+                "len": len(_text(step.prompt[start:end])),
+            }
+            for each, start, end in zip(
+                step.options["message_spans"], starts, [*starts[1:], None], strict=True
+            )
+        ]
+    return fields
+
+
+def _text(tokens: Sequence[int]) -> str:
+    return "".join(word(token) for token in tokens)
+
+
+def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
+    """What an answer says about each step of its group."""
+    body = answer["body"]
+    if answer["status"] != 200:
+        return tuple(Outcome(error=str(body["error"]["type"])) for _ in group)
+    if group[0].do != "complete":
+        return (Outcome(slot=group[0].slot),)
+    replies = body if isinstance(body, list) else [body]
+    if len(replies) != len(group):
+        msg = f"the real server answered {len(replies)} of {len(group)} prompts"
+        raise RealServerError(msg)
+    return tuple(_outcome(reply) for reply in replies)
+
+
+def _outcome(reply: Json) -> Outcome:
+    timings = reply["timings"]
+    return Outcome(
+        cached=timings["cache_n"],
+        processed=timings["prompt_n"],
+        reply=as_tokens(reply["tokens"]),
+        slot=reply["id_slot"],
+        truncated=reply["truncated"],
+        drafted=timings.get("draft_n", 0),
+        accepted=timings.get("draft_n_accepted", 0),
+        top=tuple(
+            {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
+            for token in reply.get("completion_probabilities", ())
+        ),
+    )

@@ -1,0 +1,85 @@
+"""A server's flags as the wheel's parameters."""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from cachesim.errors import OptionError
+
+Json: TypeAlias = dict[str, Any]
+Value: TypeAlias = Any
+
+PARAMETERS: Final[Mapping[str, str]] = {
+    "parallel": "n_parallel",
+    "ctx_size": "n_ctx",
+    "batch_size": "n_batch",
+    "ubatch_size": "n_ubatch",
+    "kv_unified": "kv_unified",
+    "kv_unified_per_slot": "kv_unified_per_slot",
+    "ctx_checkpoints": "n_ctx_checkpoints",
+    "checkpoint_min_step": "checkpoint_min_step",
+    "checkpoint_every_nt": "checkpoint_every_nt",
+    "cache_ram": "cache_ram_mib",
+    "cache_reuse": "n_cache_reuse",
+    "cache_idle_slots": "cache_idle_slots",
+    "cache_prompt": "cache_prompt",
+    "context_shift": "ctx_shift",
+    "slot_prompt_similarity": "slot_prompt_similarity",
+    "swa_full": "swa_full",
+    "keep": "n_keep",
+    "predict": "n_predict",
+    "cache_type_k": "cache_type_k",
+    "cache_type_v": "cache_type_v",
+    "flash_attn": "flash_attn_type",
+    "spec_type": "speculative.types",
+    "spec_draft_n_max": "speculative.draft.n_max",
+    "spec_draft_n_min": "speculative.draft.n_min",
+    "spec_draft_p_min": "speculative.draft.p_min",
+    "spec_draft_model": "speculative.draft.mparams.path",
+}
+"""Flag -> the wheel's parameter."""
+
+SPECULATION: Final[Mapping[str, str]] = {
+    "none": "NONE",
+    "draft-simple": "DRAFT_SIMPLE",
+    "draft-mtp": "DRAFT_MTP",
+}
+
+SURROUNDINGS: Final[Mapping[str, Any]] = {
+    "n_ctx": 4096,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "warmup": False,
+    "fit_params": False,
+    "n_gpu_layers": 0,
+    "n_threads_http": 2,
+    "cpuparams.n_threads": 1,
+    "cpuparams_batch.n_threads": 1,
+}
+"""What a workload does not speak of: no warm-up, nothing fitted, one thread."""
+
+
+def parameters(options: Mapping[str, Any]) -> Json:
+    """The wheel's parameters for a server's flags."""
+    values: Json = dict(SURROUNDINGS)
+    for flag, value in options.items():
+        if flag not in PARAMETERS:
+            msg = f"the real server is not driven with {flag!r}; there are {', '.join(PARAMETERS)}"
+            raise OptionError(msg)
+        values[PARAMETERS[flag]] = _as_parameter(flag, value)
+    return values
+
+
+def _as_parameter(flag: str, value: Value) -> Value:
+    if flag == "spec_type":
+        name = f"COMMON_SPECULATIVE_TYPE_{SPECULATION[value]}"
+        return [f"enum:common_speculative_type.{name}"]
+    if flag in {"cache_type_k", "cache_type_v"}:
+        return f"enum:ggml_type.GGML_TYPE_{value.upper()}"
+    if flag == "flash_attn":
+        return f"enum:llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_{'EN' if value else 'DIS'}ABLED"
+    return value
+
+
+def effective_ubatch(values: Mapping[str, Any]) -> int:
+    """The ubatch size that a server started with these parameters works with."""
+    return min(int(values[each]) for each in ("n_ctx", "n_batch", "n_ubatch"))

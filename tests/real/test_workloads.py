@@ -1,0 +1,215 @@
+"""Workloads: drawn from a seed, written and read, cut into calls, made smaller."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from cachesim.engines.base import Engine
+from cachesim.errors import OptionError
+from cachesim.real.flags import PRESETS
+from cachesim.real.llamacpp_calls import call_for, grouped, outcomes_of
+from cachesim.real.llamacpp_flags import effective_ubatch, parameters
+from cachesim.real.shrink import shrink
+from cachesim.real.simulated import spec_of
+from cachesim.real.workload import Outcome, Release, Step, Workload
+from cachesim.real.workloads import draw_setting, grow
+from cachesim.units import Token, Tokens, as_tokens
+
+
+@dataclass
+class Parrot:
+    """A server that replies with the prompt's last token, as often as it was asked to."""
+
+    lost: bool = False
+    asked: list[tuple[Step, ...]] = field(default_factory=list)
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        self.asked.append(tuple(group))
+        return tuple(
+            Outcome(cached=0, processed=len(step.prompt), reply=reply_of(step), slot=0)
+            for step in group
+        )
+
+
+def reply_of(step: Step) -> Tokens:
+    return step.prompt[-1:] * max(1, step.predict)
+
+
+def drawn(number: int, *, release: Release = "b11549") -> tuple[Workload, Parrot]:
+    server = Parrot()
+    workload, _ = grow(draw_setting(5, number, release=release), server)
+    return workload, server
+
+
+def test_a_seed_draws_the_same_workload_again() -> None:
+    assert [drawn(n)[0] for n in range(10)] == [drawn(n)[0] for n in range(10)]
+
+
+def test_seeds_and_numbers_draw_different_workloads() -> None:
+    assert len({str(drawn(n)[0]) for n in range(30)}) == 30
+
+
+def test_steps_that_go_out_together_ask_for_the_same_things() -> None:
+    groups = [group for n in range(200) for group in drawn(n)[1].asked if len(group) > 1]
+
+    assert groups
+    for first, *others in groups:
+        assert not first.with_previous
+        assert first.slot == -1
+        for other in others:
+            assert other.with_previous
+            assert (first.predict, first.cache_prompt) == (other.predict, other.cache_prompt)
+
+
+def test_conversations_extend_repeat_and_cut_what_was_said() -> None:
+    extended = repeated = cut = fresh = 0
+    for n in range(100):
+        workload, _ = drawn(n)
+        said: list[Tokens] = []
+        for step in workload.steps:
+            if step.do != "complete":
+                continue
+            extended += any(step.prompt[: len(each)] == each != step.prompt for each in said)
+            repeated += any(step.prompt == each for each in said)
+            cut += any(each[: len(step.prompt)] == step.prompt != each for each in said)
+            fresh += all(step.prompt[:1] != each[:1] for each in said)
+            said.append(step.prompt + reply_of(step))
+
+    assert min(extended, repeated, cut, fresh) > 15, (extended, repeated, cut, fresh)
+
+
+@pytest.mark.parametrize("release", ["b9093", "b9538", "b11549"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_drawn_flags_are_flags_of_the_release(release: Release, preset: str) -> None:
+    if release not in PRESETS[preset]:
+        return
+    for n in range(40):
+        setting = draw_setting(1, n, release=release, presets=(preset,))
+
+        Engine.create(
+            f"llama.cpp@{release}",
+            model=spec_of(preset, setting.window),
+            options=setting.options,
+            arithmetic="ring",
+        )
+        assert parameters(setting.options).items() >= {"warmup": False}.items()
+
+
+def test_a_workload_comes_back_from_its_line() -> None:
+    for n in range(50):
+        workload, _ = drawn(n)
+
+        assert workload == Workload.from_dict(workload.as_dict())
+
+
+def test_flags_reach_the_wheel_under_its_own_names() -> None:
+    values = parameters(
+        {"parallel": 2, "context_shift": True, "spec_type": "draft-mtp", "cache_type_k": "f32"}
+    )
+
+    assert values["n_parallel"] == 2
+    assert values["ctx_shift"] is True
+    assert values["speculative.types"] == [
+        "enum:common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP"
+    ]
+    assert values["cache_type_k"] == "enum:ggml_type.GGML_TYPE_F32"
+
+
+def test_an_unknown_flag_is_refused_by_name() -> None:
+    with pytest.raises(OptionError, match="slots"):
+        parameters({"slots": 2})
+
+
+def test_the_ubatch_is_bounded_by_batch_and_context() -> None:
+    assert effective_ubatch(parameters({})) == 512
+    assert effective_ubatch(parameters({"ubatch_size": 64, "batch_size": 32})) == 32
+    assert effective_ubatch(parameters({"ctx_size": 256})) == 256
+
+
+A = Step(name="a", prompt=as_tokens([1, 2]), predict=3)
+B = Step(name="b", prompt=as_tokens([3]), predict=3, with_previous=True)
+SAVE = Step(name="s", do="slot-save", slot=1, file="f")
+
+
+def test_steps_that_follow_at_once_join_the_group_before_them() -> None:
+    assert [(A, B), (SAVE,), (A,)] == list(grouped([A, B, SAVE, A]))
+
+
+def test_a_group_is_one_call_with_several_prompts() -> None:
+    body = call_for((A, B))["body"]
+
+    assert [[1, 2], [3]] == body["prompt"]
+    assert "id_slot" not in body
+
+
+def test_a_pinned_step_names_its_slot() -> None:
+    assert call_for((replace(A, slot=2),))["body"]["id_slot"] == 2
+
+
+def test_a_slot_action_is_a_call_of_its_own() -> None:
+    assert call_for((SAVE,)) == {"path": "/slots/1?action=save", "body": {"filename": "f"}}
+
+
+def test_a_refusal_is_the_server_s_own_word() -> None:
+    refused = {"status": 400, "body": {"error": {"type": "exceed_context_size_error"}}}
+
+    assert outcomes_of((A,), refused) == (Outcome(error="exceed_context_size_error"),)
+
+
+def test_an_answer_is_read_field_by_field() -> None:
+    body = {
+        "tokens": [7, 8],
+        "id_slot": 1,
+        "truncated": True,
+        "timings": {"cache_n": 1, "prompt_n": 2, "draft_n": 3, "draft_n_accepted": 1},
+    }
+
+    outcomes = outcomes_of((A,), {"status": 200, "body": body})
+
+    assert outcomes == (
+        Outcome(
+            cached=1,
+            processed=2,
+            reply=as_tokens([7, 8]),
+            slot=1,
+            truncated=True,
+            drafted=3,
+            accepted=1,
+        ),
+    )
+
+
+def test_shrinking_keeps_the_property_and_nothing_else() -> None:
+    noisy = Workload(
+        name="n",
+        release="b9538",
+        preset="dense",
+        options={"parallel": 2, "ctx_size": 512},
+        steps=tuple(
+            Step(name=f"r{n}", prompt=as_tokens(range(10 * n, 10 * n + 20)), predict=8)
+            for n in range(6)
+        ),
+    )
+
+    smallest = shrink(
+        noisy, lambda each: any(Token(33) in step.prompt for step in each.steps), trials=1000
+    )
+
+    assert smallest.options == {}
+    assert len(smallest.steps) == 1
+    assert smallest.steps[0].prompt == (Token(33),)
+    assert smallest.steps[0].predict == 1
+
+
+def test_shrinking_stops_after_its_trials() -> None:
+    asked: list[Workload] = []
+    workload, _ = drawn(1)
+
+    def never(each: Workload) -> bool:
+        asked.append(each)
+        return False
+
+    shrink(workload, never, trials=7)
+
+    assert len(asked) == 7
