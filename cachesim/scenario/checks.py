@@ -148,8 +148,6 @@ def _action(step: Step, path: Path) -> Iterator[Problem]:
     for key, actions in ONLY_FOR.items():
         if step.do not in actions and getattr(step, key) not in (None, (), {}):
             yield Problem((*path, key), f"has no meaning for do = {step.do!r}")
-    if step.with_previous and step.do.startswith("slot-"):
-        yield Problem((*path, "with_previous"), f"a {step.do} is never sent together with others")
 
 
 def _cancel(scenario: Scenario, index: int, group: set[str]) -> Iterator[Problem]:

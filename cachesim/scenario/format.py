@@ -36,6 +36,7 @@ _scalar = Either(
     ),
     "a boolean, a number or a string",
 )
+_scalar_or_ids = Either((*_scalar.readers, ((list, tuple), _ids)), "a scalar or a list of ids")
 _spans_or_ids = Either(((str, _spans), ((list, tuple), _ids)), "span names or a list of token ids")
 _count_or_skip = Either(
     ((int, _count), (str, _skip), (type(None), _skip)), "a count, 'any' or 'none'"
@@ -43,7 +44,7 @@ _count_or_skip = Either(
 _request_option = Either(
     (
         *_scalar.readers,
-        ((list, tuple), Each(Table(_scalar, 16), 64)),
+        ((list, tuple), Each(Table(_scalar_or_ids, 16), 64)),
     ),
     "a boolean, a number, a string or a list of tables",
 )

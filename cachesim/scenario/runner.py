@@ -20,8 +20,14 @@ def run(
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
 ) -> dict[str, Any]:
-    """Run a scenario on one profile: one entry of "runs"."""
-    steps = list(run_steps(scenario, profile, arithmetic=arithmetic, verify=verify))
+    """Run a scenario on one profile: one entry of "runs".
+
+    Where an answer diverged the run is played once more with every memory keeping, beside its
+    data, whose data it is; so the wrong state can be named.
+    """
+    steps = list(run_steps(Session(scenario, profile, arithmetic=arithmetic), verify=verify))
+    if any(step["answer"] == "diverged" for step in steps):
+        steps = list(run_steps(Session(scenario, profile, arithmetic=arithmetic, traced=True)))
     unmet = mismatches(scenario, profile, steps, verified=verify)
     return {
         "scenario": scenario.name,
@@ -33,15 +39,8 @@ def run(
     }
 
 
-def run_steps(
-    scenario: Scenario,
-    profile: Profile,
-    *,
-    arithmetic: ArithmeticName = "float",
-    verify: bool = True,
-) -> Iterator[dict[str, Any]]:
-    """The steps of a run, each as soon as it is done."""
-    session = Session(scenario, profile, arithmetic=arithmetic)
+def run_steps(session: Session, *, verify: bool = True) -> Iterator[dict[str, Any]]:
+    """The steps of a session, each as soon as it is done."""
     witness = Witness(session) if verify else None
     for record in session.run():
         yield step_entry(record, witness.judge(record) if witness else Evidence())
@@ -69,6 +68,10 @@ def step_entry(record: Record, evidence: Evidence) -> dict[str, Any]:
         "error": record.error,
         "message": record.message,
         "explanation": plain(evidence.explanation),
+        "slots": [
+            {"id": plain(each["id"]), "n_tokens": len(each.get("tokens", ()))}
+            for each in record.snapshot.get("slots", ())
+        ],
     }
 
 

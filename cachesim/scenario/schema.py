@@ -104,6 +104,7 @@ def _step() -> dict[str, Any]:
             "error": _TEXT_OR_NULL,
             "message": _TEXT,
             "explanation": {"type": ["object", "null"]},
+            "slots": _list(_object("One slot.", {"id": _COUNT, "n_tokens": _COUNT})),
         },
     )
 

@@ -9,6 +9,8 @@ from cachesim.engines.events import Event
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.build import build
+from cachesim.model.trace import Traced
 from cachesim.scenario import limits
 from cachesim.scenario.checks import DEFAULT_PREDICT, step_name
 from cachesim.scenario.format import Scenario, Step
@@ -29,17 +31,17 @@ ENDLESS: Final = "endless"
 
 @runtime_checkable
 class SlotActions(Protocol):
-    """A server that can save, restore and erase a slot."""
+    """A server that can save, restore and erase a slot; each action is queued like a request."""
 
-    def slot_save(self, slot: int, file: str) -> str | None:
-        """Write a slot to the store; the server's word for a refusal, or None."""
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """Write a slot to the store."""
         ...
 
-    def slot_restore(self, slot: int, file: str) -> str | None:
+    def slot_restore(self, slot: int, name: str) -> Ticket:
         """Fill a slot from the store."""
         ...
 
-    def slot_erase(self, slot: int) -> str | None:
+    def slot_erase(self, slot: int) -> Ticket:
         """Empty a slot."""
         ...
 
@@ -81,22 +83,28 @@ class Session:
     """A server of one profile, and the records of the steps it was given."""
 
     def __init__(
-        self, scenario: Scenario, profile: Profile, *, arithmetic: ArithmeticName = "float"
+        self,
+        scenario: Scenario,
+        profile: Profile,
+        *,
+        arithmetic: ArithmeticName = "float",
+        traced: bool = False,
     ) -> None:
         self.scenario = scenario
         self.profile = profile
-        self.engine = self._create(arithmetic)
-        self.vocabulary = Vocabulary.of(scenario, vocabulary=self.engine.network.spec.vocabulary)
+        self.network = build(spec_of(scenario.model), arithmetic)
+        self.trace = Traced(self.network) if traced else None
+        self.engine = self._create()
+        self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
         self.seen = 0  # events that already belong to a step
         self.turns = 0
 
-    def _create(self, arithmetic: ArithmeticName) -> Engine:
+    def _create(self) -> Engine:
         try:
             return Engine.create(
                 self.profile,
-                model=spec_of(self.scenario.model),
+                model=self.network if self.trace is None else self.trace,
                 options=self.scenario.engine.options,
-                arithmetic=arithmetic,
                 store=MemoryStore(),
             )
         except OptionError as error:
@@ -203,15 +211,15 @@ class Session:
     def _slot_action(self, record: Record) -> None:
         step, engine = record.step, self.engine
         if not isinstance(engine, SlotActions):
-            text = f"{self.profile.engine} cannot {step.do.replace('-', ' ')}s"
+            text = f"{self.profile.engine} has no {step.do}"
             raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
-        record.slot = max(step.slot, 0)
+        slot, file = max(step.slot, 0), step.file or ""
         if step.do == "slot-save":
-            record.error = engine.slot_save(record.slot, step.file or "")
+            record.ticket = engine.slot_save(slot, file)
         elif step.do == "slot-restore":
-            record.error = engine.slot_restore(record.slot, step.file or "")
+            record.ticket = engine.slot_restore(slot, file)
         else:
-            record.error = engine.slot_erase(record.slot)
+            record.ticket = engine.slot_erase(slot)
 
     def _collect(self, records: Sequence[Record]) -> None:
         """Take replies, events and what the server holds now."""

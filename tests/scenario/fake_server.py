@@ -12,9 +12,10 @@ from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
 from cachesim.errors import OptionError, ProfileError, UpstreamAbort
 from cachesim.model.arithmetic import Network
-from cachesim.units import Count, Token, Tokens
+from cachesim.units import Array, Count, Token, Tokens
+from cachesim.verify.oracle import Oracle
 
-RELEASES = ("r1", "r2")
+RELEASES = ("r1", "r2", "r3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,10 @@ class RequestServed(Event):
 
 
 class FakeServer(Engine):
-    """Keeps the last conversation; `r2` forgets half of what is equal. A prompt of 77 ends it."""
+    """Keeps the last conversation. A prompt of 77 tokens ends it.
+
+    `r2` forgets half of what is equal; `r3` answers as if a prompt began with its second token.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class FakeServer(Engine):
         self.replies: dict[Ticket, Reply] = {}
         self.log: list[Event] = []
         self.given = 0
+        self.oracle = Oracle(network)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -87,13 +92,13 @@ class FakeServer(Engine):
         ledger = Ledger(Count(equal), "slot 0")
         if self.profile.release == "r2":
             ledger.apply("forgetful", equal // 2, held=len(self.held))
-        generated = self._generated(request)
+        generated, logits = self._answer(request)
         self.held = (*prompt, *generated[:-1])
         self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
         return Reply(
             prompt=prompt,
             generated=generated,
-            logits=np.zeros((len(generated), 512)),
+            logits=logits,
             cached=ledger.usable,
             processed=Count(len(prompt) - ledger.usable),
             equal=Count(equal),
@@ -102,11 +107,14 @@ class FakeServer(Engine):
             slot=0,
         )
 
-    def _generated(self, request: Request) -> Tokens:
+    def _answer(self, request: Request) -> tuple[Tokens, Array]:
         most = max(1, request.predict)
-        if request.reply is not None:
-            return request.reply[:most]
-        return tuple(Token(265 + (len(request.prompt) + i) % 200) for i in range(most))
+        prompt = request.prompt[1:] if self.profile.release == "r3" else request.prompt
+        generated: Tokens = () if request.reply is None else request.reply[:most]
+        while request.reply is None and len(generated) < most:
+            row = self.oracle.logits(prompt, (*generated, Token(0)))[-1]
+            generated = (*generated, self.network.sample(row))
+        return generated, self.oracle.logits(prompt, generated)
 
     def reply(self, ticket: Ticket) -> Reply | None:
         return self.replies.get(ticket)
@@ -116,7 +124,7 @@ class FakeServer(Engine):
 
     def snapshot(self) -> dict[str, Any]:
         checkpoints = [{"pos_min": 0, "pos_max": 0, "n_tokens": 1}] if self.held else []
-        slot = {"id": 0, "n_tokens": len(self.held), "checkpoints": checkpoints}
+        slot = {"id": 0, "tokens": list(self.held), "checkpoints": checkpoints}
         return {"slots": [slot], "prompt_cache": []}
 
     def check_integrity(self) -> None:

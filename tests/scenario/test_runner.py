@@ -26,7 +26,7 @@ def test_a_run_has_exactly_the_keys_it_promises() -> None:
     assert list(run["steps"][0]) == [
         "name", "do", "prompt_tokens", "cached", "processed", "generated", "answer",
         "max_difference", "reuse", "why", "slot", "truncated", "checkpoints", "prompt_cache",
-        "events", "error", "message", "explanation",
+        "events", "error", "message", "explanation", "slots",
     ]  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_an_option_the_server_does_not_have_names_its_place() -> None:
 
 
 def test_a_server_without_slot_files_says_so() -> None:
-    with pytest.raises(ScenarioError, match=r"step\[0\].do: fake cannot slot saves"):
+    with pytest.raises(ScenarioError, match=r"step\[0\].do: fake has no slot-save"):
         play(step=[{"do": "slot-save", "file": "a.bin"}], expect=[])
 
 

@@ -1,0 +1,176 @@
+"""The commands and their options: a thin parser in front of plain functions."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import App, Parameter
+
+from cachesim.cli import VERSION
+from cachesim.cli.run import Format
+from cachesim.model.arithmetic import ArithmeticName
+
+INTRODUCTION: Final = """\
+cachesim says whether an LLM server's cached answer is the answer.
+
+  cachesim run llama.cpp-three-requests   play a scenario: what was reused, and was it right?
+  cachesim explain llama.cpp-24143        the same, step by step, with every rule at work
+  cachesim list                           the scenarios shipped; also engines, patches, presets
+  cachesim --help                         every command"""
+
+Names = Annotated[
+    tuple[str, ...],
+    Parameter(help="Files, folders, names of shipped scenarios, or - for standard input."),
+]
+Profiles = Annotated[
+    list[str] | None,
+    Parameter(
+        name=["--profile", "-p"],
+        negative="",
+        help="A profile instead of those listed; may be repeated.",
+    ),
+]
+Arithmetic = Annotated[ArithmeticName, Parameter(help="float: a real network; ring: exact words.")]
+Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
+
+LOOKS: Final[dict[str, Any]] = {
+    "help": "Says whether an LLM server's cached answer is the answer.",
+    "version": VERSION,
+    "help_format": "plaintext",
+    "error_formatter": lambda error: f"cachesim: {error}",
+    "help_epilogue": "Exit status: 0 all as expected, 1 something was not, 2 wrong usage or a wrong"
+    " file, 3 a bug in cachesim, 130 interrupted.",
+}
+
+
+def run(
+    *names: Annotated[str, Parameter(help="Files, folders, shipped scenarios, or -.")],
+    profile: Profiles = None,
+    format: Annotated[Format, Parameter(help="How to print.")] = "text",  # noqa: A002
+    seed: Seed = None,
+    arithmetic: Arithmetic = "float",
+    verify: Annotated[bool, Parameter(help="Compare every answer with a cold recompute.")] = True,
+    watch: Annotated[bool, Parameter(negative="", help="Step through the events.")] = False,
+) -> int:
+    """Play scenarios on profiles, and say what was reused and whether the answers are right.
+
+    Example: cachesim run llama.cpp-24143 --profile b9538 --profile b9538+24143
+    """
+    from cachesim.cli.run import run_command  # noqa: PLC0415
+    from cachesim.cli.watch import watch_command  # noqa: PLC0415
+
+    if watch:
+        return watch_command(names, profiles=profile or (), seed=seed, arithmetic=arithmetic)
+    return run_command(
+        names,
+        profiles=profile or (),
+        output=format,
+        seed=seed,
+        arithmetic=arithmetic,
+        verify=verify,
+    )
+
+
+def explain(
+    name: str,
+    *,
+    profile: Profiles = None,
+    seed: Seed = None,
+    arithmetic: Arithmetic = "float",
+) -> int:
+    """Tell the story of a scenario step by step: tokens, checkpoints, cache, the rule at work.
+
+    Example: cachesim explain llama.cpp-24143 --profile b9538
+    """
+    from cachesim.cli.explain import explain_command  # noqa: PLC0415
+
+    return explain_command(name, profiles=profile or (), seed=seed, arithmetic=arithmetic)
+
+
+def diff(
+    one: str,
+    other: str,
+    name: str,
+    *,
+    seed: Seed = None,
+    arithmetic: Arithmetic = "float",
+) -> int:
+    """Compare two profiles on a scenario: where they part, and which rule parts them.
+
+    Example: cachesim diff b9538 b9538+24143 llama.cpp-24143
+    """
+    from cachesim.cli.diff import diff_command  # noqa: PLC0415
+
+    return diff_command(one, other, name, seed=seed, arithmetic=arithmetic)
+
+
+def list_(what: str = "scenarios") -> int:
+    """List scenarios, engines, releases, patches or presets, one line each.
+
+    Example: cachesim list patches
+    """
+    from cachesim.cli.listing import list_command  # noqa: PLC0415
+
+    return list_command(what)
+
+
+def show(name: str) -> int:
+    """Show one scenario, engine, release, patch or preset.
+
+    Example: cachesim show llama.cpp@b9538
+    """
+    from cachesim.cli.listing import show_command  # noqa: PLC0415
+
+    return show_command(name)
+
+
+def new(
+    name: str = "my-scenario",
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> int:
+    """Print a commented scenario to start from.
+
+    Example: cachesim new my-report -o my-report.toml
+    """
+    from cachesim.cli.new import new_command  # noqa: PLC0415
+
+    return new_command(name, output=output)
+
+
+def schema(what: str = "scenario") -> int:
+    """Print the JSON Schema of the scenario file, or of the output.
+
+    Example: cachesim schema output > output.json
+    """
+    from cachesim.cli.schema import schema_command  # noqa: PLC0415
+
+    return schema_command(what)
+
+
+COMMANDS: Final[dict[str, Callable[..., int]]] = {
+    "run": run,
+    "explain": explain,
+    "diff": diff,
+    "list": list_,
+    "show": show,
+    "new": new,
+    "schema": schema,
+}
+
+
+def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 - cyclopts' own
+    """Run the command that the arguments name."""
+    from cachesim.cli.mounts import mount  # noqa: PLC0415
+
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        sys.stdout.write(f"{INTRODUCTION}\n")
+        return 0
+    whole = App(name="cachesim", **LOOKS)
+    for name, command in COMMANDS.items():
+        whole.command(command, name=name)
+    mount(whole, words)
+    status = whole(words, result_action="return_value", **settings)
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,32 @@
+"""`cachesim explain`: the story of a scenario, step by step."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from cachesim.cli.run import jobs_of, play, status
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.report.consoles import results, show
+from cachesim.report.findings import heading
+from cachesim.report.story import story
+
+
+def explain_command(
+    name: str,
+    *,
+    profiles: Sequence[str] = (),
+    seed: int | None = None,
+    arithmetic: ArithmeticName = "float",
+) -> int:
+    """Print the story of a scenario on each of its profiles."""
+    screen = results()
+    jobs = jobs_of([name], profiles, seed)
+    runs: list[dict[str, Any]] = []
+    for job, run in zip(jobs, play(jobs, arithmetic, verify=True), strict=True):
+        if not runs:
+            show(screen, heading(job.scenario, [run]))
+        show(screen, Text(f"\non {run['profile']}", style="name"))
+        show(screen, story(run))
+        runs.append(run)
+    return status(runs)

@@ -1,0 +1,103 @@
+"""`cachesim list` and `cachesim show`."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.cli import catalogue
+from cachesim.cli.catalogue import Item
+from cachesim.cli.shipped import load_all, shipped_files
+from cachesim.cli.status import AS_EXPECTED
+from cachesim.errors import InputError
+from cachesim.model.presets import PRESETS
+from cachesim.report.consoles import results, show
+from cachesim.scenario import load
+from cachesim.scenario.readers import nearest
+
+
+def scenarios() -> list[Item]:
+    """The scenarios shipped."""
+    items = []
+    for path in shipped_files():
+        scenario = load(path)
+        profiles = ", ".join(scenario.engine.profiles)
+        about = f"{scenario.about} ({profiles})"
+        items.append(Item(name=scenario.name, about=about, upstream=scenario.source.issue))
+    return items
+
+
+LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
+    "scenarios": scenarios,
+    "engines": catalogue.engines,
+    "releases": catalogue.releases,
+    "patches": catalogue.patches,
+    "presets": catalogue.presets,
+}
+
+
+def list_command(what: str) -> int:
+    """Print a list, one line per thing as far as the screen is wide."""
+    name = what if what in LISTS else f"{what}s"
+    if name not in LISTS:
+        msg = f"there is no list of {what!r}; there are {', '.join(LISTS)}{nearest(what, [*LISTS])}"
+        raise InputError(msg)
+    show(results(), listed(LISTS[name]()))
+    return AS_EXPECTED
+
+
+def listed(items: list[Item]) -> RenderableType:
+    """Names, and what they are about beside or below them."""
+    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="name", overflow="fold", max_width=36)
+    table.add_column(overflow="fold")
+    for item in items:
+        about = Text(item.about)
+        if item.upstream:
+            about.append(f"  {item.upstream}", style="quiet")
+        table.add_row(item.name, about)
+    return table
+
+
+def show_command(name: str) -> int:
+    """Show whatever has that name."""
+    screen = results()
+    for items in LISTS.values():
+        found = [item for item in items() if name in aliases(item)]
+        if found:
+            show(screen, Group(*(shown(item) for item in found)))
+            return AS_EXPECTED
+    everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
+    msg = f"there is nothing called {name!r}{nearest(name, everything) or '; see cachesim list'}"
+    raise InputError(msg)
+
+
+def aliases(item: Item) -> set[str]:
+    """The names by which one thing is known: `llama.cpp +24143`, `+24143`, `24143`."""
+    engine, plus, patch = item.name.partition(" +")
+    if plus:
+        return {item.name, f"+{patch}", patch, f"{engine}+{patch}"}
+    release = item.name.partition("@")[2]
+    return {item.name, release} if release else {item.name}
+
+
+def shown(item: Item) -> RenderableType:
+    """One thing in full."""
+    lines: list[RenderableType] = [Text(item.name, style="name"), Text(item.about)]
+    if item.upstream:
+        lines.append(Text(f"upstream: {item.upstream}"))
+    if item.fits:
+        lines.append(Text(f"fits: {', '.join(item.fits)}"))
+    if item.name in PRESETS:
+        spec = PRESETS[item.name]
+        values = (f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec))
+        lines.append(Text("\n".join(values)))
+    if item.name in {path.stem for path in shipped_files()}:
+        source, _ = load_all([item.name])[0]
+        with open(source, encoding="utf-8") as file:  # noqa: PTH123 - a name, or `-`
+            lines += [Text(source, style="quiet"), Syntax(file.read(), "toml", word_wrap=True)]
+    return Group(*lines)

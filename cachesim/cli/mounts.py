@@ -1,0 +1,76 @@
+"""Commands that other rooms bring: the real engines, the search, the benchmarks.
+
+They are imported when they are called: a plain `cachesim run` pays for none of them.
+"""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+
+import cachesim
+from cachesim.errors import InputError
+
+REAL: Final = {
+    "vectors": "real_vectors",
+    "llama.cpp": "real_llama_cpp",
+    "ik_llama.cpp": "real_ik_llama_cpp",
+    "mlx-lm": "real_mlx_lm",
+}
+"""Commands of `cachesim real`, with the functions of `cachesim.real.commands` behind them."""
+
+
+def mount(app: App, arguments: Sequence[str]) -> None:
+    """Hang in what the arguments ask for; a list of all commands names each in any case."""
+    real = App(name="real", help="Play the same requests on the real engines.")
+    check = importlib.util.find_spec("cachesim.testing.commands")
+    if arguments[:1] == ["real"]:
+        commands = importlib.import_module("cachesim.real.commands")
+        real.command(real_gguf, name="gguf")
+        for name, function in REAL.items():
+            if hasattr(commands, function):
+                real.command(getattr(commands, function), name=name)
+    app.command(real)
+    if check is not None:
+        app.command("cachesim.testing.commands:check", name="check")
+    if benchmarks_folder() is not None:
+        app.command(bench, name="bench")
+
+
+def real_gguf(
+    preset: str,
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"])],
+    seed: int = 0,
+    window: int = 0,
+) -> int:
+    """Write the network of a preset as a GGUF file that the real server loads.
+
+    Example: cachesim real gguf hybrid -o hybrid.gguf
+    """
+    commands = importlib.import_module("cachesim.real.commands")
+    return int(commands.real_gguf(preset, output=output, seed=seed, window=window))
+
+
+def benchmarks_folder() -> Path | None:
+    """The benchmarks, which only a source tree has."""
+    folder = Path(cachesim.__file__).parent.parent / "benchmarks"
+    return folder if (folder / "__main__.py").is_file() else None
+
+
+def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+    """Measure speed, side by side with the real engines.
+
+    Example: cachesim bench
+    """
+    folder = benchmarks_folder()
+    if folder is None:
+        msg = "there are no benchmarks here; they come with the source tree"
+        raise InputError(msg)
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=folder.parent, check=False).returncode  # noqa: S603

@@ -1,0 +1,74 @@
+"""`cachesim new`: a commented scenario to start from."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from cachesim.cli.status import AS_EXPECTED
+from cachesim.errors import InputError
+from cachesim.scenario.format import NAME_SHAPE
+
+TEMPLATE: Final = """\
+# A scenario: one story of requests to a server, and what is expected of it.
+# Run it:      cachesim run {name}.toml
+# Look closer: cachesim explain {name}.toml
+# All keys:    cachesim schema
+format = 1
+name   = "{name}"
+about  = "What happens, in a sentence."
+class  = "lost-reuse"             # lost-reuse | stale-state | crash | limits | accounting
+
+[source]                          # optional: where it was reported
+issue    = "owner/repository#1"
+upstream = "b9538"
+
+[model]
+preset = "hybrid"                 # cachesim list presets; or layers = ["ssm", "attention"]
+seed   = 0                        # weights and spans come from it
+
+[engine]
+name     = "llama.cpp"            # cachesim list engines
+profiles = ["b9538", "b11549"]    # releases, with patches: b9538+24143
+
+[engine.options]                  # the server's flags under upstream's names
+parallel = 1
+
+[spans]                           # named runs of tokens; no two begin with the same token
+system   = 200
+question = 40
+followup = 30
+
+[[step]]
+name    = "first"
+prompt  = "system question"       # spans, "first.reply", or a list of token ids
+predict = 8
+
+[[step]]
+name    = "second"
+prompt  = "system question first.reply followup"
+predict = 8
+
+# [[expect]]                      # optional: what a profile should show, one item per step
+# profile = "b9538"
+# cached  = [0, 247]
+# answer  = "same"
+"""
+
+
+def new_command(name: str, *, output: Path | None) -> int:
+    """Print the template, or write it to a file that is not there yet."""
+    if not re.fullmatch(NAME_SHAPE, name):
+        msg = f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'"
+        raise InputError(msg)
+    text = TEMPLATE.format(name=name)
+    if output is None:
+        sys.stdout.write(text)
+        return AS_EXPECTED
+    try:
+        with output.open("x") as file:
+            file.write(text)
+    except OSError as error:
+        msg = f"{output}: cannot be written: {error.strerror or error}"
+        raise InputError(msg) from None
+    return AS_EXPECTED

@@ -1,0 +1,121 @@
+"""`cachesim run`: play scenarios on profiles and say what was reused and whether it was right."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
+
+from cachesim.cli.shipped import load_all
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError, ScenarioError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.report import json_output
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.findings import one_scenario
+from cachesim.report.tables import closing, summary
+from cachesim.scenario import Scenario, full_profile, run
+
+Format: TypeAlias = Literal["text", "json", "jsonl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One scenario on one profile."""
+
+    source: str
+    scenario: Scenario
+    profile: Profile
+
+
+def jobs_of(names: Sequence[str], profiles: Sequence[str], seed: int | None) -> list[Job]:
+    """Everything asked for, in order; nothing runs before all of it is known to be right."""
+    if not names:
+        msg = "name a scenario to run: a file, a folder, `-`, or one that `cachesim list` names"
+        raise InputError(msg)
+    jobs, problems = [], []
+    for source, scenario in load_all(names):
+        if seed is not None:
+            scenario = replace(scenario, model=replace(scenario.model, seed=seed))  # noqa: PLW2901
+        wanted = profiles or scenario.engine.profiles
+        if not wanted:
+            problems.append(f"{source}: lists no profile; name one with --profile")
+        jobs += [
+            Job(
+                source=source,
+                scenario=scenario,
+                profile=full_profile(scenario.engine.name, each),
+            )
+            for each in wanted
+        ]
+    if problems:
+        raise ScenarioError(*problems)
+    return jobs
+
+
+def run_command(
+    names: Sequence[str],
+    *,
+    profiles: Sequence[str] = (),
+    output: Format = "text",
+    seed: int | None = None,
+    arithmetic: ArithmeticName = "float",
+    verify: bool = True,
+) -> int:
+    """Run scenarios; 0 if all was as expected, 1 if not."""
+    jobs = jobs_of(names, profiles, seed)
+    if output == "jsonl":
+        return _stream(jobs, arithmetic, verify=verify)
+    runs = list(play(jobs, arithmetic, verify=verify))
+    if output == "json":
+        sys.stdout.write(json_output.document(runs) + "\n")
+    else:
+        _show(jobs, runs, results())
+    return status(runs)
+
+
+def status(runs: Sequence[dict[str, Any]]) -> int:
+    """The exit status of some runs."""
+    return AS_EXPECTED if all(each["as_expected"] for each in runs) else NOT_AS_EXPECTED
+
+
+def play(
+    jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool
+) -> Iterator[dict[str, Any]]:
+    """The runs, with a bar on standard error where someone is watching."""
+    screen = notes()
+    with Progress(
+        console=screen, transient=True, disable=not screen.is_terminal or len(jobs) < 4
+    ) as bar:
+        task = bar.add_task("running", total=len(jobs))
+        for job in jobs:
+            try:
+                yield run(job.scenario, job.profile, arithmetic=arithmetic, verify=verify)
+            except ScenarioError as error:
+                lines = (f"{job.source}: {each}" for each in error.problems)
+                raise ScenarioError(*lines) from None
+            bar.advance(task)
+
+
+def _stream(jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool) -> int:
+    runs = []
+    for entry in play(jobs, arithmetic, verify=verify):
+        for step in entry["steps"]:
+            sys.stdout.write(json_output.step_line(entry, step) + "\n")
+        sys.stdout.write(json_output.end_line(entry) + "\n")
+        runs.append({"as_expected": entry["as_expected"]})
+    return status(runs)
+
+
+def _show(jobs: Sequence[Job], runs: Sequence[dict[str, Any]], screen: Console) -> None:
+    names = {job.source for job in jobs}
+    if len(names) == 1:
+        job = jobs[0]
+        show(screen, one_scenario(job.scenario, runs, source=job.source, width=screen.width))
+    else:
+        show(screen, summary(runs), Text())
+    show(screen, *closing(runs))

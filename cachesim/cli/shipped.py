@@ -1,0 +1,82 @@
+"""What can be named on the command line: files, folders, `-`, and the scenarios shipped."""
+
+import difflib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import cachesim
+from cachesim.errors import ScenarioError
+from cachesim.scenario import Scenario, load, load_stream
+
+
+def shipped_folder() -> Path | None:
+    """Where the scenarios lie: inside an installed package, or beside it in a source tree."""
+    package = Path(cachesim.__file__).parent
+    for folder in (package / "shipped", package.parent / "scenarios"):
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def shipped_files() -> list[Path]:
+    """Every shipped scenario, by name."""
+    folder = shipped_folder()
+    return [] if folder is None else sorted(folder.glob("*.toml"))
+
+
+def load_all(names: Iterable[str]) -> list[tuple[str, Scenario]]:
+    """The scenarios that arguments name, with where they came from; all errors at once."""
+    found: list[tuple[str, Scenario]] = []
+    problems: list[str] = []
+    for name in names:
+        try:
+            for source in sources(name):
+                try:
+                    found.append((str(source), _load(source)))
+                except ScenarioError as error:
+                    problems.extend(error.problems)
+        except ScenarioError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ScenarioError(*problems)
+    return found
+
+
+def _load(source: Path | str) -> Scenario:
+    return load_stream(sys.stdin.buffer) if source == "-" else load(Path(source))
+
+
+def sources(name: str) -> list[Path | str]:
+    """What one argument stands for."""
+    path = Path(name)
+    if name == "-":
+        return ["-"]
+    try:
+        if path.is_dir():
+            return _in_folder(path)
+        if path.is_file():
+            return [path]
+    except (OSError, ValueError) as error:
+        msg = f"{name[:80]!r} is no name for a file: {error}"
+        raise ScenarioError(msg) from None
+    by_name = {each.stem: each for each in shipped_files()}
+    if path.name.removesuffix(".toml") in by_name and len(path.parts) == 1:
+        return [by_name[path.name.removesuffix(".toml")]]
+    raise ScenarioError(_not_found(name, by_name))
+
+
+def _in_folder(path: Path) -> list[Path | str]:
+    files: list[Path | str] = [*sorted(path.rglob("*.toml"))]
+    if not files:
+        msg = f"{path}: a folder without scenarios; a scenario is a file that ends in .toml"
+        raise ScenarioError(msg)
+    return files
+
+
+def _not_found(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(Path(name).stem, known, n=3, cutoff=0.4)
+    near += [each for each in known if name.lower() in each.lower() and each not in near][:3]
+    hint = f"did you mean {', '.join(near)}?" if near else "`cachesim list` names those shipped"
+    return f"{name}: there is no such file, folder or shipped scenario; {hint}"

@@ -1,0 +1,53 @@
+"""`cachesim run --watch`: one scenario, event by event."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from cachesim.cli.run import jobs_of, play, status
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.report.consoles import results, show
+from cachesim.report.events import event_line, loudness
+from cachesim.report.story import step_after, step_before
+
+HINT: Final = "Enter: next event   s: to the next step   q: quit"
+
+
+def watch_command(
+    names: Sequence[str],
+    *,
+    profiles: Sequence[str] = (),
+    seed: int | None = None,
+    arithmetic: ArithmeticName = "float",
+) -> int:
+    """Step through the events of runs; without a terminal everything is printed in one go."""
+    screen = results()
+    asks = screen.is_terminal and sys.stdin.isatty()
+    if asks:
+        show(screen, Text(HINT, style="quiet"))
+    runs = []
+    for run in play(jobs_of(names, profiles, seed), arithmetic, verify=True):
+        runs.append(run)
+        show(screen, Text(f"{run['scenario']} on {run['profile']}", style="name"))
+        if not _watch(run, screen, asks=asks):
+            break
+    return status(runs)
+
+
+def _watch(run: dict[str, Any], screen: Console, *, asks: bool) -> bool:
+    """Show one run; False where the watcher has seen enough."""
+    for index, step in enumerate(run["steps"]):
+        show(screen, step_before(run, index))
+        waits = asks
+        for event in step["events"]:
+            show(screen, Text("    ", style=loudness(event)) + event_line(event))
+            if waits:
+                answer = screen.input("")
+                if answer.strip() == "q":
+                    return False
+                waits = answer.strip() != "s"
+        show(screen, step_after(run, index))
+    return True

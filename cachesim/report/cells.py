@@ -1,0 +1,59 @@
+"""The short words that tables are made of: what one step, or one run, showed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich.text import Text
+
+STYLE: Final = {"same": "right", "rounding": "right", "by-design": "lost", "diverged": "wrong"}
+SHOWN: Final = {"diverged": "DIVERGED"}
+WORST_FIRST: Final = ("diverged", "by-design", "rounding", "same", None)
+
+
+def answer_text(answer: str | None) -> Text:
+    """The verdict on an answer; the wrong one in capitals, for those who see no colour."""
+    if answer is None:
+        return Text("-", style="quiet")
+    return Text(SHOWN.get(answer, answer), style=STYLE.get(answer, ""))
+
+
+def count(value: int | None) -> str:
+    """A number of tokens, or a dash where there is none."""
+    return "-" if value is None else str(value)
+
+
+def lost(step: Mapping[str, Any]) -> int:
+    """How many tokens the rules took away from what was equal."""
+    return sum(each["from"] - each["to"] for each in step["why"])
+
+
+def step_cell(step: Mapping[str, Any]) -> Text:
+    """What a profile made of one step: cached tokens, the answer, what was lost."""
+    if step["error"] is not None:
+        return Text(f"{'-':>6}  ") + Text(step["error"], style="wrong")
+    if step["do"] != "complete":
+        return Text(f"{'-':>6}  ") + Text("done", style="quiet")
+    if step["cached"] is None:
+        return Text(f"{'-':>6}  ") + Text("cancelled", style="quiet")
+    cell = Text(f"{step['cached']:>6}  ") + answer_text(step["answer"])
+    if step["reuse"] == "lost":
+        cell.append(f"  lost {lost(step)}", style="lost")
+    elif step["reuse"] == "unsound":
+        cell.append("  unsound", style="wrong")
+    return cell
+
+
+def worst_answer(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """The answer of a whole run: its worst."""
+    found = {step["answer"] for step in steps}
+    return next((each for each in WORST_FIRST if each in found), None)
+
+
+def short_profile(profile: str) -> str:
+    """A profile without its engine, for headings that name the engine already."""
+    return profile.partition("@")[2] or profile
+
+
+def cached_row(steps: Sequence[Mapping[str, Any]]) -> str:
+    """The cached tokens of every step."""
+    return " ".join(count(step["cached"]) for step in steps)

@@ -1,0 +1,39 @@
+"""One event as one line: its name in words, then its numbers."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rich.text import Text
+
+QUIET: Final = frozenset({"batch-decoded", "cache-state", "memory-cut", "prompt-started"})
+"""Events that happen all the time."""
+
+LEFT_OUT: Final = frozenset({"event", "slot", "task", "size", "size_companion"})
+
+
+def loudness(event: Mapping[str, Any]) -> str:
+    """The style of an event's line."""
+    return "quiet" if event["event"] in QUIET else ""
+
+
+def event_line(event: Mapping[str, Any]) -> Text:
+    """`checkpoint created  n_tokens 96  pos 95..95`."""
+    values = {key: value for key, value in event.items() if key not in LEFT_OUT and value != ""}
+    if {"pos_min", "pos_max", "n_tokens"} <= set(values):
+        low, high = values.pop("pos_min"), values.pop("pos_max")
+        values["n_tokens"] = f"{values['n_tokens']}[{low}..{high}]"
+    text = Text(event["event"].replace("-", " "))
+    for key, value in values.items():
+        text.append(f"  {key} ", style="quiet")
+        text.append(_shown(value))
+    return text
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)

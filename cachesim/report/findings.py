@@ -1,0 +1,66 @@
+"""One scenario in full: what it is about, the table, and a paragraph for every step of interest."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from cachesim.report.cells import lost
+from cachesim.report.paragraphs import paragraph
+from cachesim.report.tables import side_by_side
+from cachesim.scenario.format import Scenario
+
+
+def one_scenario(
+    scenario: Scenario, runs: Sequence[Mapping[str, Any]], *, source: str, width: int
+) -> RenderableType:
+    """The whole report of one scenario on one or several profiles."""
+    return Group(
+        heading(scenario, runs),
+        Text(),
+        side_by_side(runs, width=width),
+        *findings(runs, source=source),
+        Text(),
+    )
+
+
+def heading(scenario: Scenario, runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Name, story, source."""
+    model = scenario.model.preset or " ".join(scenario.model.layers or ())
+    facts = [scenario.engine.name, model, runs[0]["arithmetic"]]
+    if scenario.kind:
+        facts.append(scenario.kind)
+    if scenario.source.issue:
+        facts.append(scenario.source.issue)
+    lines: list[RenderableType] = [
+        Text(scenario.name, style="name"),
+        Text(" · ".join(facts), style="quiet"),
+    ]
+    if scenario.about:
+        lines.append(Padding(Text(scenario.about), (0, 0, 0, 0)))
+    return Group(*lines)
+
+
+def findings(runs: Sequence[Mapping[str, Any]], *, source: str) -> Iterator[RenderableType]:
+    """A paragraph for each step that went wrong, or that lost more on one profile than another."""
+    for index in range(len(runs[0]["steps"])):
+        steps = [run["steps"][index] for run in runs]
+        for run, step in zip(runs, steps, strict=True):
+            if is_of_interest(step, steps):
+                others = [other for other in runs if other is not run]
+                yield Text()
+                yield paragraph(run, index, others, source=source)
+
+
+def is_of_interest(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Wrong answers and errors always; lost reuse where another profile lost less."""
+    if step["answer"] in {"diverged", "by-design"} or step["error"] is not None:
+        return True
+    if step["do"] != "complete" or step["cached"] is None:
+        return False
+    if len(steps) == 1:
+        return lost(step) > 1
+    best = max(each["cached"] or 0 for each in steps)
+    return bool(step["cached"] < best)

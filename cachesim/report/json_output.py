@@ -1,0 +1,25 @@
+"""Runs as JSON: one object, or one line per step as it is done."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def document(runs: Sequence[Mapping[str, Any]]) -> str:
+    """One object with every run."""
+    return json.dumps({"format": 1, "runs": runs}, allow_nan=False)
+
+
+def line(content: Mapping[str, Any]) -> str:
+    """One line of JSON Lines."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":"))
+
+
+def step_line(run: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+    """One step, with the run it belongs to."""
+    return line({"scenario": run["scenario"], "profile": run["profile"], "step": step})
+
+
+def end_line(run: Mapping[str, Any]) -> str:
+    """The end of a run: everything but the steps."""
+    return line({key: value for key, value in run.items() if key != "steps"})

@@ -1,0 +1,114 @@
+"""One step in words: what was reused, what was wrong with it, which rules cost the rest."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.report.cells import short_profile
+from cachesim.report.rules import checkpoint_word, said
+
+Fact = tuple[str, str]
+"""A word, and what it stands before."""
+
+
+def paragraph(
+    run: Mapping[str, Any], index: int, others: Sequence[Mapping[str, Any]], *, source: str
+) -> RenderableType:
+    """A heading, and facts with a word in front of each."""
+    step = run["steps"][index]
+    facts = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    facts.add_column(style="quiet", min_width=10, no_wrap=True)
+    facts.add_column(overflow="fold")
+    for word, fact in step_facts(run, index, others, source=source):
+        facts.add_row(f"  {word}", fact)
+    return Group(_heading(run, step), facts)
+
+
+def _heading(run: Mapping[str, Any], step: Mapping[str, Any]) -> Text:
+    text = Text(f"{run['profile']}, step {step['name']}: ", style="name")
+    if step["error"] is not None:
+        return text.append(step["error"], style="wrong")
+    if step["answer"] == "diverged":
+        return text.append("the answer is WRONG", style="wrong")
+    if step["answer"] == "by-design":
+        return text.append("the answer differs, by design of the server", style="lost")
+    return text.append(f"{step['cached']} of {step['prompt_tokens']} tokens reused", style="lost")
+
+
+def step_facts(
+    run: Mapping[str, Any], index: int, others: Sequence[Mapping[str, Any]], *, source: str
+) -> Iterator[Fact]:
+    """Everything worth saying of one step, in the order a reader asks."""
+    step = run["steps"][index]
+    if step["message"]:
+        yield "server", step["message"]
+    if step["explanation"]:
+        yield "equal", step["explanation"]["sentences"][0]
+    for entry in step["why"]:
+        yield "rule", said(entry)
+    yield from wrong_facts(step)
+    yield from slipped(run, index)
+    yield from _elsewhere(index, others)
+    if step["answer"] == "diverged":
+        yield "prove it", f"cachesim real {run['profile'].partition('@')[0]} --scenario {source}"
+
+
+def wrong_facts(step: Mapping[str, Any]) -> Iterator[Fact]:
+    """What is wrong with an answer, and whose tokens the wrong memory holds."""
+    explanation = step["explanation"] or {}
+    wrong, fault = explanation.get("wrong"), explanation.get("fault")
+    if wrong:
+        same = wrong["token"] == wrong["cold"]
+        tokens = "the same token by luck" if same else f"token {wrong['token']}"
+        cold = "" if same else f", a cold run says {wrong['cold']}"
+        yield (
+            "wrong",
+            (
+                f"generated token {wrong['step'] + 1}: {tokens}{cold};"
+                f" logits off by {wrong['difference']:.2g}"
+            ),
+        )
+    if fault:
+        yield "because", _because(fault)
+
+
+def _because(fault: Mapping[str, Any]) -> str:
+    place = {"recurrent": "the recurrent state", "attention": "attention", "window": "the window"}
+    where = f"{place[fault['place']]} of layer {fault['layer']}"
+    if fault["holds"] is None:
+        return f"{where} holds nothing where token {fault['expected']} belongs"
+    whose = f" ({fault['comes_from']})" if fault["comes_from"] else ""
+    text = f"{where} has folded in token {fault['holds']}{whose} at position {fault['position']}"
+    if fault["place"] != "recurrent":
+        text = f"{where} holds token {fault['holds']}{whose} at position {fault['position']}"
+    return f"{text}, where this prompt has {fault['expected']}"
+
+
+def slipped(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
+    """How a checkpoint that led astray came about, and which erasures let it through."""
+    step = run["steps"][index]
+    restored = next((e for e in step["events"] if e["event"] == "checkpoint-restored"), None)
+    if step["answer"] != "diverged" or restored is None:
+        return
+    key = (restored["n_tokens"], restored["pos_min"], restored["pos_max"])
+    yield "restored", f"checkpoint {checkpoint_word(restored)}{_made(run, index, key)}"
+
+
+def _made(run: Mapping[str, Any], index: int, key: tuple[int, int, int]) -> str:
+    for step in reversed(run["steps"][: index + 1]):
+        for event in step["events"]:
+            made = event["event"] == "checkpoint-created"
+            if made and (event["n_tokens"], event["pos_min"], event["pos_max"]) == key:
+                return f", made by step {step['name']}"
+    return ""
+
+
+def _elsewhere(index: int, others: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
+    for other in others:
+        step = other["steps"][index]
+        if step["error"] is None and step["answer"] in {"same", "rounding"}:
+            text = f"answer {step['answer']}, {step['cached']} of {step['prompt_tokens']} reused"
+            yield "but with", f"{short_profile(other['profile'])}: {text}"

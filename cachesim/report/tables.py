@@ -1,0 +1,70 @@
+"""Tables of runs: one scenario with its profiles side by side, or many with a line each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
+
+CELL: Final = 24
+"""Columns that one profile takes."""
+
+
+def side_by_side(runs: Sequence[Mapping[str, Any]], *, width: int = 80) -> RenderableType:
+    """One scenario: a row per step, a column per profile, as many tables as the width asks for."""
+    per_table = max(1, (width - 22) // CELL)
+    parts = [runs[start : start + per_table] for start in range(0, len(runs), per_table)]
+    return Group(*(_side_by_side(part) for part in parts))
+
+
+def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("step")
+    table.add_column("prompt", justify="right")
+    for run in runs:
+        table.add_column(f"{short_profile(run['profile'])}\ncached  answer", min_width=18)
+    for index, step in enumerate(runs[0]["steps"]):
+        prompt = str(step["prompt_tokens"]) if step["do"] == "complete" else step["do"]
+        cells = (step_cell(run["steps"][index]) for run in runs)
+        table.add_row(step["name"], prompt, *cells)
+    return table
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
+    """A line per scenario and profile."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("scenario", overflow="fold", ratio=4)
+    table.add_column("profile", overflow="fold", ratio=3)
+    table.add_column("cached, step by step", overflow="fold", ratio=3)
+    table.add_column("answer", min_width=9)
+    table.add_column("", min_width=2)
+    before = ""
+    for run in runs:
+        name = run["scenario"] if run["scenario"] != before else ""
+        before = run["scenario"]
+        mark = Text("ok", style="right") if run["as_expected"] else Text("NO", style="wrong")
+        table.add_row(
+            name,
+            run["profile"],
+            cached_row(run["steps"]),
+            answer_text(worst_answer(run["steps"])),
+            mark,
+        )
+    return table
+
+
+def closing(runs: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """What to make of it all: how many were as expected, and what was not."""
+    wrong = [run for run in runs if not run["as_expected"]]
+    for run in wrong:
+        for line in run["mismatches"]:
+            yield Text(f"{run['scenario']} on {run['profile']}: {line}", style="wrong")
+    diverged = sum(worst_answer(run["steps"]) == "diverged" for run in runs)
+    text = f"{len(runs)} runs, {len(runs) - len(wrong)} as expected"
+    if diverged:
+        text += f"; {diverged} show a wrong answer" if diverged > 1 else "; 1 shows a wrong answer"
+    yield Text(text)
