@@ -1,0 +1,77 @@
+"""Small hands for the tests of mlx-lm's caches: tokens in, tokens out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+)
+from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.units import Array
+
+RELEASES = ("0.30.7", "0.31.1", "0.31.2", "0.31.3", "0.32.2")
+BEFORE_0_31_2 = ("0.30.7", "0.31.1")
+SINCE_0_31_2 = ("0.31.2", "0.31.3", "0.32.2")
+
+RULES = CACHE_RELEASES["0.32.2"]
+
+Rows = KVCache | RotatingKVCache | ChunkedKVCache | BatchKVCache | BatchRotatingKVCache
+
+
+def block(*rows: Sequence[int]) -> Array:
+    """Tokens as keys: one head, width 1, float32."""
+    return np.array(rows, dtype=np.float32)[:, None, :, None]
+
+
+def write(cache: Rows, *rows: Sequence[int]) -> list[list[int]]:
+    """Write one row of tokens per row of the batch; what comes back."""
+    keys, values = cache.update_and_fetch(block(*rows), block(*rows))
+    assert np.array_equal(keys, values)
+    return tokens(keys)
+
+
+def singly(cache: Rows, tokens_: Sequence[int]) -> None:
+    """Write tokens one by one."""
+    for token in tokens_:
+        write(cache, [token])
+
+
+def tokens(buffer: Array | None) -> list[list[int]]:
+    """The tokens of a whole buffer, row by row."""
+    assert buffer is not None
+    return [[int(token) for token in row[0, :, 0]] for row in buffer]
+
+
+def rows(cache: Rows) -> list[int]:
+    """The tokens of the whole buffer of a single cache."""
+    return tokens(cache.keys)[0]
+
+
+def used(cache: Rows) -> list[list[int]]:
+    """What attention may look at."""
+    return tokens(cache.keys_and_values()[0])
+
+
+def kv(*tokens_: int, release: str = "0.32.2") -> KVCache:
+    """A `KVCache` that was given these tokens at once."""
+    cache = KVCache(CACHE_RELEASES[release])
+    if tokens_:
+        write(cache, tokens_)
+    return cache
+
+
+def ring(
+    max_size: int, *tokens_: int, keep: int = 0, release: str = "0.32.2", step: int = 0
+) -> RotatingKVCache:
+    """A ring that was given these tokens at once, or one by one (`step` 1)."""
+    cache = RotatingKVCache(CACHE_RELEASES[release], max_size, keep)
+    if step:
+        singly(cache, tokens_)
+    elif tokens_:
+        write(cache, tokens_)
+    return cache

@@ -1,0 +1,104 @@
+"""Proposals that never merged: rings that trim (#999), states that are forgotten (#1253, #1254)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cachesim.engines.mlx_lm.caches import (
+    ArraysCache,
+    BatchRotatingKVCache,
+    RotatingKVCache,
+    can_trim_prompt_cache,
+    trim_prompt_cache,
+)
+from cachesim.engines.mlx_lm.profiles import CACHE_PATCHES, CACHE_RELEASES, rules_of
+from cachesim.engines.profile import Profile
+from cachesim.errors import ProfileError
+from tests.engines.mlx_lm.cache_kit import RULES, kv, rows, singly, tokens, write
+
+R999 = rules_of(Profile.parse("mlx-lm@0.31.1-main+999")).caches
+
+
+def ring(*pieces: list[int]) -> RotatingKVCache:
+    cache = RotatingKVCache(R999, 4)
+    for piece in pieces:
+        write(cache, piece)
+    return cache
+
+
+def test_999_cuts_a_ring_in_temporal_order() -> None:
+    cache = ring(*([token] for token in (1, 2, 3, 4, 5, 6)))
+
+    assert 2 == cache.trim(2)
+    assert ([3, 4], 4, 2, 2) == (rows(cache), cache.offset, cache.fill, cache.idx)
+
+
+def test_999_keeps_the_oldest_rows_after_one_long_concat() -> None:
+    cache = ring([1, 2, 3, 4, 5, 6])
+    cache.trim(2)
+
+    assert ([1, 2], 4) == (rows(cache), cache.offset)
+
+
+def test_999_forgets_everything_at_a_full_trim_and_reports_the_window() -> None:
+    cache = ring(*([token] for token in (1, 2, 3, 4, 5, 6)))
+
+    assert 4 == cache.trim(100)
+    assert (True, 2, 0) == (cache.empty(), cache.offset, cache.size())
+
+
+def test_999_numbers_positions_and_fill_apart_when_restored() -> None:
+    cache = ring(*([token] for token in (1, 2, 3, 4, 5, 6)))
+    cache.trim(2)
+    five = RotatingKVCache.from_state(cache.state, cache.meta_state, rules=R999)
+    four = RotatingKVCache.from_state(cache.state, ("0", "4", "4", "2"), rules=R999)
+
+    assert ("0", "4", "4", "2", "2") == cache.meta_state
+    assert [(4, 2), (4, 4)] == [(each.offset, each.fill) for each in (five, four)]
+
+
+def test_999_trims_turning_batches_too() -> None:
+    batch = BatchRotatingKVCache(R999, 4, [0])
+    singly(batch, [1, 2, 3, 4, 5])
+
+    assert batch.is_trimmable()
+    assert 1 == batch.trim(1)
+    assert ([[2, 3, 4]], [4], 3) == (tokens(batch.keys), batch.offset.tolist(), batch.written)
+    assert 3 == batch.trim(9)
+    assert batch.empty()
+    assert batch.extract(0).empty()
+
+
+@pytest.mark.parametrize("patch", ["1253", "1254"])
+def test_a_state_that_is_reset_hides_behind_a_trim(patch: str) -> None:
+    rules = replace(RULES, **CACHE_PATCHES[patch])
+    states, beside = ArraysCache(rules, 1), kv(1, 2, 3)
+    states[0] = np.array([[3]])
+
+    assert can_trim_prompt_cache([states, beside])
+    assert 0 == states.trim(0)
+    assert not states.empty()
+    assert 2 == trim_prompt_cache([states, beside], 2)
+    assert (True, 1) == (states.empty(), beside.offset)
+
+
+def test_a_patch_replaces_fields_and_leaves_the_release_alone() -> None:
+    base = rules_of(Profile.parse("mlx-lm@0.31.3"))
+    patched = rules_of(Profile.parse("mlx-lm@0.31.3+1254"))
+
+    assert CACHE_RELEASES["0.31.3"] == base.caches
+    assert replace(base.caches, arrays_trim_resets=True) == patched.caches
+    assert base.store == patched.store
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mlx-lm@9.9", r"no mlx-lm release '9\.9'; there are 0\.30\.7"),
+        ("mlx-lm@0.32.2+77", r"no patch '77' of mlx-lm; there are 1006"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_known_ones(text: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        rules_of(Profile.parse(text))

@@ -1,0 +1,471 @@
+"""The worked rows L-1 to L-18, generation by generation, and the table of lookups."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.caches import ChunkedKVCache, KVCache, LayerCache
+from cachesim.engines.mlx_lm.lru_prompt_cache import UNLIMITED, LRUPromptCache
+from cachesim.engines.mlx_lm.profiles import STORE_RELEASES
+from cachesim.engines.mlx_lm.raised import (
+    UpstreamAttributeError,
+    UpstreamIndexError,
+    UpstreamKeyError,
+)
+from cachesim.engines.mlx_lm.rules import StoreRules
+from tests.engines.mlx_lm.cache_kit import RULES, block, kv, write
+
+GENERATIONS = {
+    "G0": STORE_RELEASES["0.30.7"],
+    "G1": STORE_RELEASES["after-906"],
+    "G2": STORE_RELEASES["0.31.1"],
+    "G3": STORE_RELEASES["after-1019"],
+    "G4": STORE_RELEASES["0.32.2"],
+}
+
+
+class Mock(LayerCache):
+    """A layer whose state is its list of tokens; T: it can be trimmed, N: it cannot."""
+
+    def __init__(self, tokens: Sequence[int], *, trimmable: bool, nbytes: int = 1) -> None:
+        super().__init__(RULES)
+        self.tokens = list(tokens)
+        self._trimmable = trimmable
+        self._bytes = nbytes
+
+    def is_trimmable(self) -> bool:
+        return self._trimmable
+
+    def trim(self, n: int) -> int:
+        n = min(len(self.tokens), n)
+        self.tokens = self.tokens[: len(self.tokens) - n]
+        return n
+
+    def size(self) -> int:
+        return len(self.tokens)
+
+    def count_bytes(self) -> int:
+        return self._bytes
+
+
+class Store(LRUPromptCache):
+    """A store with short hands: keys are texts of one-digit tokens."""
+
+    def T(self, key: str, kind: str = "assistant", nbytes: int = 1) -> list[LayerCache]:  # noqa: N802
+        return self.put(key, kind, nbytes=nbytes, trimmable=True)
+
+    def N(self, key: str, kind: str = "assistant", nbytes: int = 1) -> list[LayerCache]:  # noqa: N802
+        return self.put(key, kind, nbytes=nbytes, trimmable=False)
+
+    def put(
+        self, key: str, kind: str, *, nbytes: int, trimmable: bool, model: str = "m"
+    ) -> list[LayerCache]:
+        cache: list[LayerCache] = [Mock(digits(key), trimmable=trimmable, nbytes=nbytes)]
+        self.insert_cache(model, digits(key), cache, cache_type=kind)
+        return cache
+
+    def look(self, key: str) -> tuple[str, str] | None:
+        """(state, rest), or None for a miss."""
+        cache, rest = self.fetch_nearest_cache("m", digits(key))
+        if cache is None:
+            assert digits(key) == list(rest)
+            return None
+        layer = cache[0]
+        assert isinstance(layer, Mock)
+        return "".join(map(str, layer.tokens)), "".join(map(str, rest))
+
+    @property
+    def keys(self) -> set[str]:
+        return {"".join(map(str, tokens)) for _, tokens, _ in self.trie.items()}
+
+    def queue(self, name: str) -> list[str]:
+        return ["".join(map(str, tokens)) for _, tokens in self.order.queues[name]]
+
+
+def digits(key: str) -> list[int]:
+    return [int(digit) for digit in key]
+
+
+def store(generation: str = "G4", max_size: int = 10, max_bytes: int = UNLIMITED) -> Store:
+    return Store(GENERATIONS[generation], max_size, max_bytes)
+
+
+@pytest.mark.parametrize("generation", ["G2", "G3", "G4"])
+def test_a_hit_leaves_the_entry_where_it_is(generation: str) -> None:
+    it = store(generation)
+    it.T("12345")
+
+    assert ("12345", "67") == it.look("1234567")
+    assert ("12345", "") == it.look("12345")
+    assert {"12345"} == it.keys
+
+
+@pytest.mark.parametrize("generation", ["G0", "G1"])
+def test_until_911_a_hit_takes_the_entry_out(generation: str) -> None:
+    it = store(generation)
+    given = it.T("12345")
+    cache, _ = it.fetch_nearest_cache("m", digits("1234567"))
+
+    assert given is cache
+    assert None is it.look("12345")
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ("G0", {"12", "123"}),
+        ("G2", {"123"}),
+        ("G3", {"12", "123"}),
+        ("G4", {"123"}),
+    ],
+)
+def test_a_trimmable_entry_prunes_its_prefixes(generation: str, expected: set[str]) -> None:
+    it = store(generation)
+    it.T("12")
+    it.T("123")
+
+    assert expected == it.keys
+
+
+def test_a_later_shorter_entry_stays_beside_the_longer_one() -> None:
+    it = store()
+    it.T("12")
+    it.T("123")
+    it.T("12345")
+    pruned = it.keys
+    it.T("12")
+
+    assert ({"12345"}, {"12", "12345"}) == (pruned, it.keys)
+
+
+@pytest.mark.parametrize(("generation", "expected"), [("G4", {"1234"}), ("G3", {"123", "1234"})])
+def test_pruning_ignores_of_which_kind_the_victims_are(generation: str, expected: set[str]) -> None:
+    it = store(generation)
+    it.N("12", "system")
+    it.N("123", "user")
+    it.T("1234")
+
+    assert expected == it.keys
+
+
+def test_an_entry_that_cannot_be_trimmed_prunes_nothing() -> None:
+    it = store()
+    it.T("12")
+    it.N("123")
+
+    assert {"12", "123"} == it.keys
+
+
+@pytest.mark.parametrize(("generation", "second"), [("G2", False), ("G3", True), ("G4", True)])
+def test_the_same_key_again_replaces_the_object_only_since_1019(
+    generation: str, second: bool
+) -> None:
+    it = store(generation)
+    first, again = it.N("123"), it.N("123")
+
+    assert (again if second else first) is it.trie.get("m", digits("123")).prompt_cache
+    assert 1 == len(it)
+
+
+def test_until_911_the_same_key_is_counted_and_served_as_a_copy_first() -> None:
+    it = store("G0")
+    first = it.T("123")
+    it.T("123")
+    copy, _ = it.fetch_nearest_cache("m", digits("123"))
+    last, _ = it.fetch_nearest_cache("m", digits("123"))
+
+    assert copy is not first
+    assert last is first
+    assert set() == it.keys
+
+
+@pytest.mark.parametrize("generation", ["G0", "G2", "G3", "G4"])
+def test_fetching_protects_nothing_from_eviction(generation: str) -> None:
+    it = store(generation, max_size=2)
+    it.T("11")
+    it.T("22")
+    it.look("115")
+    it.T("33")
+
+    assert {"22", "33"} == it.keys
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"), [("G1", {"3"}), ("G2", {"3"}), ("G3", set()), ("G4", set())]
+)
+def test_an_entry_beyond_the_byte_limit_evicts_itself_since_1019(
+    generation: str, expected: set[str]
+) -> None:
+    it = store(generation, max_bytes=10)
+    it.N("1", nbytes=6)
+    it.N("2", nbytes=6)
+    between = (it.keys, it.nbytes)
+    it.N("3", nbytes=50)
+
+    assert ({"2"}, 6) == between
+    assert (expected, 50 * len(expected)) == (it.keys, it.nbytes)
+
+
+def test_trim_to_takes_the_oldest_and_reads_negative_limits_as_none_left() -> None:
+    it = store()
+    for key in "12345":
+        it.N(key, nbytes=10)
+    found = []
+    for limits in ({"n_sequences": 3}, {"n_bytes": 15}, {"n_bytes": -5}):
+        it.trim_to(**limits)
+        found.append(it.keys)
+
+    assert [{"3", "4", "5"}, {"5"}, set()] == found
+
+
+def test_types_are_evicted_assistant_first_but_never_below_the_next_type() -> None:
+    it, found = store(max_size=3), []
+    turns = [("1", "system"), ("2", "user"), ("3", "assistant"), ("4", "assistant")]
+    turns += [("5", "user"), ("6", "user"), ("7", "system"), ("8", "system"), ("9", "system")]
+    for key, kind in turns:
+        it.N(key, kind)
+        found.append([it.queue(name) for name in ("assistant", "user", "system")])
+
+    assert [["4"], ["2"], ["1"]] == found[3]
+    assert [["4"], ["5"], ["1"]] == found[4]
+    assert [["4"], ["6"], ["1"]] == found[5]
+    assert [[], ["6"], ["1", "7"]] == found[6]
+    assert [[], ["6"], ["7", "8"]] == found[7]
+    assert [[], ["6"], ["8", "9"]] == found[8]
+
+
+def test_checkpoints_and_ordinary_entries_of_911_compete_by_number() -> None:
+    it, found = store("G2", max_size=3), []
+    for key, kind in zip(
+        "123456", ["user", "user", *["assistant"] * 2, "user", "assistant"], strict=True
+    ):
+        it.N(key, kind)
+        found.append((it.queue("ordinary"), it.queue("checkpoint")))
+
+    assert [(["4"], ["1", "2"]), (["4"], ["2", "5"]), (["6"], ["2", "5"])] == found[3:]
+
+
+@pytest.mark.parametrize(("max_size", "expected"), [(2, {"1", "12"}), (1, {"1"}), (0, set())])
+def test_a_small_store_evicts_the_newcomer(max_size: int, expected: set[str]) -> None:
+    it = store(max_size=max_size)
+    for key, kind in (("1", "system"), ("12", "user"), ("123", "assistant")):
+        it.N(key, kind)
+
+    assert expected == it.keys
+
+
+@pytest.mark.parametrize("generation", ["G0", "G1", "G2", "G3"])
+def test_an_empty_query_raised_until_1078(generation: str) -> None:
+    it = store(generation)
+    it.T("12")
+
+    with pytest.raises(UpstreamKeyError):
+        it.look("")
+
+
+def test_an_empty_query_misses_unless_there_is_an_empty_key() -> None:
+    it = store()
+    it.N("12")
+    missed = it.look("")
+    it.N("")
+
+    assert (None, ("", "")) == (missed, it.look(""))
+    assert ("12", "3") == it.look("123")
+    assert None is it.look("3")
+
+
+def test_a_key_that_changes_its_type_is_one_entry() -> None:
+    it = store()
+    it.N("12", "user", nbytes=5)
+    it.N("12", "system", nbytes=7)
+
+    assert {
+        "assistant": {"n_sequences": 0, "n_bytes": 0},
+        "user": {"n_sequences": 0, "n_bytes": 0},
+        "system": {"n_sequences": 1, "n_bytes": 7},
+    } == it.stats_by_type()
+
+
+def test_the_limit_is_one_for_all_models() -> None:
+    it = store(max_size=2)
+    for model, key in (("a", "11"), ("b", "11"), ("a", "22")):
+        it.put(key, "assistant", nbytes=1, trimmable=True, model=model)
+
+    left = [(model, tokens) for model, tokens, _ in it.trie.items()]
+    assert [("a", [2, 2]), ("b", [1, 1])] == left
+
+
+def test_the_store_keeps_the_very_list_and_the_very_key() -> None:
+    it = store(max_size=1)
+    key = digits("123")
+    cache: list[LayerCache] = [Mock(key, trimmable=True)]
+    it.insert_cache("m", key, cache)
+    cache[0].trim(1)
+    served = it.look("1234")
+    key.append(4)
+
+    assert ("12", "4") == served
+    with pytest.raises(UpstreamKeyError):
+        it.T("5")
+
+
+def test_what_is_trimmed_is_not_checked() -> None:
+    layers: list[LayerCache] = [ChunkedKVCache(RULES, 4), KVCache(RULES)]
+    for layer in layers:
+        assert isinstance(layer, ChunkedKVCache | KVCache)
+        write(layer, [1, 2, 3, 4, 5, 6])
+    first = layers[0]
+    assert isinstance(first, ChunkedKVCache)
+    first.maybe_trim_front()
+    it = store()
+    it.insert_cache("m", digits("123456"), layers)
+    cache, rest = it.fetch_nearest_cache("m", digits("19"))
+
+    assert cache is not None
+    assert ([9], [2, 1]) == (list(rest), [getattr(layer, "offset") for layer in cache])  # noqa: B009
+
+
+def test_bytes_are_counted_once() -> None:
+    it = store()
+    layer = kv(1, 2, 3)
+    it.insert_cache("m", digits("123"), [layer])
+    layer.update_and_fetch(block([7] * 400), block([7] * 400))
+    cache, _ = it.fetch_nearest_cache("m", digits("123"))
+
+    assert cache is not None
+    assert isinstance(cache[0], KVCache)
+    assert (2048, 403) == (it.nbytes, cache[0].offset)
+
+
+@pytest.mark.parametrize(
+    ("stored", "query", "expected"),
+    [
+        (["T12345"], "1234567", ("12345", "67")),
+        (["T12345"], "12345", ("12345", "")),
+        (["T12345"], "129", ("12", "9")),
+        (["T12345"], "123", ("12", "3")),
+        (["T12345"], "1", ("", "1")),
+        (["N12345"], "129", None),
+        (["N12345"], "123", None),
+        (["N12345"], "123456", ("12345", "6")),
+        (["T123456", "N123"], "12349", ("1234", "9")),
+        (["T123456", "N123"], "1239", ("123", "9")),
+        (["N123", "N123456"], "12349", ("123", "49")),
+        (["T7"], "789", ("7", "89")),
+        (["N7"], "789", None),
+        (["T123", "T124", "T1256"], "129", ("12", "9")),
+    ],
+)
+def test_the_table_of_lookups(
+    stored: list[str], query: str, expected: tuple[str, str] | None
+) -> None:
+    it = store()
+    for each in stored:
+        (it.T if each[0] == "T" else it.N)(each[1:])
+
+    assert expected == it.look(query)
+
+
+def test_among_longer_entries_the_newest_branch_of_the_shortest_wins() -> None:
+    it = store()
+    for key in ("123", "124", "1256"):
+        it.T(key)
+
+    assert [1, 2, 4] == list(it.search("m", digits("129")).longer or ())
+
+
+def test_a_deep_branch_that_cannot_be_trimmed_hides_its_trimmable_siblings() -> None:
+    it = store()
+    it.T("12345")
+    it.N("126789")
+
+    assert None is it.look("1267")
+
+
+def test_a_usable_shorter_entry_shadows_a_longer_one_until_911() -> None:
+    found = {}
+    for generation in ("G1", "G2"):
+        it = store(generation)
+        it.T("123456")
+        it.T("12")
+        found[generation] = it.look("12349")
+
+    assert {"G1": ("12", "349"), "G2": ("1234", "9")} == found
+
+
+def test_1019_took_from_an_empty_queue() -> None:
+    it = store("G3", max_size=1)
+    it.N("1", "system")
+
+    with pytest.raises(UpstreamIndexError):
+        it.N("2", "system")
+
+
+def test_until_906_there_is_no_byte_limit() -> None:
+    with pytest.raises(UpstreamAttributeError):
+        store("G0").trim_to(n_sequences=1)
+
+
+def test_999_checks_what_was_trimmed_and_prunes_within_reach() -> None:
+    rules: StoreRules = replace(GENERATIONS["G2"], checks_trimmed=True, prunes="within-size")
+    it = Store(rules)
+    it.N("12")
+    short: list[LayerCache] = [Mock([5, 6], trimmable=True)]
+    it.insert_cache("m", digits("123456"), short)
+
+    assert {"12", "123456"} == it.keys
+    assert ("12", "9") == it.look("129")
+    assert None is it.look("19")
+
+
+def test_1186_serves_a_state_of_other_tokens() -> None:
+    it = Store(replace(GENERATIONS["G4"], reuses_untrimmed=True))
+    it.N("12345")
+
+    assert ("12345", "9") == it.look("129")
+
+
+def test_what_happens_to_entries_is_told() -> None:
+    told: list[Event] = []
+    it = Store(GENERATIONS["G4"], 2, on_event=told.append)
+    it.N("1")
+    it.T("12")
+    it.T("12")
+    it.N("3")
+    it.N("4")
+
+    assert [
+        ("prompt-cache-inserted", 1),
+        ("prompt-cache-inserted", 2),
+        ("prompt-cache-pruned", 1),
+        ("prompt-cache-replaced", 2),
+        ("prompt-cache-inserted", 2),
+        ("prompt-cache-inserted", 1),
+        ("prompt-cache-inserted", 1),
+        ("prompt-cache-evicted", 2),
+    ] == [(each.name(), each.as_dict()["n_tokens"]) for each in told]
+
+
+@pytest.mark.parametrize(
+    ("stored", "query", "losses"),
+    [
+        (["T12345"], "123", [("one-token-is-fed", 3, 2)]),
+        (["N12345"], "129", [("not-trimmable", 2, 0)]),
+        (["N123", "N123456"], "12349", [("not-trimmable", 4, 3)]),
+        (["N7"], "789", [("not-trimmable", 1, 0)]),
+        (["N12345"], "123456", []),
+        (["T12345"], "9", []),
+    ],
+)
+def test_every_token_that_was_equal_and_not_used_is_accounted_for(
+    stored: list[str], query: str, losses: list[tuple[str, int, int]]
+) -> None:
+    it = store()
+    for each in stored:
+        (it.T if each[0] == "T" else it.N)(each[1:])
+    found = it.fetch("m", digits(query))
+
+    assert losses == [(each.rule, each.before, each.after) for each in found.losses]
+    assert len(query) - len(found.rest) == found.equal - sum(b - a for _, b, a in losses)
