@@ -1,5 +1,6 @@
 """Saving and restoring an attention cache (`llama_kv_cache::state_write`, `state_read`)."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,16 +10,16 @@ from cachesim.engines.llamacpp.memory.blob import (
     CellList,
     Field,
     Header,
-    Misread,
+    MisreadError,
     Reader,
     RowBlock,
-    Truncated,
+    TruncatedError,
     Word,
 )
 from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.slots import apply_ubatch, find_slot
 from cachesim.errors import BlobError, UpstreamAbort
-from cachesim.units import Array, Integers
+from cachesim.units import Integers
 
 if TYPE_CHECKING:
     from cachesim.engines.llamacpp.memory.attention import AttentionCache
@@ -167,7 +168,7 @@ def _read_rows(
     """
     try:
         _queue_rows(cache, reader, stream, cells)
-    except Truncated:
+    except TruncatedError:
         if cache.rules.clears_failed_restore:
             _take_back(cache, seq, stream, cells)
         raise
@@ -179,37 +180,21 @@ def _read_rows(
 def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Integers) -> None:
     if reader.take(Header) != _header(cache):
         msg = "the state has other layers, or its values lie otherwise"
-        raise Misread(msg)
-    cache.rows[stream].cover(int(cells.max()))
+        raise MisreadError(msg)
+    rows = cache.rows[stream]
+    rows.cover(int(cells.max()))
     for part in ("key", "value"):
         for layer in cache.layers:
             block = reader.take(RowBlock)
             size = cache.sizes[layer].key if part == "key" else cache.sizes[layer].value
             if (block.kind, block.row_bytes, block.count) != (cache.kinds[layer], size, len(cells)):
                 msg = "the state has rows of another type or size"
-                raise Misread(msg)
-            _queue(cache, reader, part, stream, layer, cells, block.data)
-
-
-def _queue(
-    cache: "AttentionCache",
-    reader: Reader,
-    part: str,
-    stream: int,
-    layer: int,
-    cells: Integers,
-    data: Array | None,
-) -> None:
-    if data is None:
-        msg = "llama_io_read_device"
-        raise UpstreamAbort(msg, "the rows of this state are not on the device")
-    rows = cache.rows[stream]
-
-    def move() -> None:
-        buffers = rows.keys if part == "key" else rows.values
-        buffers[layer][cells + MARGIN] = data
-
-    reader.queue.append(move)
+                raise MisreadError(msg)
+            if block.data is None:
+                msg_0 = "llama_io_read_device"
+                raise UpstreamAbort(msg_0, "these rows are not on the device")
+            put = rows.put_keys if part == "key" else rows.put_values
+            reader.queue.append(partial(put, layer, cells, block.data))
 
 
 def _take_back(cache: "AttentionCache", seq: int, stream: int, cells: Integers) -> None:

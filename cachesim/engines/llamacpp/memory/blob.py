@@ -111,11 +111,11 @@ class Blob:
         return replace(self, available=size)
 
 
-class Truncated(BlobError):
+class TruncatedError(BlobError):
     """The blob ends before what is to be read."""
 
 
-class Misread(BlobError):
+class MisreadError(BlobError):
     """The blob holds something else at this place."""
 
 
@@ -135,14 +135,14 @@ class Reader:
         """The next field, which must be of this kind."""
         if self._next == len(self.blob.fields):
             msg = "the state ends before what is to be restored"
-            raise Truncated(msg)
+            raise TruncatedError(msg)
         part = self.blob.fields[self._next]
         if not isinstance(part, kind):
             msg = f"the state holds {type(part).__name__}, not {kind.__name__}"
-            raise Misread(msg)
+            raise MisreadError(msg)
         if self.blob.available is not None and self.consumed + part.size > self.blob.available:
             msg = "the state was cut short"
-            raise Truncated(msg)
+            raise TruncatedError(msg)
         self._next += 1
         self.consumed += part.size
         return part

@@ -67,7 +67,8 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         if word >= len(self.bits):
             return np.zeros(self.size, dtype=np.bool_)
-        return (self.bits[word] >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)
+        seen: Array = (self.bits[word] & np.uint64(1 << bit)).astype(np.bool_)
+        return seen
 
     def track(self, seq: int) -> Track:
         """Where the sequence's tokens lie, up to date."""
@@ -169,7 +170,7 @@ class Cells:
         self.bits[word, cells] &= ~np.uint64(1 << bit)
         self.owners[cells] -= 1
         self.tracks[seq].drop_range(p0, p1)
-        freed = cells[self.owners[cells] == 0]
+        freed: Integers = cells[self.owners[cells] == 0]
         self._vacate(freed)
         return freed
 
@@ -204,7 +205,7 @@ class Cells:
         self.pos[cells] = moved
         self.shift[cells] += shifts
         self.has_shift = True
-        dropped = cells[moved < 0]
+        dropped: Integers = cells[moved < 0]
         self._vacate(dropped)
         return dropped
 
@@ -294,7 +295,8 @@ def _bit(words: Array, seq: int) -> bool:
 def _bit_counts(bits: Array) -> Integers:
     """How many bits are set in each column of words."""
     octets = np.ascontiguousarray(bits.T).view(np.uint8)
-    return np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.int64)
+    counts: Integers = np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.int64)
+    return counts
 
 
 _NONE: Final[Integers] = np.zeros(0, dtype=np.int64)

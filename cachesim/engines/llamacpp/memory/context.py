@@ -1,6 +1,5 @@
 """A context: one memory, one network, and decode (`llama_context`)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -9,7 +8,7 @@ import numpy as np
 from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.blob import Blob, Reader
-from cachesim.engines.llamacpp.memory.module import Memory, Plan
+from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model import store as network_side
@@ -77,7 +76,7 @@ class Context:
         self.allocr = BatchAllocr(
             rules, n_seq_max=n_seq_max, unified=unified, vocabulary=network.spec.vocabulary
         )
-        self.on_ubatch: Callable[[Plan, int], None] | None = None  # after its inputs were set
+        self.reached: list[tuple[Ubatch, UbatchStore | None]] = []  # by the last decode
         self.refusal = ""  # why the last batch was invalid
         self.cleanup: list[Cleanup] = []  # after the last failure
         self.device: dict[int, Blob] = {}
@@ -92,7 +91,7 @@ class Context:
         -1  invalid batch       -2  no graph                   -3  compute failed
         """
         self._forget_outputs()
-        self.cleanup = []
+        self.cleanup, self.reached = [], []
         if not len(batch):
             self.refusal = "n_tokens == 0"
             return INVALID
@@ -113,10 +112,10 @@ class Context:
             self.memory.apply(plan, k)
             code = fail.code if fail is not None and fail.ubatch == k else None
             if code == NO_GRAPH:  # before the inputs are set: rollbacks stay pending
+                self.reached.append((ubatch, None))
                 return self._give_up(ubatch, code)
             store = self.memory.set_inputs(plan, k)
-            if self.on_ubatch is not None:
-                self.on_ubatch(plan, k)
+            self.reached.append((ubatch, store))
             if code is not None:
                 return self._give_up(ubatch, code)
             output = self.network.run(network_ubatch(ubatch, tokens, wanted, batch.hidden), store)

@@ -72,6 +72,7 @@ def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list
 def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, slice | Integers]:
     """Positions and buffer rows of everything in [low, high], block after block."""
     track = cells.track(seq)
+    picked: slice | Integers
     if track.sparse is not None:
         positions, picked = _sparse_blocks(track.sparse, track.cells, low, high)
     else:

@@ -36,15 +36,15 @@ class WindowMask:
 
     def hides_each(self, keys: Array, query: int) -> Array:
         """`hides` for many keys at once."""
+        hidden: Array = np.zeros(keys.shape, dtype=np.bool_)
         match self.kind:
             case "standard":
-                return query - keys >= self.n_swa
+                hidden = query - keys >= self.n_swa
             case "chunked":
-                return keys < query // self.n_swa * self.n_swa
+                hidden = keys < query // self.n_swa * self.n_swa
             case "symmetric":
-                return np.abs(query - keys) > self.n_swa // 2
-            case _:
-                return np.zeros(keys.shape, dtype=np.bool_)
+                hidden = np.abs(query - keys) > self.n_swa // 2
+        return hidden
 
     def interval(self, queries: Integers, *, causal: bool = True) -> tuple[Integers, Integers]:
         """The lowest and highest position that each query sees, both included.

@@ -21,6 +21,15 @@ class Plan:
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
 
 
+@dataclass(frozen=True, slots=True)
+class StateWindow:
+    """The recurrent cells of a ubatch: `head` is the first, one source row for each."""
+
+    head: int
+    zeroed: int  # the cell whose live row is zeroed first, or -1
+    sources: tuple[int, ...]  # plane * cells + cell
+
+
 class CacheWriter(Protocol):
     """One attention cache while a ubatch goes through."""
 
@@ -42,6 +51,11 @@ class StateKeeper(Protocol):
         """States kept per sequence."""
         ...
 
+    @property
+    def window(self) -> "StateWindow":
+        """Which cells take part, and where their states come from."""
+        ...
+
     def states(self, layer: int) -> Array:
         """What the sets start from."""
         ...
@@ -56,12 +70,12 @@ class UbatchStore:
 
     def __init__(self, caches: Sequence[CacheWriter], recurrent: StateKeeper | None = None) -> None:
         self._homes = {layer: cache for cache in caches for layer in cache.layers}
-        self._recurrent = recurrent
+        self.recurrent = recurrent
 
     @property
     def planes(self) -> int:
         """How many trailing states are kept."""
-        return 1 if self._recurrent is None else self._recurrent.planes
+        return 1 if self.recurrent is None else self.recurrent.planes
 
     def attend(self, layer: int, keys: Array, values: Array) -> Window:
         """Put the ubatch's keys and values into its cells, and look."""
@@ -80,10 +94,10 @@ class UbatchStore:
         self._keeper(layer).keep_states(layer, states)
 
     def _keeper(self, layer: int) -> StateKeeper:
-        if self._recurrent is None:
+        if self.recurrent is None:
             msg = f"no memory keeps the states of layer {layer}"
             raise ContractError(msg)
-        return self._recurrent
+        return self.recurrent
 
 
 class Memory(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.module import StateWindow
 from cachesim.engines.llamacpp.memory.rules import ShortUbatch
 from cachesim.model.arithmetic import LayerShape
 from cachesim.units import Array
@@ -26,6 +27,10 @@ class Planes:
             for layer, shape in self.shapes.items()
         }
 
+    def put(self, layer: int, where: tuple[list[int], slice], data: Array) -> None:
+        """Write a part of some rows."""
+        self.rows[layer][where] = data
+
     def split(self, layer: int) -> int:
         """Where a row's convolution part (R) ends and its state (S) begins."""
         return self.shapes[layer].conv
@@ -34,26 +39,16 @@ class Planes:
 class PlaneWriter:
     """The recurrent rows while one ubatch goes through (`build_rs` of the real graph).
 
-    `head` is the first cell of the window; `sources` names the row each of its cells is read
-    from. The first cells belong to the ubatch's sets, what follows was only moved along.
+    The window's first cells belong to the ubatch's sets, what follows was only moved along.
     """
 
-    __slots__ = ("head", "rows", "short_ubatch", "sources", "start", "ubatch", "zeroed")
+    __slots__ = ("rows", "short_ubatch", "start", "ubatch", "window")
 
     def __init__(
-        self,
-        rows: Planes,
-        *,
-        head: int,
-        sources: list[int],
-        zeroed: int,
-        ubatch: Ubatch,
-        short_ubatch: ShortUbatch,
+        self, rows: Planes, *, window: StateWindow, ubatch: Ubatch, short_ubatch: ShortUbatch
     ) -> None:
         self.rows = rows
-        self.head = head
-        self.sources = sources
-        self.zeroed = zeroed
+        self.window = window
         self.ubatch = ubatch
         self.short_ubatch = short_ubatch
         self.start: dict[int, Array] = {}
@@ -69,11 +64,11 @@ class PlaneWriter:
         Trap: of those only the live row moves; their planes stay where they were.
         """
         rows = self.rows.rows[layer]
-        if self.zeroed >= 0:
-            rows[self.zeroed] = 0
-        read = rows[self.sources]
-        n_seqs = self.ubatch.n_seqs
-        rows[self.head + n_seqs : self.head + len(self.sources)] = read[n_seqs:]
+        head, n_seqs = self.window.head, self.ubatch.n_seqs
+        if self.window.zeroed >= 0:
+            rows[self.window.zeroed] = 0
+        read = rows[list(self.window.sources)]
+        rows[head + n_seqs : head + len(read)] = read[n_seqs:]
         self.start[layer] = read[:n_seqs]
         return read[:n_seqs].copy()
 
@@ -85,7 +80,7 @@ class PlaneWriter:
         unasked is undefined: here zeros, which no state is that a rollback could ask for.
         """
         rows, cells = self.rows.rows[layer], self.rows.cells
-        at = self.head + np.arange(self.ubatch.n_seqs)
+        at = self.window.head + np.arange(self.ubatch.n_seqs)
         split = self.rows.split(layer)
         reached = min(self.ubatch.n_seq_tokens, self.planes)
         for plane in range(reached):

@@ -12,7 +12,7 @@ from typing import Final
 from cachesim.engines.llamacpp.memory import recurrent_state
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
-from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
+from cachesim.engines.llamacpp.memory.module import Plan, StateWindow, UbatchStore
 from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter
 from cachesim.engines.llamacpp.memory.recurrent_cells import RecurrentCells
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
@@ -169,7 +169,7 @@ class RecurrentMemory:
 
     def seq_pos_max(self, seq: int) -> int:
         """The position of the state, never below -1."""
-        return max(self.cells.positions_of(seq), default=-1) if self.cells.used else -1
+        return max([-1, *self.cells.positions_of(seq)])
 
     # --- decode
 
@@ -214,9 +214,7 @@ class RecurrentMemory:
         """What the network reads from and writes to; uses up the pending rollbacks it meets."""
         return PlaneWriter(
             self.planes,
-            head=self.cells.head,
-            sources=self.source_rows(),
-            zeroed=self.cells.rs_z,
+            window=StateWindow(self.cells.head, self.cells.rs_z, self.source_rows()),
             ubatch=plan.ubatches[k],
             short_ubatch=self.rules.short_ubatch,
         )
@@ -225,7 +223,7 @@ class RecurrentMemory:
         """The store of ubatch `k`."""
         return UbatchStore([], self.keeper(plan, k))
 
-    def source_rows(self) -> list[int]:
+    def source_rows(self) -> tuple[int, ...]:
         """Follows `s_copy`: the row each cell of the window is read from."""
         cells, rows = self.cells, []
         for cell in range(cells.head, cells.head + cells.n):
@@ -234,7 +232,7 @@ class RecurrentMemory:
                 first = min(cells.seqs[cell])
                 plane, self.rs_idx[first] = self.rs_idx[first], 0
             rows.append(plane * self.size + cells.src0[cell])
-        return rows
+        return tuple(rows)
 
     # --- state
 

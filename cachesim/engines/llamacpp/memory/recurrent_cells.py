@@ -31,7 +31,7 @@ class RecurrentCells:
         self.clear()
 
     def clear(self) -> None:
-        """Empty everything; what the last graph used (src0, rs_z, n) stays, as upstream leaves it."""
+        """Empty everything but what the last graph used: src0, rs_z and n stay."""
         self.pos = [NONE] * self.size
         self.src = [NONE] * self.size
         self.tail = [NONE] * self.size

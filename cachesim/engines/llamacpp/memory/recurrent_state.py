@@ -1,5 +1,6 @@
 """Saving and restoring recurrent rows (`llama_memory_recurrent::state_write`, `state_read`)."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,14 +10,13 @@ from cachesim.engines.llamacpp.memory.blob import (
     CellList,
     Field,
     Header,
-    Misread,
+    MisreadError,
     Reader,
     RowBlock,
-    Truncated,
+    TruncatedError,
     Word,
 )
 from cachesim.errors import BlobError, UpstreamAbort
-from cachesim.units import Array
 
 if TYPE_CHECKING:
     from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
@@ -34,18 +34,11 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
     positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
     rows = np.array([_plane(memory, seq, c) * memory.size + c for c in chosen], dtype=np.int64)
     fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), _header(memory)]
-    for layer in memory.layers:
-        fields.append(
-            RowBlock(
-                memory.kinds[layer], memory.sizes[layer].r, len(chosen), _r(memory, layer, rows)
-            )
-        )
-    for layer in memory.layers:
-        fields.append(
-            RowBlock(
-                memory.kinds[layer], memory.sizes[layer].s, len(chosen), _s(memory, layer, rows)
-            )
-        )
+    for part in ("r", "s"):
+        for layer in memory.layers:
+            size = memory.sizes[layer].r if part == "r" else memory.sizes[layer].s
+            data = memory.planes.rows[layer][rows, _part(memory, layer, part)]
+            fields.append(RowBlock(memory.kinds[layer], size, len(chosen), data))
     return fields
 
 
@@ -59,14 +52,10 @@ def _plane(memory: "RecurrentMemory", seq: int, cell: int) -> int:
     return depths.pop()
 
 
-def _r(memory: "RecurrentMemory", layer: int, rows: Array) -> Array:
-    """The convolution's part of the rows."""
-    return memory.planes.rows[layer][rows, : memory.planes.split(layer)]
-
-
-def _s(memory: "RecurrentMemory", layer: int, rows: Array) -> Array:
-    """The state's part of the rows."""
-    return memory.planes.rows[layer][rows, memory.planes.split(layer) :]
+def _part(memory: "RecurrentMemory", layer: int, part: str) -> slice:
+    """Where a row keeps the convolution's numbers (R) and the state's (S)."""
+    split = memory.planes.split(layer)
+    return slice(split) if part == "r" else slice(split, None)
 
 
 def _header(memory: "RecurrentMemory") -> Header:
@@ -87,7 +76,7 @@ def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
             if seq == -1
             else _read_one(memory, reader, seq, count)
         )
-    except Truncated:
+    except TruncatedError:
         if memory.rules.clears_failed_restore:
             _take_back(memory, seq, [])
         raise
@@ -96,7 +85,7 @@ def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
         raise
     try:
         _queue_rows(memory, reader, cells)
-    except Truncated:
+    except TruncatedError:
         if memory.rules.clears_failed_restore:
             _take_back(memory, seq, cells)
         raise
@@ -118,7 +107,7 @@ def _read_one(memory: "RecurrentMemory", reader: Reader, seq: int, count: int) -
         return []
     if any(listed.ids):
         msg = "the state is one of a whole memory"
-        raise Misread(msg)
+        raise MisreadError(msg)
     ubatch = Ubatch(
         rows=tuple(range(count)),
         n_seqs=1,
@@ -161,7 +150,7 @@ def _read_whole(memory: "RecurrentMemory", reader: Reader, count: int) -> list[i
 def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> None:
     if reader.take(Header) != _header(memory):
         msg = "the state has other layers"
-        raise Misread(msg)
+        raise MisreadError(msg)
     for part in ("r", "s"):
         for layer in memory.layers:
             block = reader.take(RowBlock)
@@ -172,31 +161,12 @@ def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> 
                 len(cells),
             ):
                 msg = "the state has rows of another type or size"
-                raise Misread(msg)
-            _queue(memory, reader, part, layer, cells, block.data)
-
-
-def _queue(
-    memory: "RecurrentMemory",
-    reader: Reader,
-    part: str,
-    layer: int,
-    cells: list[int],
-    data: Array | None,
-) -> None:
-    if data is None:
-        msg = "llama_io_read_device"
-        raise UpstreamAbort(msg, "the rows of this state are not on the device")
-    split = memory.planes.split(layer)
-
-    def move() -> None:
-        rows = memory.planes.rows[layer]
-        if part == "r":
-            rows[cells, :split] = data
-        else:
-            rows[cells, split:] = data
-
-    reader.queue.append(move)
+                raise MisreadError(msg)
+            if block.data is None:
+                msg_0 = "llama_io_read_device"
+                raise UpstreamAbort(msg_0, "these rows are not on the device")
+            to = (cells, _part(memory, layer, part))
+            reader.queue.append(partial(memory.planes.put, layer, to, block.data))
 
 
 def _take_back(memory: "RecurrentMemory", seq: int, cells: list[int]) -> None:

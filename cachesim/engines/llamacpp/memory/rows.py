@@ -50,6 +50,14 @@ class Rows:
                 buffers[layer] = new
         self.reach = reach
 
+    def put_keys(self, layer: int, cells: Integers, data: Array) -> None:
+        """Write the keys of some cells."""
+        self.keys[layer][cells + MARGIN] = data
+
+    def put_values(self, layer: int, cells: Integers, data: Array) -> None:
+        """Write the values of some cells."""
+        self.values[layer][cells + MARGIN] = data
+
     def zero(self, cells: Integers) -> None:
         """Zero the rows of some cells."""
         known = cells[cells < self.reach] + MARGIN

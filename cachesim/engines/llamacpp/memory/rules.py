@@ -37,7 +37,7 @@ class MemoryRules:
     short_ubatch: ShortUbatch
     """Planes that a short ubatch did not compute: copied as undefined data, or left alone."""
     refuses_foreign_ids: bool
-    """Recurrent `seq_rm` answers false for ids outside 0 .. n_seq_max-1 (was: wipes, keeps tails)."""
+    """Recurrent `seq_rm` refuses ids outside 0 .. n_seq_max-1 (was: wipes cells, keeps tails)."""
     zero_layer_rollback: bool
     """A recurrent memory without layers moves its position back by any depth."""
 

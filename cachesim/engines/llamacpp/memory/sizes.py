@@ -1,4 +1,4 @@
-"""Bytes that the real server keeps per cell or row; they decide evictions and are what is reported."""
+"""Bytes that the real server keeps per cell or row: they decide evictions and are reported."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -100,7 +100,7 @@ def _usable_cells(streams: Streams, cells: Cells) -> Array:
     Trap: the sequence may be any, not only the one that is being written: a busy conversation
     reclaims the old cells of an idle one. Shared cells are never reclaimed.
     """
-    usable = cells.pos == EMPTY
+    usable: Array = cells.pos == EMPTY
     if streams.mask.kind == "none":
         return usable
     single = cells.owners == 1
@@ -186,10 +186,11 @@ def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[_Content, ...], .
 def _put_back(streams: Streams, step: _Saved) -> None:
     for k, (stream, found) in enumerate(zip(step.slot.streams, step.slot.cells, strict=True)):
         cells = streams.cells[stream]
-        if len(found) > _GLANCE:
-            cells.wipe(found)
+        full = found[cells.pos[found] != EMPTY]  # a later purge may have emptied some
+        if len(full) > _GLANCE:
+            cells.wipe(full)
         else:
-            for cell in found.tolist():
+            for cell in full.tolist():
                 cells.empty(cell)
         for cell, pos, seqs in step.contents[k]:
             cells.place(cell, pos)

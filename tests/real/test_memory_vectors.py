@@ -1,0 +1,76 @@
+"""Recorded calls of llama.cpp's own memory classes, replayed one by one."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.errors import ScenarioError
+from cachesim.real import memory_vectors
+from cachesim.real.vectors import FirstDifference, differing, replay
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+FILES = {"b9509": 5968, "b11434": 5967}
+
+
+def lines(build: str) -> list[dict[str, Any]]:
+    text = gzip.decompress((VECTORS / f"memory-{build}.jsonl.gz").read_bytes()).decode()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("build", FILES)
+def test_every_recorded_operation_is_equal(build: str) -> None:
+    summary = replay(VECTORS / f"memory-{build}.jsonl.gz")
+
+    expected = f"240 of 240 sequences, {FILES[build]} of {FILES[build]} operations equal"
+    assert (expected, None) == (str(summary), summary.first)
+
+
+def test_a_sequence_of_the_other_release_differs_somewhere() -> None:
+    def differs(line: dict[str, Any]) -> bool:
+        return memory_vectors.mismatch({**line, "build": "b9509"}) is not None
+
+    assert any(differs(line) for line in lines("b11434") if line["group"] == "recurrent")
+
+
+def test_the_first_difference_is_told_field_by_field(tmp_path: Path) -> None:
+    line = lines("b11434")[0]
+    line["results"][2]["state"]["pos"][0] = [7, 9]
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps(line))
+
+    summary = replay(path)
+
+    assert f"0 of 1 sequences, 2 of {len(line['ops'])} operations equal" == str(summary)
+    assert summary.first is not None
+    assert any("state.pos[0][1]: expected 9, got" in text for text in summary.first.lines())
+
+
+def test_differences_are_named_by_their_place() -> None:
+    expected = {"ret": 0, "state": {"pos": [[0, 1], [2, 3]]}}
+    actual = {"ret": 0, "state": {"pos": [[0, 1], [2, 4]]}, "more": 1}
+
+    assert [("more", None, 1), ("state.pos[1][1]", 3, 4)] == list(differing(expected, actual, ""))
+    difference = FirstDifference(
+        sequence="kv-1", step=3, operation={"op": "clear"}, expected=expected, actual=actual
+    )
+    assert 'first difference: kv-1, operation 3: {"op": "clear"}' == difference.lines()[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no lines"),
+        ('{"id": "x"}', "is no vector file"),
+        ("[1]", "write one JSON object per line"),
+        ("{", "cannot be read as a vector file"),
+    ],
+)
+def test_what_is_no_vector_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(content)
+
+    with pytest.raises(ScenarioError, match=message):
+        replay(path)
