@@ -71,8 +71,8 @@ def add_prompts(server: ServerContext, batch: PendingBatch) -> None:
 def _add_prompt(server: ServerContext, slot: Slot, batch: PendingBatch) -> None:
     """Put in as much of one prompt as fits before the next stop.
 
-        prompt   [ cached | ... | this batch ) next stop ... | end offsets )
-                                start        end
+    prompt   [ cached | ... | this batch ) next stop ... | end offsets )
+                            start        end
     """
     task = slot.running
     cut_memory(server, slot)

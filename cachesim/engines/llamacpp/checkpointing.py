@@ -59,9 +59,7 @@ def _cuts(server: ServerContext, slot: Slot, task: Task, at: int) -> bool:
     )
 
 
-def maybe_create_checkpoint(
-    server: ServerContext, slot: Slot, task: Task, filled: Filled
-) -> None:
+def maybe_create_checkpoint(server: ServerContext, slot: Slot, task: Task, filled: Filled) -> None:
     """Save the state before the batch is decoded, if this is a place for it.
 
     Positions are read now and describe the tokens before this batch.

@@ -23,6 +23,10 @@ class Drafter(Protocol):
 
 
 def open_drafter(
-    options: Options, network: Network, model_draft: Any, target: Context, rules: MemoryRules  # noqa: ANN401
+    options: Options,
+    network: Network,
+    model_draft: Any,
+    target: Context,
+    rules: MemoryRules,
 ) -> Drafter | None:
     return None

@@ -219,6 +219,17 @@ class CheckpointErased(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointKept(Event):
+    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    pos_next: int
+    shared: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDropped(Event):
     """A checkpoint goes because the list is full, another is close, or equal."""
 

@@ -33,7 +33,10 @@ class Holdings:
             self.ledger.apply(rule, max(self._common.values(), default=0), **detail)
 
     def rule_out_all(
-        self, holders: Iterable[object], rule: str, **detail: Any  # noqa: ANN401
+        self,
+        holders: Iterable[object],
+        rule: str,
+        **detail: Any,  # noqa: ANN401
     ) -> None:
         """A rule decided against several."""
         for holder in holders:

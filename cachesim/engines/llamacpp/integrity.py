@@ -31,7 +31,9 @@ def check_integrity(server: ServerContext) -> None:
 
 def _check_slot(server: ServerContext, slot: Slot) -> None:
     has_task = slot.task is not None
-    _require(has_task == slot.is_processing, f"slot {slot.id} is {slot.state.value} with a wrong task")
+    _require(
+        has_task == slot.is_processing, f"slot {slot.id} is {slot.state.value} with a wrong task"
+    )
     n_tokens = int(slot.prompt.n_tokens)
     _require(n_tokens <= slot.n_ctx, f"slot {slot.id} holds more than its context")
     most = server.options.ctx_checkpoints

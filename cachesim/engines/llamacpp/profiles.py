@@ -179,9 +179,7 @@ def _no_minimum(rules: ServerRules) -> ServerRules:
     return replace(
         rules,
         reuse=replace(rules.reuse, seq_rm_failure="checkpoint"),
-        checkpoints=replace(
-            rules.checkpoints, exact_minimum_prompt=Count(0), exact_spaced=False
-        ),
+        checkpoints=replace(rules.checkpoints, exact_minimum_prompt=Count(0), exact_spaced=False),
     )
 
 

@@ -29,9 +29,7 @@ KNOWS: Final[Mapping[str, tuple[Placement, ...]]] = {
 HAD_BY: Final = {"message_delimiters": "b11549", "message_spans": "b9538, b11549"}
 
 
-def to_task(
-    request: Request, *, number: int, ticket: Ticket, server: ServerContext
-) -> Task:
+def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerContext) -> Task:
     """Read a completion request as the HTTP side does."""
     options = server.options
     fields = dict(request.options or {})
@@ -55,13 +53,9 @@ def to_task(
         user_starts=frozenset(users),
         last_user_start=users[-1] if users else Pos(-1),
     )
-    task = Task(
-        id=number, ticket=ticket, tokens=prompt, params=params, id_slot=request.slot
-    )
+    task = Task(id=number, ticket=ticket, tokens=prompt, params=params, id_slot=request.slot)
     task.children = [
-        Task(
-            id=number + 1 + k, ticket=ticket, tokens=prompt, params=params, id_parent=number
-        )
+        Task(id=number + 1 + k, ticket=ticket, tokens=prompt, params=params, id_parent=number)
         for k in range(request.completions - 1)
     ]
     return task
@@ -72,7 +66,7 @@ def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
     forced: Sequence[Token] = request.reply or ()
     drafted = [token for draft in request.drafts or () for token in draft]
     for what, tokens in (("prompt", prompt), ("reply", forced), ("drafts", drafted)):
-        if tokens and not (0 <= min(tokens) and max(tokens) < vocabulary):
+        if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
             wrong = next(token for token in tokens if not 0 <= token < vocabulary)
             msg = f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}"
             raise TokenError(msg)

@@ -1,9 +1,9 @@
 """The start of a prompt: how much of what the slot holds is usable.
 
-    slot tokens   [ equal with the prompt ......... | other .................. )
-                  0                              n_past                   n_tokens
-    kept          [ as far as memory and checkpoints reach )
-                  0                                     n_past after the depth test
+slot tokens   [ equal with the prompt ......... | other .................. )
+              0                              n_past                   n_tokens
+kept          [ as far as memory and checkpoints reach )
+              0                                     n_past after the depth test
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.events import (
     CheckpointChecked,
     CheckpointErased,
+    CheckpointKept,
     CheckpointRestored,
     ChunkReused,
     DepthTested,
@@ -280,6 +281,7 @@ def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pr
             server.rules.reuse, checkpoint, prefix, n_prompt=task.n_tokens, exact=server.is_exact
         ):
             kept.append(checkpoint)
+            _report_overlong(server, slot, checkpoint, prefix)
             continue
         server.emit(
             CheckpointErased(
@@ -292,6 +294,25 @@ def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pr
             )
         )
     slot.prompt.checkpoints = kept
+
+
+def _report_overlong(
+    server: ServerContext, slot: Slot, checkpoint: Checkpoint, prefix: Prefix
+) -> None:
+    """Tell of a checkpoint that stays though the prompt does not begin with all its tokens.
+
+    Upstream prints nothing here: that is how the wrong states of the trap above go unnoticed.
+    """
+    if checkpoint.n_tokens > prefix.prefix_end:
+        server.emit(
+            CheckpointKept(
+                slot=slot.id,
+                task=slot.running.id,
+                **checkpoint.as_dict(),
+                pos_next=prefix.pos_next,
+                shared=prefix.prefix_end,
+            )
+        )
 
 
 def is_erased(

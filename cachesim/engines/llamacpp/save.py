@@ -163,6 +163,8 @@ def decode(data: bytes) -> tuple[list[Token], Approximation | None, Blob]:
     approximate = head["approximate"]
     return (
         [Token(each) for each in head["tokens"]],
-        None if approximate is None else Approximation(start=Count(approximate[0]), why=approximate[1]),
+        None
+        if approximate is None
+        else Approximation(start=Count(approximate[0]), why=approximate[1]),
         unpack(body[length:]),
     )

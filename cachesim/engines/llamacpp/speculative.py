@@ -1,7 +1,7 @@
 """Speculative decoding: drafts of a companion, verified and rolled back.
 
-    slot tokens   [ ... | sampled | draft 0 | draft 1 | draft 2 )
-    accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
+slot tokens   [ ... | sampled | draft 0 | draft 1 | draft 2 )
+accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
 """
 
 from cachesim.engines.llamacpp.capability import SeqRm
@@ -43,9 +43,7 @@ def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
     drafter.rewind(slot.id, pos_max, saved)
     if len(draft) < server.options.spec_draft_n_min:
         draft = []
-    server.emit(
-        DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most)
-    )
+    server.emit(DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most))
     target = None
     if draft and needs_checkpoint(server, len(draft)):
         target = contexts.target.state_seq_get_data(slot.id, partial=True)

@@ -62,9 +62,7 @@ class Play:
         forced = fields.pop("forced", True)
         if forced and "reply" not in fields:
             fields["reply"] = as_tokens(self._some(predict))
-        ticket = self.engine.submit(
-            Request(prompt=as_tokens(prompt), predict=predict, **fields)
-        )
+        ticket = self.engine.submit(Request(prompt=as_tokens(prompt), predict=predict, **fields))
         self.engine.run()
         self.engine.check_integrity()
         reply = self.engine.reply(ticket)

@@ -18,9 +18,7 @@ AGAIN = [
 @both
 @kinds
 @pytest.mark.parametrize(("n", "again"), AGAIN)
-def test_h1_the_same_prompt_again(
-    profile: str, model: str, n: int, again: tuple[int, int]
-) -> None:
+def test_h1_the_same_prompt_again(profile: str, model: str, n: int, again: tuple[int, int]) -> None:
     play = Play(profile, model, ctx_size=4096)
     assert play.ask(run(range(n))) == (0, n)
     held = play.checkpoints()
@@ -119,9 +117,7 @@ def test_h6_small_batches(
     assert play.checkpoints() == fourth
 
 
-@pytest.mark.parametrize(
-    ("profile", "third"), [(NEW, [84, 596, 600, 606]), (OLD, [84, 596])]
-)
+@pytest.mark.parametrize(("profile", "third"), [(NEW, [84, 596, 600, 606]), (OLD, [84, 596])])
 def test_h7_without_cache_prompt(profile: str, third: list[int]) -> None:
     play = Play(profile, "hybrid")
     play.ask(run(range(600)))
