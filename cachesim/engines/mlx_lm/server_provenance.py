@@ -17,7 +17,7 @@ from cachesim.engines.mlx_lm.rotating_kv_cache import RotatingKVCache
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.histories import NodeId
 from cachesim.model.trace import Traced
-from cachesim.units import Count, Integers, Token, Tokens
+from cachesim.units import Integers, Token, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +104,12 @@ def _described(layer: LayerCache) -> dict[str, Any]:
     if isinstance(layer, ArraysCache):
         entry["filled"] = [state is not None for state in layer.cache]
     else:
-        entry["offset"] = int(getattr(layer, "offset", 0))
         keys = getattr(layer, "keys", None)
-        entry["rows"] = 0 if keys is None else used_rows(layer)
+        entry["offset"] = int(getattr(layer, "offset", 0))
+        entry["rows"] = 0 if keys is None else int(keys.shape[2])  # allocated ones
     entry["trimmable"] = layer.is_trimmable()
     entry["nbytes"] = nbytes_or_error(layer)
     return entry
-
-
-def used_rows(layer: LayerCache) -> Count:
-    """How many rows a single cache would hand to attention."""
-    keys, _ = layer.keys_and_values()
-    return Count(int(keys.shape[2]))
 
 
 def nbytes_or_error(layer: LayerCache) -> int | str:

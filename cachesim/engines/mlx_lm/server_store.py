@@ -48,6 +48,7 @@ class ServerStore:
         self._limit = options.prompt_cache_bytes
         self._ticket = -1
         self.number = 0
+        self.watch: Callable[[Insertion, PromptCache], None] | None = None
         size, snapshots = options.prompt_cache_size, rules.server.snapshots
         self.cache = (
             LRUPromptCache(rules.store, size, on_event=self._tell_change)
@@ -97,18 +98,19 @@ class ServerStore:
             self.cache.insert_cache(MODEL, list(key), cache, cache_type=cache_type)
         self.number += 1
         held = holdings(self._network, cache, tuple(key))
-        self._tell(
-            Insertion(
-                task=job.ticket,
-                number=self.number,
-                type=self._rules.store.queue_of(cache_type),
-                length=Count(len(key)),
-                key=tuple(key),
-                layers=described(self._network, cache),
-                state_is_key=is_sound(self._network, cache, tuple(key)),
-                held={each.place: each.tokens for each in held if not each.sound},
-            )
+        insertion = Insertion(
+            task=job.ticket,
+            number=self.number,
+            type=self._rules.store.queue_of(cache_type),
+            length=Count(len(key)),
+            key=tuple(key),
+            layers=described(self._network, cache),
+            state_is_key=all(each.sound for each in held) if held else None,
+            held={each.place: each.tokens for each in held if not each.sound},
         )
+        self._tell(insertion)
+        if self.watch is not None:
+            self.watch(insertion, cache)
 
     def trim(self, job: Job, generator: "HoldsBytes") -> None:
         """`--prompt-cache-bytes`: what is at work leaves the rest to the store."""
