@@ -90,10 +90,11 @@ class FloatNetwork:
             turns=self._rotary.turns(ubatch.positions),
             store=store,
         )
-        x = self._entry(ubatch, tiles)
-        for layer in self._layers:
-            x += layer(x, run)
-        hidden = self._head.hidden(x[: run.count])
+        with np.errstate(over="ignore", invalid="ignore"):  # the head looks at what comes out
+            x = self._entry(ubatch, tiles)
+            for layer in self._layers:
+                x += layer(x, run)
+            hidden = self._head.hidden(x[: run.count])
         logits = self._head.logits(hidden, ubatch.outputs, self._ladder)
         return Output(logits=logits, hidden=hidden)
 

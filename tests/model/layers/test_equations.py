@@ -1,0 +1,118 @@
+"""Each layer against its equation, written once more without tiles, blocks or carried states."""
+
+import naive
+import numpy as np
+import pytest
+
+from cachesim.model.build import build
+from cachesim.model.layers.attention import Attention
+from cachesim.model.layers.conv import ShortConv
+from cachesim.model.layers.delta import Delta
+from cachesim.model.layers.mlp import Mlp
+from cachesim.model.layers.rope import Rotary
+from cachesim.model.layers.run import Layer, Run
+from cachesim.model.layers.ssm import Ssm
+from cachesim.model.layers.tiles import LADDER, cuts
+from cachesim.model.plain import PlainStore
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.model.weights import Weights, draw, mlp_norm_name
+from cachesim.units import Array
+
+COUNT = 70  # past one block of keys, past one stretch of states
+
+
+def rows(spec: ModelSpec, count: int = COUNT) -> Array:
+    return np.random.default_rng(5).normal(size=(count, spec.width))
+
+
+def through(layer: Layer, spec: ModelSpec, xs: Array) -> Array:
+    tiles = cuts(len(xs), LADDER)
+    padded = np.zeros((tiles[-1].stop, spec.width))
+    padded[: len(xs)] = xs
+    run = Run(
+        count=len(xs),
+        sets=1,
+        tiles=tiles,
+        ladder=LADDER,
+        turns=Rotary(spec).turns(np.arange(len(xs))),
+        store=PlainStore(build(spec)),
+    )
+    result = layer(padded, run)
+    assert not result[len(xs) :].any(), "rows that fill a tile stay zero"
+    return result[: len(xs)]
+
+
+def wide(spec: ModelSpec) -> Weights:
+    return {name: tensor.astype(np.float64) for name, tensor in draw(spec).items()}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["dense", "swa", "hybrid-delta"])
+def test_attention_follows_its_equation(name: str) -> None:
+    spec, layer = preset(name), 1
+    xs = rows(spec)
+
+    found = through(Attention.read(spec, draw(spec), layer), spec, xs)
+
+    expected = naive.attention(spec, wide(spec), f"blk.{layer}.", xs)
+    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
+
+
+def test_a_window_hides_what_lies_further_back() -> None:
+    spec = preset("swa")
+    xs = rows(spec)
+
+    found = through(Attention.read(spec, draw(spec), 0), spec, xs)
+
+    expected = naive.attention(spec, wide(spec), "blk.0.", xs, window=spec.window)
+    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
+
+
+def test_without_rope_positions_do_not_matter() -> None:
+    spec = preset("dense", rope="none", head_size=5)
+    xs = rows(spec)
+
+    found = through(Attention.read(spec, draw(spec), 0), spec, xs)
+
+    expected = naive.attention(spec, wide(spec), "blk.0.", xs)
+    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
+
+
+def test_the_ssm_layer_follows_its_equation() -> None:
+    spec = preset("hybrid")
+    xs = rows(spec)
+
+    found = through(Ssm.read(spec, draw(spec), 1), spec, xs)
+
+    assert np.allclose(naive.ssm(spec, wide(spec), "blk.1.", xs), found, rtol=1e-9, atol=1e-12)
+
+
+def test_the_delta_layer_follows_its_equation() -> None:
+    spec = preset("hybrid-delta")
+    xs = rows(spec)
+
+    found = through(Delta.read(spec, draw(spec), 2), spec, xs)
+
+    assert np.allclose(naive.delta(spec, wide(spec), "blk.2.", xs), found, rtol=1e-9, atol=1e-12)
+
+
+def test_the_short_convolution_follows_its_equation() -> None:
+    spec = preset("hybrid-swa")
+    xs = rows(spec)
+
+    found = through(ShortConv.read(spec, draw(spec), 0), spec, xs)
+
+    expected = naive.short_conv(wide(spec), "blk.0.", xs)
+    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dense", "swa", "hybrid-delta"])
+def test_the_mlp_follows_its_equation(name: str) -> None:
+    spec = preset(name)
+    xs = rows(spec, 9)
+
+    found = through(Mlp.read(spec, draw(spec), 3), spec, xs)
+
+    entry = mlp_norm_name(spec, 3).removeprefix("blk.3.")
+    expected = naive.mlp(spec, wide(spec), "blk.3.", entry, xs)
+    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)

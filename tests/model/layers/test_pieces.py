@@ -1,0 +1,207 @@
+"""The small parts of the layers: norms, rotations, tiles, convolutions, what a lane shows."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from cachesim.model.layers import attention
+from cachesim.model.layers.conv import carry, convolve, extended
+from cachesim.model.layers.norm import gelu, l2_norm, rms_norm, sigmoid, silu, softplus
+from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
+from cachesim.model.layers.tiles import ALONE, LADDER, cuts, mixes, packed, product
+from cachesim.model.presets import preset
+from cachesim.model.store import ABSENT, BLOCK, Lane
+from cachesim.units import Array
+
+NUMBERS = arrays.arrays(np.float64, (3, 8), elements=st.floats(-50, 50))
+
+
+@given(NUMBERS)
+def test_rms_norm_brings_rows_to_one(rows: Array) -> None:
+    expected = rows / np.sqrt((rows * rows).mean(axis=-1, keepdims=True) + 1e-6)
+
+    assert np.allclose(expected, rms_norm(rows, 1e-6), rtol=1e-12)
+
+
+def test_l2_norm_divides_short_rows_by_epsilon_as_ggml_does() -> None:
+    rows = np.array([[3.0, 4.0], [3e-9, 4e-9], [0.0, 0.0]])
+
+    assert np.allclose([[0.6, 0.8], [3e-3, 4e-3], [0, 0]], l2_norm(rows, 1e-6))
+
+
+@given(NUMBERS)
+def test_activations_are_what_their_names_say(x: Array) -> None:
+    tanh = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+
+    assert np.allclose(1 / (1 + np.exp(-x)), sigmoid(x))
+    assert np.allclose(x / (1 + np.exp(-x)), silu(x))
+    with np.errstate(over="ignore"):
+        assert np.allclose(0.5 * x * (1 + tanh), gelu(x), atol=1e-12)
+    assert np.allclose(np.log1p(np.exp(x)), softplus(x))
+
+
+def test_softplus_does_not_overflow() -> None:
+    assert [0.0, 1000.0] == softplus(np.array([-1000.0, 1000.0])).tolist()
+
+
+def test_a_turn_keeps_lengths_and_depends_on_distance_alone() -> None:
+    spec = preset("dense")
+    rotary = Rotary(spec)
+    rows = np.random.default_rng(1).normal(size=(2, 1, 16))
+
+    def met(query_at: int, key_at: int) -> float:
+        turns = rotary.turns(np.array([query_at, key_at]))
+        assert turns is not None
+        turned = rotate(rows, turns)
+        assert np.allclose((rows**2).sum(axis=-1), (turned**2).sum(axis=-1))
+        return float(turned[0, 0] @ turned[1, 0])
+
+    assert met(7, 3) == pytest.approx(met(1007, 1003))
+    assert met(7, 3) != pytest.approx(met(7, 4))
+
+
+def test_angles_are_the_same_bits_whoever_asks() -> None:
+    spec = preset("dense")
+    positions = np.array([5, PAGE - 1, PAGE, 3 * PAGE + 1, 2_000_000_000])
+
+    together = Rotary(spec).turns(positions)
+
+    assert together is not None
+    for i, position in enumerate(positions):
+        alone = Rotary(spec).turns(np.array([position]))
+        assert alone is not None
+        assert np.array_equal(together[0][i], alone[0][0])
+        assert np.array_equal(together[1][i], alone[1][0])
+
+
+def test_pairs_are_read_as_halves() -> None:
+    assert [0, 2, 4, 1, 3, 5] == halves_order(preset("dense", head_size=6)).tolist()
+    assert [0, 1, 2, 3] == halves_order(preset("swa", head_size=4)).tolist()
+
+
+@given(st.integers(1, 3000), st.sampled_from([LADDER, ALONE]))
+def test_tiles_follow_each_other_and_waste_little(rows: int, ladder: tuple[int, ...]) -> None:
+    tiles = cuts(rows, ladder)
+
+    edges = [tile.start for tile in tiles] + [tiles[-1].stop]
+    assert [0, *(tile.stop for tile in tiles)] == edges
+    assert {b - a for a, b in pairwise(edges)} <= set(ladder)
+    assert rows <= edges[-1] < rows + 64
+
+
+def test_a_product_in_tiles_is_the_product() -> None:
+    random = np.random.default_rng(2)
+    blocks = random.normal(size=(5, 8)), random.normal(size=(6, 8))
+    rows = random.normal(size=(20, 8))
+
+    result = product(rows, packed(*blocks), cuts(20, LADDER))
+
+    assert (20, 16) == result.shape
+    assert np.allclose(rows @ np.concatenate(blocks).T, result[:, :11])
+    assert not result[:, 11:].any()
+
+
+def test_mixing_is_refused_where_one_height_gives_other_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = np.matmul
+
+    def moody(a: Array, b: Array) -> Array:
+        result: Array = honest(a, b)
+        return result * (1 + 2**-52) if len(a) == 8 else result
+
+    mixes.cache_clear()
+    monkeypatch.setattr(np, "matmul", moody)
+
+    assert not mixes(64, 128, 1, "plain")
+    mixes.cache_clear()
+
+
+def test_a_carried_convolution_is_the_whole_one() -> None:
+    random = np.random.default_rng(3)
+    rows, taps = random.normal(size=(2, 9, 5)), random.normal(size=(4, 5))
+    nothing = np.zeros((2, 3 * 5))
+
+    whole = convolve(extended(nothing, rows), taps)
+
+    first = extended(nothing, rows[:, :2])
+    second = extended(carry(first, 4, back=0), rows[:, 2:])
+    assert np.array_equal(whole, np.concatenate([convolve(first, taps), convolve(second, taps)], 1))
+
+
+def test_a_row_carried_from_further_back_is_what_a_shorter_run_would_carry() -> None:
+    rows = np.random.default_rng(4).normal(size=(1, 6, 2))
+    nothing = np.zeros((1, 3 * 2))
+
+    for back in range(5):
+        shorter = extended(nothing, rows[:, : 6 - back])
+        expected = carry(shorter, 4, back=0)
+        assert np.array_equal(expected, carry(extended(nothing, rows), 4, back=back))
+
+
+def lane(positions: list[int], low: list[int], high: list[int], random: int = 1) -> Lane:
+    source = np.random.default_rng(random)
+    return Lane(
+        rows=np.arange(len(low)),
+        keys=source.normal(size=(len(positions), 1, 4)),
+        values=source.normal(size=(len(positions), 1, 4)),
+        positions=np.array(positions),
+        low=np.array(low),
+        high=np.array(high),
+    )
+
+
+def seen(queries: Array, what: Lane) -> Array:
+    out = np.zeros((len(queries), queries.shape[1], 4))
+    attention.attend(queries, what, out, LADDER)
+    return out
+
+
+def test_keys_that_share_a_position_are_all_seen() -> None:
+    """Memories allow it: the second one follows in a block of its own."""
+    queries = np.random.default_rng(0).normal(size=(1, 2, 4))
+    what = lane([0, 1, *[ABSENT] * 62, 1, *[ABSENT] * 63], [0], [1])
+
+    found = seen(queries, what)
+
+    keys, values = (each[[0, 1, 64], 0] for each in (what.keys, what.values))
+    weights = np.exp(queries[0] @ keys.T)
+    assert np.allclose(weights @ values / weights.sum(axis=1, keepdims=True), found[0])
+
+
+def test_blocks_that_nobody_sees_leave_no_trace() -> None:
+    queries = np.random.default_rng(0).normal(size=(3, 2, 4))
+    near = lane(list(range(128, 192)), [130, 130, 140], [150, 151, 191])
+    far = Lane(
+        rows=near.rows,
+        keys=np.concatenate([np.full((128, 1, 4), 1e30), near.keys, np.full((64, 1, 4), 1e30)]),
+        values=np.concatenate([np.full((128, 1, 4), 7.0), near.values, np.full((64, 1, 4), 7.0)]),
+        positions=np.arange(4 * BLOCK),
+        low=near.low,
+        high=near.high,
+    )
+
+    assert np.array_equal(seen(queries, near), seen(queries, far))
+    assert np.array_equal(seen(queries[:1], take(near, 1)), seen(queries[:1], take(far, 1)))
+
+
+def take(what: Lane, count: int) -> Lane:
+    return Lane(
+        rows=what.rows[:count],
+        keys=what.keys,
+        values=what.values,
+        positions=what.positions,
+        low=what.low[:count],
+        high=what.high[:count],
+    )
+
+
+def test_more_rows_than_a_tile_holds_are_stacked() -> None:
+    queries = np.random.default_rng(0).normal(size=(5, 256, 4))
+    what = lane(list(range(64)), [0] * 5, [3, 4, 5, 60, 63])
+
+    assert np.array_equal(seen(queries, what)[:, :2], seen(queries[:, :2], what))

@@ -1,0 +1,262 @@
+"""The float network: what it refuses, what it hands back, its companion, its liveliness."""
+
+import numpy as np
+import pytest
+from scattered import Piece, ScatteredStore
+
+from cachesim.errors import ContractError, PositionError, SpecError, TokenError
+from cachesim.model.build import build
+from cachesim.model.network import MOST_POSITION, FloatNetwork
+from cachesim.model.plain import PlainStore
+from cachesim.model.presets import PRESETS, preset, tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Store, Ubatch, Window
+from cachesim.units import Array
+
+NAMES = sorted(PRESETS)
+
+
+def ubatch(tokens: list[int], first: int = 0, sets: int = 1) -> Ubatch:
+    positions = np.arange(first, first + len(tokens))
+    return Ubatch(tokens=np.array(tokens, dtype=np.int64), positions=positions, sets=sets)
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(265, 512, count).tolist()
+
+
+def logits(spec: ModelSpec, tokens: list[int]) -> Array:
+    network = build(spec)
+    return network.run(ubatch(tokens), PlainStore(network)).logits
+
+
+def refusal(piece: Ubatch) -> None:
+    network = build(tiny("dense"))
+    network.run(piece, PlainStore(network))
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(TokenError, match="token 512 is not in the vocabulary: write ids from 0 to"):
+        refusal(ubatch([3, 512]))
+    with pytest.raises(TokenError, match="token -1 is not"):
+        refusal(ubatch([-1]))
+
+
+def test_an_ubatch_without_tokens_is_refused() -> None:
+    with pytest.raises(TokenError, match="without tokens"):
+        refusal(ubatch([]))
+
+
+def test_positions_out_of_range_are_refused() -> None:
+    with pytest.raises(PositionError, match="position -2 is out of range"):
+        refusal(ubatch([3, 4], first=-2))
+    with pytest.raises(PositionError, match=f"position {MOST_POSITION + 1} is out of range"):
+        refusal(ubatch([3], first=MOST_POSITION + 1))
+    with pytest.raises(PositionError, match="2 positions for 1 tokens"):
+        refusal(Ubatch(tokens=np.array([3]), positions=np.array([0, 1])))
+
+
+def test_sets_of_unequal_length_are_refused() -> None:
+    with pytest.raises(TokenError, match="3 tokens do not fall into 2 sets"):
+        refusal(ubatch([3, 4, 5], sets=2))
+
+
+def test_an_arithmetic_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(SpecError, match="no arithmetic 'float32' for 'dense'; there are 'float'"):
+        build(preset("dense"), "float32")  # type: ignore[arg-type]
+
+
+def test_a_query_that_sees_no_key_is_a_broken_contract() -> None:
+    network = build(tiny("dense"))
+
+    class Blind(PlainStore):
+        def attend(self, layer: int, keys: Array, values: Array) -> Window:
+            (lane,) = super().attend(layer, keys, values)
+            lane.positions[:] = np.iinfo(np.int64).max
+            return (lane,)
+
+    with pytest.raises(ContractError, match="not finite"):
+        network.run(ubatch([300]), Blind(network))
+
+
+def test_logits_come_for_the_rows_asked_for_and_hidden_for_all() -> None:
+    network = build(tiny("hybrid"))
+    tokens = prompt(9)
+    whole = network.run(ubatch(tokens), PlainStore(network))
+    asked = Ubatch(
+        tokens=np.array(tokens), positions=np.arange(9), outputs=np.array([8, 2], dtype=np.int64)
+    )
+
+    some = network.run(asked, PlainStore(network))
+
+    assert np.array_equal(whole.logits[[8, 2]], some.logits)
+    assert np.array_equal(whole.hidden, some.hidden)
+    assert (9, 16) == some.hidden.shape
+
+
+def test_no_logits_for_nobody() -> None:
+    network = build(tiny("hybrid"))
+    nothing = np.array([], dtype=np.int64)
+    asked = Ubatch(tokens=np.array([300]), positions=np.array([0]), outputs=nothing)
+
+    assert (0, 512) == network.run(asked, PlainStore(network)).logits.shape
+
+
+def test_sampling_is_greedy_and_ties_go_to_the_lowest_id() -> None:
+    assert 2 == build(tiny("dense")).sample(np.array([0.0, 1.0, 3.0, 3.0]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_decoding_yields_plain_tokens_only(name: str) -> None:
+    assert (logits(preset(name), prompt(100)).argmax(axis=1) >= 265).all()
+
+
+def test_difference_is_the_largest_distance() -> None:
+    network = build(tiny("dense"))
+    one = np.array([1.0, 2.0, 3.0])
+
+    assert 0.0 == network.difference(one, one.copy())
+    assert 0.5 == network.difference(one, one + np.array([0, -0.5, 0.25]))
+    assert np.inf == network.difference(one, one[:2])
+
+
+def test_equal_specs_share_a_network_and_equal_seeds_its_answers() -> None:
+    spec = tiny("hybrid")
+
+    assert build(spec) is build(tiny("hybrid"))
+    fresh = FloatNetwork(spec)
+    again = fresh.run(ubatch(prompt(5)), PlainStore(fresh)).logits
+    assert np.array_equal(logits(spec, prompt(5)), again)
+    assert not np.array_equal(again, logits(tiny("hybrid", seed=1), prompt(5)))
+
+
+@pytest.mark.parametrize("name", ["dense", "swa"])
+def test_rotated_keys_are_those_of_the_shifted_positions(name: str) -> None:
+    """The first layer's keys know nothing but their token and their position."""
+    network = build(preset(name))
+    tokens = prompt(6)
+
+    def first_keys(first: int) -> Array:
+        store = Recorder(network)
+        network.run(ubatch(tokens, first), store)
+        return store.keys[0]
+
+    shifts = np.full(6, -1000)
+    assert np.allclose(first_keys(7), network.rotate(0, first_keys(1007), shifts), atol=1e-9)
+    assert np.allclose(first_keys(1007), network.rotate(0, first_keys(7), -shifts), atol=1e-9)
+    assert np.array_equal(first_keys(7), network.rotate(0, first_keys(7), np.zeros(6, np.int64)))
+
+
+def test_without_rope_nothing_is_rotated() -> None:
+    keys = np.random.default_rng(0).normal(size=(3, 2, 16))
+
+    turned = build(preset("dense", rope="none")).rotate(0, keys, np.array([1, 2, 3]))
+
+    assert np.array_equal(keys, turned)
+    assert turned is not keys
+
+
+class Recorder(PlainStore):
+    """Remembers the keys that came in; positions are the ubatch's, from 0 for this store."""
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        self.keys = getattr(self, "keys", {}) | {layer: keys.copy()}
+        return super().attend(layer, keys, values)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "hybrid-delta", "hybrid-swa"])
+@pytest.mark.parametrize("length", [1, 3, 40, 70])
+def test_planes_are_the_states_after_the_last_tokens(name: str, length: int) -> None:
+    network = build(tiny(name))
+    tokens = tuple(prompt(length))
+    store = ScatteredStore(network, planes=4)
+
+    store.play(Piece(0, (300,), 0))
+    store.play(Piece(0, tokens, 1))
+
+    for layer in tiny(name).recurrent_layers:
+        planes = store.kept[layer][-1][0]
+        assert min(4, length) == len(planes)
+        for back, plane in enumerate(planes):
+            shorter = ScatteredStore(network)
+            shorter.play(Piece(0, (300, *tokens[: length - back]), 0))
+            assert np.array_equal(shorter.kept[layer][-1][0, 0], plane)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "hybrid-swa"])
+def test_the_first_of_200_tokens_matters_to_the_last_logits(name: str) -> None:
+    assert 1e-3 < influence(preset(name), 200)
+
+
+def test_within_its_reach_a_first_token_matters_to_hybrid_swa_too() -> None:
+    """Two windows of 32 and two short convolutions: 67 tokens back, no logit can look."""
+    spec = preset("hybrid-swa")
+
+    assert 1e-3 < influence(spec, 60)
+    assert 0.0 == influence(spec, 68)
+
+
+def influence(spec: ModelSpec, count: int) -> float:
+    """How much another first token changes the last logits, in parts of their scale."""
+    tokens = prompt(count)
+    one = logits(spec, tokens)[-1]
+    other = logits(spec, [265 + (tokens[0] - 265 + 1) % 247, *tokens[1:]])[-1]
+    return float(np.abs(one - other).max() / np.abs(one).max())
+
+
+def guesses(tokens: list[int], hidden: Array, cuts: list[int]) -> Array:
+    """The MTP head's logits: each token beside the target's hidden row before it."""
+    target = build(preset("hybrid-mtp"))
+    head = target.companion()
+    assert head is not None
+    store: Store = PlainStore(head)
+    found = []
+    for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
+        piece = Ubatch(tokens=np.array(tokens[a:b]), positions=np.arange(a, b), hidden=hidden[a:b])
+        found.append(head.run(piece, store).logits)
+    return np.concatenate(found)
+
+
+def mtp_case() -> tuple[list[int], Array, Array]:
+    target = build(preset("hybrid-mtp"))
+    tokens = prompt(80)
+    output = target.run(ubatch(tokens), PlainStore(target))
+    before = np.concatenate([np.zeros((1, 64)), output.hidden[:-1]])
+    return tokens, before, output.logits
+
+
+def test_the_mtp_head_is_often_right() -> None:
+    tokens, before, truth = mtp_case()
+
+    right = guesses(tokens, before, []).argmax(axis=1) == truth.argmax(axis=1)
+
+    assert right.mean() > 0.25, "by chance it would be 1 in 247"
+
+
+def test_the_mtp_head_answers_with_the_same_bits_however_it_is_cut() -> None:
+    tokens, before, _ = mtp_case()
+
+    assert np.array_equal(guesses(tokens, before, []), guesses(tokens, before, [1, 3, 66]))
+
+
+def test_the_mtp_head_reads_the_hidden_rows() -> None:
+    tokens, before, _ = mtp_case()
+
+    assert not np.allclose(guesses(tokens, before, []), guesses(tokens, before[::-1], []))
+
+
+def test_the_mtp_head_needs_hidden_rows() -> None:
+    head = build(preset("hybrid-mtp")).companion()
+    assert head is not None
+
+    with pytest.raises(ContractError, match="reads a hidden row of width 64"):
+        head.run(ubatch([300]), PlainStore(head))
+
+
+def test_the_mtp_head_keeps_one_attention_layer_behind_the_others() -> None:
+    head = build(preset("hybrid-mtp")).companion()
+    assert head is not None
+
+    assert [(4, "attention")] == [(shape.layer, shape.place) for shape in head.shapes]
+    assert head.companion() is None
+    assert build(preset("hybrid-delta")).companion() is None
