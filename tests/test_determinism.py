@@ -24,7 +24,7 @@ for name in PRESETS:
         traced = Traced(network)
         rows = cold_logits(traced, prompt)
         kept = Oracle(network).logits(prompt, as_tokens([300, 301]))
-        nodes = [traced.node(row) for row in rows]
+        nodes = [traced.node(row, i) for i, row in enumerate(rows)]
         digest = hashlib.sha256(rows.tobytes() + kept.tobytes() + repr(nodes).encode())
         print(name, arithmetic, network.sample(rows[-1]), digest.hexdigest())
 """

@@ -63,6 +63,10 @@ class Histories:
             nodes.append(self.node(token, (Reading(nodes[-1]),) * len(self.places)))
         return nodes
 
+    def token(self, node: NodeId) -> Token:
+        """The last token of a history; -1 for that of none."""
+        return self._nodes[node][0]
+
     def readings(self, node: NodeId) -> tuple[Reading, ...]:
         """What a node's token read, place by place."""
         return self._nodes[node][1]

@@ -52,7 +52,7 @@ class Traced:
         self._ledger = tuple(_ledger_shape(first + i, place) for i, place in enumerate(places))
         self._born = Growing((), "int64")  # birth -> node
         self._born.append(np.zeros(1, np.int64))
-        self._answers: dict[bytes, NodeId] = {}
+        self._answers: dict[bytes, dict[Pos, NodeId]] = {}
 
     @property
     def spec(self) -> ModelSpec:
@@ -70,7 +70,8 @@ class Traced:
         nodes = self._run_ledger(ubatch, store)
         rows = range(len(nodes)) if ubatch.outputs is None else ubatch.outputs
         for logits, row in zip(output.logits, rows, strict=True):
-            self._answers[_fingerprint(logits)] = int(nodes[row])
+            by_position = self._answers.setdefault(_fingerprint(logits), {})
+            by_position[Pos(int(ubatch.positions[row]))] = int(nodes[row])
         return output
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
@@ -99,17 +100,23 @@ class Traced:
         """The nodes of cells, from what their ledger holds."""
         return self._nodes_of(births, births)
 
-    def node(self, logits: Array) -> NodeId | None:
-        """The history that a row of logits was last computed from, or None if it never was."""
-        return self._answers.get(_fingerprint(logits))
+    def node(self, logits: Array, position: Pos) -> NodeId | None:
+        """The history that a row of logits was last computed from, or None if it never was.
 
-    def fault(self, logits: Array, tokens: Tokens) -> Fault | None:
+        Networks that soon forget say the same at many positions; a row that was not computed at
+        this one (a shifted context) is looked up at any.
+        """
+        found = self._answers.get(_fingerprint(logits), {})
+        return found.get(position, next(reversed(found.values()), None))
+
+    def fault(self, logits: Array, tokens: Tokens, *, cached: int | None = None) -> Fault | None:
         """The first wrong memory behind a row of logits that should have followed `tokens`.
 
-        Descends from the row's token through memories that have the right tokens and were yet
-        computed wrong, to the one that a foreign state or cell came into.
+        Descends from the row's token to the first one that met a foreign state or cell. On the way
+        lie tokens that were computed right on top of wrong memory: those whose memory has the right
+        tokens, and those behind the `cached` ones, which the request computed itself.
         """
-        node, count = self.node(logits), len(tokens)
+        node, count = self.node(logits, Pos(len(tokens) - 1)), len(tokens)
         clean = self.histories.clean(tokens)
         if node is None or node == clean[count]:
             return None
@@ -120,11 +127,22 @@ class Traced:
                 reading.node
                 for place, reading in enumerate(readings)
                 if reading.node != clean[count]
-                and self.histories.tokens(reading.node, place) == tokens[:count]
+                and (
+                    self._is_own(reading.node, tokens, count, cached)
+                    or self.histories.tokens(reading.node, place) == tokens[:count]
+                )
             ]
             if not spoilt:
                 return self._fault(readings, Pos(count), tokens, clean)
             node = spoilt[0]
+
+    def _is_own(self, node: NodeId, tokens: Tokens, count: int, cached: int | None) -> bool:
+        """Whether a node is the last of `count` tokens, computed by the request itself."""
+        return (
+            cached is not None
+            and cached < count
+            and self.histories.token(node) == tokens[count - 1]
+        )
 
     def _fault(
         self, readings: tuple[Reading, ...], at: Pos, tokens: Tokens, clean: list[NodeId]

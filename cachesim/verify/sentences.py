@@ -13,13 +13,15 @@ SENTENCES: Final[dict[str, str]] = {
     "cache-prompt-off": "the request asks for no reuse",
     "slot-tokens": "this is what slot {slot} itself has in common with the prompt",
     "chunk-reuse": "chunks of {n_cache_reuse} tokens or more were moved into place",
-    "memory-depth": "memory begins at position {pos_min}, not below {threshold}: no way back",
+    "memory-depth": (
+        "memory begins at position {pos_min}; to go on from here it must begin below {threshold}"
+    ),
     "full-reprocessing": (
-        "memory begins at position {pos_min}, not below {threshold}, "
+        "memory begins at position {pos_min}; to go on from here it must begin below {threshold}, "
         "and no checkpoint will do ({checkpoints})"
     ),
     "checkpoint-restored": (
-        "the checkpoint of {n_tokens} tokens, positions {pos_min} to {pos_max}, is restored"
+        "the checkpoint at {n_tokens}, positions {pos_min} to {pos_max}, is restored"
     ),
     "seq-rm-refused": "memory cannot be cut at position {p0}, so it is cleared",
     "last-token": "the last token's logits are wanted, so it is processed again",

@@ -79,7 +79,7 @@ def judge(
     fault = None
     if wrong is not None and trace is not None:
         tokens = reply.prompt + reply.generated[: wrong.step]
-        fault = trace.fault(reply.logits[wrong.step], tokens)
+        fault = trace.fault(reply.logits[wrong.step], tokens, cached=reply.cached)
     return Verdict(
         answer=answer,
         reuse=_reuse(answer, reply.cached or Count(0), due),

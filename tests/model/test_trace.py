@@ -15,7 +15,7 @@ from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Fault, Traced
-from cachesim.units import Array, as_tokens
+from cachesim.units import Array, Pos, as_tokens
 
 PROMPT = as_tokens(range(300, 330))
 OTHER = as_tokens(range(400, 430))
@@ -104,7 +104,7 @@ def test_a_cold_run_is_clean_however_it_is_cut(
     rows = [row for a, b in pairwise(cuts) for row in feed(network, store, ids[a:b], a)]
 
     clean = network.histories.clean(as_tokens(ids))
-    assert clean[1:] == [network.node(row) for row in rows]
+    assert clean[1:] == [network.node(row, Pos(i)) for i, row in enumerate(rows)]
     assert as_tokens(ids) == network.history(clean[-1])
     assert network.fault(rows[-1], as_tokens(ids)) is None
 
@@ -116,7 +116,7 @@ def test_sets_have_histories_of_their_own() -> None:
     rows = network.run(ubatch, PlainStore(network, sets=2)).logits
 
     for row, tokens in ((29, PROMPT), (59, OTHER)):
-        node = network.node(rows[row])
+        node = network.node(rows[row], Pos(29))
         assert node is not None
         assert tokens == network.history(node)
 
@@ -161,6 +161,21 @@ def test_a_stale_state_is_named_with_the_tokens_it_has_folded_in() -> None:
     assert expected == network.fault(rows[1], as_tokens([*PROMPT, 501, 502]))
 
 
+def test_a_state_is_named_as_it_was_when_the_request_first_read_it() -> None:
+    network = traced("recurrent")
+    store = fed(network, PROMPT[:20])
+    put_states(network, store, fed(network, OTHER[:7]))
+    row = feed(network, store, PROMPT[20:], 20)[-1]
+
+    first = network.fault(row, PROMPT, cached=20)
+    last = network.fault(row, PROMPT)
+
+    assert first is not None
+    assert last is not None
+    assert (20, OTHER[:7]) == (first.token, first.holds)
+    assert (29, OTHER[:7] + PROMPT[20:29]) == (last.token, last.holds)
+
+
 def test_a_foreign_cell_is_named_with_the_history_it_was_computed_in() -> None:
     network = traced("hybrid")
     store = fed(network, PROMPT)
@@ -200,6 +215,6 @@ def test_a_cell_computed_over_a_wrong_state_stays_wrong_when_the_state_is_put_ri
 def test_a_row_that_was_never_computed_has_no_history() -> None:
     network = traced("dense")
 
-    assert network.node(np.zeros((1,), np.uint64)) is None
+    assert network.node(np.zeros((1,), np.uint64), Pos(0)) is None
     assert network.fault(np.zeros((1,), np.uint64), PROMPT) is None
     assert () == network.history(ROOT)

@@ -104,8 +104,8 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     assert (196, 100) == (account.ideal, account.lost)
     assert account.sentences == (
         "196 of 206 tokens are equal with slot 0; token 196 in u2 is 400, not 196.",
-        "Memory begins at position 203, not below 196: no way back: 196 to 0.",
-        "The checkpoint of 96 tokens, positions 95 to 95, is restored: 0 to 96.",
+        "Memory begins at position 203; to go on from here it must begin below 196: 196 to 0.",
+        "The checkpoint at 96, positions 95 to 95, is restored: 0 to 96.",
     )
     assert "memory-depth" == account.as_dict()["losses"][0]["rule"]
     assert 196 == account.as_dict()["parting"]["index"]

@@ -1,0 +1,146 @@
+"""Every server under the verdict: answers, ledgers and accounts must agree on any workload."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachesim.engines import Engine, Reply, Request
+from cachesim.errors import UpstreamAbort
+from cachesim.model.build import build
+from cachesim.model.presets import PRESETS, tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.model.trace import Traced
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify import IdealCache, Oracle, Verdict, explain, judge
+
+PROFILES = (
+    "llama.cpp@b9093",
+    "llama.cpp@b9538",
+    "llama.cpp@b11549",
+    "ik_llama.cpp@d2da6da05",
+    "ik_llama.cpp@d2da6da05+1888",  # restores a state that has seen one token too many
+    "ik_llama.cpp@8337e4cd3",
+    "mlx-lm@0.31.3",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A prompt that goes on from an earlier conversation, cut somewhere, with new tokens."""
+
+    of: int
+    cut: float  # 1.0: all of it
+    new: Tokens
+    predict: int
+
+
+turns = st.lists(
+    st.builds(
+        Turn,
+        st.integers(0, 9),
+        st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0]),
+        st.lists(st.integers(300, 302), min_size=1, max_size=40).map(as_tokens),
+        st.integers(1, 6),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+class Bench:
+    """A server that is traced, and everything that judges it."""
+
+    def __init__(self, profile: str, spec: ModelSpec) -> None:
+        network = build(spec, "ring")
+        self.trace = Traced(network)
+        self.server = Engine.create(profile, model=self.trace)
+        self.oracle = Oracle(network)
+        self.ideal = IdealCache()
+        self.said: list[Tokens] = []
+        self.forgets = network.spec.reach is not None  # what was wrong long ago may not matter
+
+    def play(self, turn: Turn) -> Reply | None:
+        """The reply to a turn, or None where the real process ends."""
+        before = self.said[turn.of % len(self.said)] if self.said else ()
+        prompt = before[: int(turn.cut * len(before))] + turn.new
+        ticket = self.server.submit(Request(prompt=prompt, predict=turn.predict))
+        try:
+            self.server.run()
+        except UpstreamAbort:
+            return None
+        reply = self.server.reply(ticket)
+        assert reply is not None
+        self.said.append(prompt + reply.generated)
+        return reply
+
+    def check(self, reply: Reply) -> Verdict:
+        """Let verdict, account and ledgers say what they think, and agree."""
+        account = explain(reply, self.ideal)
+        assert account is not None
+        verdict = judge(reply, self.oracle, due=account.ideal, trace=self.trace)
+        assert verdict is not None
+        self.ideal.remember(reply)
+        for i, row in enumerate(reply.logits):
+            clean = self.trace.fault(row, reply.prompt + reply.generated[:i]) is None
+            right = verdict.wrong is None or i < verdict.wrong.step
+            assert right or not clean
+            assert clean or not right or self.forgets
+        assert (verdict.wrong is None) == (verdict.fault is None)
+        assert (account.lost > 0) == (verdict.reuse == "lost") or verdict.answer == "diverged"
+        return verdict
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@given(st.sampled_from(sorted(PRESETS)), turns)
+def test_an_answer_is_wrong_exactly_where_a_ledger_is_and_every_account_adds_up(
+    profile: str, preset: str, workload: list[Turn]
+) -> None:
+    bench = Bench(profile, tiny(preset))
+    for turn in workload:
+        reply = bench.play(turn)
+        if reply is None or reply.error is not None:
+            break
+        bench.check(reply)
+
+
+@pytest.mark.parametrize("preset", ["dense", "hybrid"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_conversation_that_only_grows_is_right_and_loses_nothing(
+    profile: str, preset: str
+) -> None:
+    bench = Bench(profile, tiny(preset))
+    for start in (300, 340, 380):
+        reply = bench.play(Turn(len(bench.said) - 1, 1.0, as_tokens(range(start, start + 30)), 4))
+        assert reply is not None
+
+        verdict = bench.check(reply)
+
+        assert ("same", "as declared") == (verdict.answer, verdict.reuse)
+
+
+@pytest.mark.parametrize("profile", ["llama.cpp@b9538", "llama.cpp@b11549"])
+@pytest.mark.parametrize("preset", ["dense", "swa", "recurrent", "hybrid", "hybrid-delta"])
+def test_three_requests_and_the_last_begins_with_a_token_of_the_first(
+    profile: str, preset: str
+) -> None:
+    """The checkpoint of one token, `pos_max` 0, survives every erasure and fits any prompt."""
+    bench = Bench(profile, PRESETS[preset])
+    turns = (Turn(0, 0.0, as_tokens(range(a, b)), 8) for a, b in ((270, 275), (300, 340)))
+    for turn in turns:
+        reply = bench.play(turn)
+        assert reply is not None
+        assert "same" == bench.check(reply).answer
+
+    reply = bench.play(Turn(1, 20 / 48, as_tokens(range(400, 420)), 8))
+    assert reply is not None
+    verdict = bench.check(reply)
+
+    if preset == "dense":
+        assert (20, "same", "as declared") == (reply.cached, verdict.answer, verdict.reuse)
+        return
+    assert (1, "diverged", "unsound") == (reply.cached, verdict.answer, verdict.reuse)
+    assert verdict.fault is not None
+    assert (1, as_tokens([270])) == (verdict.fault.token, verdict.fault.holds)
+    assert as_tokens([300]) == verdict.fault.expected
