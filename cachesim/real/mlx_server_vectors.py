@@ -1,6 +1,6 @@
 """Replays what mlx-lm's own server did, as the vector files recorded it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -39,13 +39,12 @@ STORE_OPTION: Final = "prompt_cache_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerMismatch:
-    """The first thing that differs in a workload."""
+class Mismatch:
+    """The first group of requests that differs; `step` counts requests."""
 
     step: int
-    path: str
-    expected: Json
-    actual: Json
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
@@ -187,24 +186,33 @@ def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
     return [each for each in events if isinstance(each, kind)]
 
 
-def mismatch(line: Mapping[str, Any]) -> ServerMismatch | None:
-    """The first thing that differs; None if everything recorded is played alike."""
+def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+    """The first group that differs; None if everything recorded is played alike."""
     player = ServerPlayer(line)
-    for step, (group, recorded) in enumerate(zip(line["steps"], line["results"], strict=True)):
-        played = player.play(group, recorded["requests"])
-        for path, expected, actual in differences(recorded, played):
-            return ServerMismatch(step=step, path=path, expected=expected, actual=actual)
+    before = 0
+    for group, recorded in zip(line["steps"], line["results"], strict=True):
+        expected = as_compared(recorded)
+        actual = asked(expected, player.play(group, recorded["requests"]))
+        if expected != actual:
+            pairs = zip(expected["requests"], actual["requests"], strict=True)
+            wrong = next((i for i, (one, two) in enumerate(pairs) if one != two), 0)
+            return Mismatch(step=before + wrong, expected=expected, actual=actual)
+        before += len(group)
     return None
 
 
-def differences(recorded: Json, played: Json, path: str = "") -> Iterator[tuple[str, Json, Json]]:
-    """Where what was recorded is not what was played; what is not recorded is not asked."""
+def as_compared(recorded: Json) -> Json:
+    """A recording without the one field that depends on weights: how far a wrong state is off."""
+    if isinstance(recorded, Mapping):
+        kept = {key: value for key, value in recorded.items() if key != "difference"}
+        return {key: as_compared(value) for key, value in kept.items()}
+    return [as_compared(each) for each in recorded] if isinstance(recorded, list) else recorded
+
+
+def asked(recorded: Json, played: Json) -> Json:
+    """Of what was played, the fields that were recorded."""
     if isinstance(recorded, Mapping) and isinstance(played, Mapping):
-        for key, value in recorded.items():
-            if key != "difference":
-                yield from differences(value, played.get(key), f"{path}.{key}".lstrip("."))
-    elif isinstance(recorded, list) and isinstance(played, list) and len(recorded) == len(played):
-        for index, (one, two) in enumerate(zip(recorded, played, strict=True)):
-            yield from differences(one, two, f"{path}[{index}]")
-    elif recorded != played:
-        yield path, recorded, played
+        return {key: asked(value, played.get(key)) for key, value in recorded.items()}
+    if isinstance(recorded, list) and isinstance(played, list) and len(recorded) == len(played):
+        return [asked(one, two) for one, two in zip(recorded, played, strict=True)]
+    return played

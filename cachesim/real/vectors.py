@@ -3,7 +3,7 @@
 import gzip
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -128,7 +128,7 @@ def replay(path: Path) -> Summary:
     for line in lines_of(path):
         kind = kind or kind_of(line, path)
         check: Check = importlib.import_module(kind.module).mismatch
-        ops = line[kind.operations]
+        ops = list(operations_of(line[kind.operations]))
         found = check(line)
         sequences += 1
         operations += len(ops)
@@ -152,6 +152,15 @@ def replay(path: Path) -> Summary:
         operations_equal=operations_equal,
         first=first,
     )
+
+
+def operations_of(listed: Sequence[Any]) -> Iterator[Line]:
+    """The operations of a line; requests that are sent together stand in a list of their own."""
+    for each in listed:
+        if isinstance(each, list):
+            yield from each
+        else:
+            yield each
 
 
 def kind_of(line: Line, path: Path) -> Kind:
