@@ -117,8 +117,8 @@ class AttentionCache:
         if not any(cells.has_shift for cells in self.streams.cells):
             return
         if not self.can_shift:
-            msg = "llama_kv_cache::update"
-            raise UpstreamAbort(msg, "the model's keys cannot be shifted")
+            where = "llama_kv_cache::update"
+            raise UpstreamAbort(where, "the model's keys cannot be shifted")
         for cells, rows in zip(self.streams.cells, self.rows, strict=True):
             moved = np.flatnonzero(cells.shift)
             if moved.size and self.rotate is not None:

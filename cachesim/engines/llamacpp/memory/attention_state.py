@@ -15,10 +15,11 @@ from cachesim.engines.llamacpp.memory.blob import (
     RowBlock,
     TruncatedError,
     Word,
+    chunks_of,
 )
 from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.slots import apply_ubatch, find_slot
-from cachesim.errors import BlobError, UpstreamAbort
+from cachesim.errors import BlobError
 from cachesim.units import Integers
 
 if TYPE_CHECKING:
@@ -51,12 +52,12 @@ def write(cache: "AttentionCache", seq: int) -> list[Field]:
         fields.append(_header(cache))
         rows = cache.rows[stream]
         rows.cover(int(saved[-1]))
-        for layer in cache.layers:
-            data = rows.keys[layer][saved + MARGIN]
-            fields.append(RowBlock(cache.kinds[layer], cache.sizes[layer].key, len(saved), data))
-        for layer in cache.layers:
-            data = rows.values[layer][saved + MARGIN]
-            fields.append(RowBlock(cache.kinds[layer], cache.sizes[layer].value, len(saved), data))
+        chunks = chunks_of(saved)
+        for part, buffers in (("key", rows.keys), ("value", rows.values)):
+            for layer in cache.layers:
+                data = buffers[layer][saved + MARGIN]
+                size = _row_size(cache, layer, part)
+                fields.append(RowBlock(cache.kinds[layer], size, len(saved), data, chunks))
     return fields
 
 
@@ -183,18 +184,17 @@ def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Int
         raise MisreadError(msg)
     rows = cache.rows[stream]
     rows.cover(int(cells.max()))
+    chunks = chunks_of(cells)
     for part in ("key", "value"):
         for layer in cache.layers:
-            block = reader.take(RowBlock)
-            size = cache.sizes[layer].key if part == "key" else cache.sizes[layer].value
-            if (block.kind, block.row_bytes, block.count) != (cache.kinds[layer], size, len(cells)):
-                msg = "the state has rows of another type or size"
-                raise MisreadError(msg)
-            if block.data is None:
-                msg_0 = "llama_io_read_device"
-                raise UpstreamAbort(msg_0, "these rows are not on the device")
+            size = _row_size(cache, layer, part)
+            data = reader.rows(cache.kinds[layer], size, len(cells), chunks=chunks)
             put = rows.put_keys if part == "key" else rows.put_values
-            reader.queue.append(partial(put, layer, cells, block.data))
+            reader.queue.append(partial(put, layer, cells, data))
+
+
+def _row_size(cache: "AttentionCache", layer: int, part: str) -> int:
+    return cache.sizes[layer].key if part == "key" else cache.sizes[layer].value
 
 
 def _take_back(cache: "AttentionCache", seq: int, stream: int, cells: Integers) -> None:

@@ -30,11 +30,12 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.sizes import LEDGER
-from cachesim.errors import BlobError
+from cachesim.errors import BlobError, UpstreamAbort
 from cachesim.units import Array, Integers
 
 MAGIC: Final = b"CSST"
 VERSION: Final = 1
+READ_DEVICE: Final = "llama_io_read_device::read_tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class RowBlock:
     row_bytes: int
     count: int
     data: Array | None
+    chunks: int = 1  # runs of neighbouring cells that it was read from
 
     @property
     def size(self) -> int:
@@ -99,12 +101,40 @@ class Blob:
     fields: tuple[Field, ...]
     source: int = 0
     available: int | None = None  # bytes left of it, if it was cut short
+    whole_chunks: bool = False  # rows come in the pieces they were saved in, or not at all
 
     @property
     def size(self) -> int:
         """The real blob's bytes, without the 8-byte header of the sequence calls."""
         whole = sum(part.size for part in self.fields)
         return whole if self.available is None else min(whole, self.available)
+
+    @property
+    def rows_elsewhere(self) -> bool:
+        """Whether the rows stayed on the device."""
+        return any(isinstance(part, RowBlock) and part.data is None for part in self.fields)
+
+    def on_device(self) -> "Blob":
+        """What the host gets when the rows stay on the device: numbers only."""
+        host = (replace(p, data=None) if isinstance(p, RowBlock) else p for p in self.fields)
+        return replace(self, fields=tuple(host))
+
+    def with_rows(self, held: "Blob", *, across_chunks: bool) -> "Blob":
+        """These numbers with the rows that the device holds now, in their order.
+
+        The real process aborts where they do not fit: in older releases also when they were saved
+        in another number of pieces than there are now.
+        """
+        rows = [part for part in held.fields if isinstance(part, RowBlock)]
+        blocks = [part for part in self.fields if isinstance(part, RowBlock)]
+        if len(rows) != len(blocks):
+            raise UpstreamAbort(READ_DEVICE, "another number of row blocks is on the device")
+        for row, block in zip(rows, blocks, strict=True):
+            if row.count * row.row_bytes != block.count * block.row_bytes:
+                raise UpstreamAbort(READ_DEVICE, "rows of another size are on the device")
+        following = iter(rows)
+        fields = (next(following) if isinstance(p, RowBlock) else p for p in self.fields)
+        return replace(self, fields=tuple(fields), whole_chunks=not across_chunks)
 
     def cut(self, size: int) -> "Blob":
         """The first `size` bytes of the real blob."""
@@ -151,11 +181,28 @@ class Reader:
         """The next field as a plain number."""
         return self.take(Word).value
 
+    def rows(self, kind: int, row_bytes: int, count: int, *, chunks: int) -> Array:
+        """The next field as so many rows of this type and size, for so many runs of cells."""
+        block = self.take(RowBlock)
+        if (block.kind, block.row_bytes, block.count) != (kind, row_bytes, count):
+            msg = "the state has rows of another type or size"
+            raise MisreadError(msg)
+        if block.data is None:
+            raise UpstreamAbort(READ_DEVICE, "the rows of this state are not on the device")
+        if self.blob.whole_chunks and block.chunks != chunks:
+            raise UpstreamAbort(READ_DEVICE, f"{block.chunks} pieces for {chunks} runs of cells")
+        return block.data
+
     def move_rows(self) -> None:
         """Do what was queued."""
         for move in self.queue:
             move()
         self.queue.clear()
+
+
+def chunks_of(cells: Integers) -> int:
+    """Into how many runs of neighbours cells fall."""
+    return 1 + int(np.count_nonzero(np.diff(cells) != 1))
 
 
 def pack(blob: Blob) -> bytes:

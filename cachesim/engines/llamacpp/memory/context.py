@@ -7,7 +7,7 @@ import numpy as np
 
 from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
-from cachesim.engines.llamacpp.memory.blob import Blob, Reader
+from cachesim.engines.llamacpp.memory.blob import READ_DEVICE, Blob, Reader
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import BlobError, ContractError, UpstreamAbort
@@ -100,8 +100,8 @@ class Context:
             self.refusal = split.reason
             return INVALID
         if len(batch) > self.n_batch:
-            msg = "llama_context::decode"
-            raise UpstreamAbort(msg, f"{len(batch)} tokens > n_batch")
+            where = "llama_context::decode"
+            raise UpstreamAbort(where, f"{len(batch)} tokens > n_batch")
         self.memory.update()  # also if a later step fails
         plan = self.memory.init_batch(split, self.n_ubatch, all_outputs=self.all_outputs)
         if plan is None:
@@ -202,21 +202,48 @@ class Context:
 
     # --- state
 
-    def state_seq_get_size(self, seq: int, *, partial: bool = False) -> int:
+    def state_seq_get_size(
+        self, seq: int, *, partial: bool = False, on_device: bool = False
+    ) -> int:
         """Real bytes that saving a sequence takes (`llama_state_seq_get_size_ext`)."""
-        return self.state_write(seq, partial=partial).size + SEQ_HEADER
+        blob = self.state_write(seq, partial=partial)
+        return (blob.on_device().size if on_device else blob.size) + SEQ_HEADER
 
-    def state_seq_get_data(self, seq: int, *, partial: bool = False) -> Blob:
-        """Save a sequence (`llama_state_seq_get_data_ext`); no pending update is done first."""
-        return self.state_write(seq, partial=partial)
+    def state_seq_get_data(
+        self, seq: int, *, partial: bool = False, on_device: bool = False
+    ) -> Blob:
+        """Save a sequence (`llama_state_seq_get_data_ext`); no pending update is done first.
+
+        Trap: with `on_device` there is one set of buffers per sequence, so each save overwrites
+        the rows of the one before; what was handed out earlier now restores the later rows.
+        """
+        blob = self.state_write(seq, partial=partial)
+        if not on_device:
+            return blob
+        self.device[seq] = blob
+        return blob.on_device()
 
     def state_seq_set_data(self, blob: Blob, seq: int, *, partial: bool = False) -> int:
         """Restore into a sequence; real bytes consumed, 0 on failure.
 
         Trap: flags are not in the blob; a restore with others than it was saved with misreads it.
         """
+        if blob.rows_elsewhere:
+            held = self.device.get(blob.source)
+            if held is None:
+                raise UpstreamAbort(READ_DEVICE, f"no rows of sequence {blob.source}")
+            rows = blob.with_rows(held, across_chunks=self.rules.on_device_chunks)
+            consumed = self.state_read(rows, seq, partial=partial)
+            return 0 if consumed is None else blob.size + SEQ_HEADER
         consumed = self.state_read(blob, seq, partial=partial)
         return 0 if consumed is None else consumed + SEQ_HEADER
+
+    def state_seq_file_size(self, seq: int, n_tokens: int) -> int:
+        """Real bytes of a saved sequence's file (`llama_state_seq_save_file`).
+
+        Magic, version and token count stand before the tokens; the blob has no header of its own.
+        """
+        return 12 + 4 * n_tokens + self.state_write(seq).size
 
     def state_write(self, seq: int, *, partial: bool = False) -> Blob:
         """What is saved for one sequence, or (-1) for the whole memory."""

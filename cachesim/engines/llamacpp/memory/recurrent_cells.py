@@ -163,12 +163,12 @@ class RecurrentCells:
             seq = ubatch.set_ids(k)[0]
             old = self.tail[seq]
             if old >= 0 and seq not in self.seqs[old]:
-                msg = "llama_memory_recurrent::find_slot"
-                raise UpstreamAbort(msg, "cell.has_seq_id(seq_id)")
+                where = "llama_memory_recurrent::find_slot"
+                raise UpstreamAbort(where, "cell.has_seq_id(seq_id)")
             if old < 0 or len(self.seqs[old]) != 1:
                 if self.seqs[free]:
-                    msg = "llama_memory_recurrent::find_slot"
-                    raise UpstreamAbort(msg, "empty_cell.is_empty()")
+                    where = "llama_memory_recurrent::find_slot"
+                    raise UpstreamAbort(where, "empty_cell.is_empty()")
                 if old >= 0:
                     self.pos[free], self.src[free] = self.pos[old], self.src[old]
                     self.seqs[old].discard(seq)
@@ -204,8 +204,8 @@ class RecurrentCells:
         self.rs_z = next(unnamed, NONE)
         for cell in range(low, high + 1):
             if self.src[cell] < 0 and self.rs_z < 0:
-                msg = "llama_memory_recurrent::find_slot"
-                raise UpstreamAbort(msg, "rs_z >= 0")
+                where = "llama_memory_recurrent::find_slot"
+                raise UpstreamAbort(where, "rs_z >= 0")
             self.src0[cell] = self.rs_z if self.src[cell] < 0 else self.src[cell]
             self.src[cell] = cell
 

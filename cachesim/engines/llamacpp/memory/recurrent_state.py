@@ -15,6 +15,7 @@ from cachesim.engines.llamacpp.memory.blob import (
     RowBlock,
     TruncatedError,
     Word,
+    chunks_of,
 )
 from cachesim.errors import BlobError, UpstreamAbort
 
@@ -36,7 +37,7 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
     fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), _header(memory)]
     for part in ("r", "s"):
         for layer in memory.layers:
-            size = memory.sizes[layer].r if part == "r" else memory.sizes[layer].s
+            size = _row_size(memory, layer, part)
             data = memory.planes.rows[layer][rows, _part(memory, layer, part)]
             fields.append(RowBlock(memory.kinds[layer], size, len(chosen), data))
     return fields
@@ -47,8 +48,8 @@ def _plane(memory: "RecurrentMemory", seq: int, cell: int) -> int:
         return memory.rs_idx[seq]
     depths = {memory.rs_idx[s] for s in memory.cells.seqs[cell]}
     if len(depths) > 1:
-        msg = "llama_memory_recurrent::state_write"
-        raise UpstreamAbort(msg, "sequences of one cell roll back differently")
+        where = "llama_memory_recurrent::state_write"
+        raise UpstreamAbort(where, "sequences of one cell roll back differently")
     return depths.pop()
 
 
@@ -56,6 +57,10 @@ def _part(memory: "RecurrentMemory", layer: int, part: str) -> slice:
     """Where a row keeps the convolution's numbers (R) and the state's (S)."""
     split = memory.planes.split(layer)
     return slice(split) if part == "r" else slice(split, None)
+
+
+def _row_size(memory: "RecurrentMemory", layer: int, part: str) -> int:
+    return memory.sizes[layer].r if part == "r" else memory.sizes[layer].s
 
 
 def _header(memory: "RecurrentMemory") -> Header:
@@ -70,27 +75,19 @@ def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
         _take_back(memory, seq, [])
         msg = "the state has more cells than the memory"
         raise BlobError(msg)
+    written: list[int] = []
     try:
-        cells = (
-            _read_whole(memory, reader, count)
-            if seq == -1
-            else _read_one(memory, reader, seq, count)
-        )
+        if seq == -1:
+            written += _read_whole(memory, reader, count)
+        else:
+            written += _read_one(memory, reader, seq, count)
+        _queue_rows(memory, reader, written)
     except TruncatedError:
         if memory.rules.clears_failed_restore:
-            _take_back(memory, seq, [])
+            _take_back(memory, seq, written)
         raise
     except BlobError:
-        _take_back(memory, seq, [])
-        raise
-    try:
-        _queue_rows(memory, reader, cells)
-    except TruncatedError:
-        if memory.rules.clears_failed_restore:
-            _take_back(memory, seq, cells)
-        raise
-    except BlobError:
-        _take_back(memory, seq, cells)
+        _take_back(memory, seq, written)
         raise
     if seq == -1:
         memory.rs_idx = [0] * memory.size
@@ -151,22 +148,13 @@ def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> 
     if reader.take(Header) != _header(memory):
         msg = "the state has other layers"
         raise MisreadError(msg)
+    chunks = chunks_of(np.array(cells))
     for part in ("r", "s"):
         for layer in memory.layers:
-            block = reader.take(RowBlock)
-            size = memory.sizes[layer].r if part == "r" else memory.sizes[layer].s
-            if (block.kind, block.row_bytes, block.count) != (
-                memory.kinds[layer],
-                size,
-                len(cells),
-            ):
-                msg = "the state has rows of another type or size"
-                raise MisreadError(msg)
-            if block.data is None:
-                msg_0 = "llama_io_read_device"
-                raise UpstreamAbort(msg_0, "these rows are not on the device")
+            size = _row_size(memory, layer, part)
+            data = reader.rows(memory.kinds[layer], size, len(cells), chunks=chunks)
             to = (cells, _part(memory, layer, part))
-            reader.queue.append(partial(memory.planes.put, layer, to, block.data))
+            reader.queue.append(partial(memory.planes.put, layer, to, data))
 
 
 def _take_back(memory: "RecurrentMemory", seq: int, cells: list[int]) -> None:

@@ -46,18 +46,19 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
         return None if found is None else SlotInfo((0,), (found,))
     ids = ubatch.ids
     n = ubatch.n_tokens // len(ids)
-    where, cells = [], []
+    lists: list[int] = []
+    cells: list[Integers] = []
     for k, seq in enumerate(ids):
         if ubatch.seqs[k * n] != (seq,):
-            msg = "llama_kv_cache::find_slot"
-            raise UpstreamAbort(msg, "one sequence id per token and list")
+            where = "llama_kv_cache::find_slot"
+            raise UpstreamAbort(where, "one sequence id per token and list")
         stream = streams.of(seq, "find_slot")
         found = _search(streams, stream, n)
         if found is None:
             return None
-        where.append(stream)
+        lists.append(stream)
         cells.append(found)
-    return SlotInfo(tuple(where), tuple(cells))
+    return SlotInfo(tuple(lists), tuple(cells))
 
 
 def _search(streams: Streams, stream: int, n: int) -> Integers | None:

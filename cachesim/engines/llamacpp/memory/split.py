@@ -79,8 +79,8 @@ class Splitter:
             return None
         if keep_tail and n_ubatch <= keep_tail:
             # Trap: a ubatch must be longer than n_rs_seq + 1.
-            msg = "llama_batch_allocr::split_equal"
-            raise UpstreamAbort(msg, "n_ubatch > n_keep_tail")
+            where = "llama_batch_allocr::split_equal"
+            raise UpstreamAbort(where, "n_ubatch > n_keep_tail")
         pools = self._pools(n_ubatch, sequential=sequential)
         if not pools:
             return None

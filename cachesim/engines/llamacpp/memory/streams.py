@@ -37,11 +37,11 @@ class Streams:
     def __len__(self) -> int:
         return len(self.cells)
 
-    def of(self, seq: int, where: str) -> int:
+    def of(self, seq: int, caller: str) -> int:
         """The stream of a sequence (`seq_to_stream`); the real process aborts on a wrong id."""
         if not 0 <= seq < (MAX_SEQUENCES if self.unified else self.n_seq_max):
-            msg = f"llama_kv_cache::{where}"
-            raise UpstreamAbort(msg, f"sequence id {seq} is out of range")
+            where = f"llama_kv_cache::{caller}"
+            raise UpstreamAbort(where, f"sequence id {seq} is out of range")
         return 0 if self.unified else seq
 
     def clear(self) -> None:
@@ -91,8 +91,8 @@ class Streams:
         to refuse (by abort) what is not a copy of the whole.
         """
         if (p0 > 0 and p0 + 1 < self.size) or (p1 > 0 and p1 + 1 < self.size):
-            msg = "llama_kv_cache::seq_cp"
-            raise UpstreamAbort(msg, "a copy across streams must be full")
+            where = "llama_kv_cache::seq_cp"
+            raise UpstreamAbort(where, "a copy across streams must be full")
         source, target = self.cells[src], self.cells[dst]
         target.reset()
         held = np.flatnonzero(source.members(src))

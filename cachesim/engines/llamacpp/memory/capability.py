@@ -1,0 +1,34 @@
+"""What can be removed from a context's sequences (`common_context_can_seq_rm`)."""
+
+from enum import IntEnum
+
+from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.context import OK, Context
+
+
+class SeqRm(IntEnum):
+    """How much of a sequence can be removed, under upstream's numbers."""
+
+    NO = 0
+    PART = 1
+    FULL = 2
+    RS = 3
+
+
+def can_seq_rm(context: Context) -> SeqRm:
+    """Find out by trying: two tokens go in, the second one is taken out, memory is cleared.
+
+    Traps: a window cache says PART, although old positions may be missing after a cut; and later
+    releases answer RS at once, without decoding and without clearing what is there.
+    """
+    if context.n_rs_seq > 0 and context.rules.probe == "at-once":
+        return SeqRm.RS
+    context.clear(data=True)
+    answer = SeqRm.NO
+    if context.decode(Batch.of((0, 0), start=0)) == OK:
+        if context.n_rs_seq > 0 and context.rules.probe == "after-probe":
+            answer = SeqRm.RS
+        else:
+            answer = SeqRm.PART if context.seq_rm(0, 1, -1) else SeqRm.FULL
+    context.clear(data=True)
+    return answer
