@@ -7,7 +7,7 @@ from cachesim.engines.llamacpp.checkpointing import (
     maybe_create_checkpoint,
     next_stop,
 )
-from cachesim.engines.llamacpp.events import BatchDecoded, BatchRetried, ParentCopied
+from cachesim.engines.llamacpp.events import BatchDecoded, BatchRetried, CompanionFailed, ParentCopied
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids
 from cachesim.engines.llamacpp.reuse import cut_memory, start_prompt
 from cachesim.engines.llamacpp.server_context import ServerContext
@@ -106,10 +106,12 @@ def decode_piece(
     No room: an idle slot is purged, or the piece is halved, and the same tokens come again.
     """
     end = min(begin + n_batch, len(batch))
-    ret = server.contexts.target.decode(batch.view(begin, end))
+    view = batch.view(begin, end)
+    ret = server.contexts.target.decode(view)
     if ret == 0:
         slots = tuple(sorted({ids[0] for ids in batch.seqs[begin:end]}))
         server.emit(BatchDecoded(n_tokens=end - begin, slots=slots))
+        _feed_companion(server, view)
         return end, server.options.n_batch
     if n_batch == 1 and ret == 1:
         raise Failure("server_error", "Context size has been exceeded.")
@@ -123,8 +125,21 @@ def decode_piece(
     return begin, n_batch
 
 
+def _feed_companion(server: ServerContext, view: Batch) -> None:
+    """Run the companion over what the target just decoded, so that it stays in step."""
+    if server.drafter is None:
+        return
+    ret = server.drafter.process(view, server.contexts.target)
+    if ret != 0:
+        server.emit(CompanionFailed(ret=ret))
+        fatal = server.rules.slots.process_failure_is_fatal
+        raise Failure("server_error" if fatal else "", "failed to process speculative batch")
+
+
 def fail_all(server: ServerContext, failure: Failure) -> None:
-    """Every busy slot gets the error, is released and cleared."""
+    """Every busy slot gets the error, is released and cleared; without an error the pass is over."""
+    if not failure.error:
+        return
     for slot in server.slots:
         if slot.is_processing:
             server.finish(slot, "error", failure.error, failure.message)

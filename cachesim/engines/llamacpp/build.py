@@ -8,7 +8,7 @@ from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import open_drafter
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
-from cachesim.engines.llamacpp.options import Options, read_options
+from cachesim.engines.llamacpp.options import Options, check_name, read_options
 from cachesim.engines.llamacpp.profiles import DEFAULTS, HAD_BY, rules_of
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
@@ -25,12 +25,15 @@ def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) ->
     """Start a server with a model already loaded (upstream: `load_model` and `init`)."""
     rules = rules_of(profile)
     flags = {name: value for name, value in given.items() if name != "model_draft"}
+    if "model_draft" in given:
+        check_name("model_draft", profile.release, HAD_BY)
     options = read_options(
         flags, release=profile.release, defaults=DEFAULTS[profile.release], had_by=HAD_BY
     )
     n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
-    target = create_context(network, context_params(options, n_rs_seq), rules.memory)
-    drafter = open_drafter(options, network, given.get("model_draft"), target, rules.memory)
+    params = context_params(options, n_rs_seq)
+    target = create_context(network, params, rules.memory)
+    drafter = open_drafter(options, params, network, given.get("model_draft"), rules.memory)
     return ServerContext(
         rules=rules,
         options=options,
@@ -46,6 +49,7 @@ def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) ->
         slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],
         cache=open_prompt_cache(options, rules),
         drafter=drafter,
+        companion_type=SeqRm.NO if drafter is None else seq_rm_type(drafter.context),
     )
 
 

@@ -125,7 +125,7 @@ def read_options(
     `had_by` names, for every option that not all releases have, those that have it.
     """
     for name, value in given.items():
-        _check_name(name, release, had_by)
+        check_name(name, release, had_by)
         _check_value(name, value)
     options = Options(**(dict(defaults) | dict(given)))
     if options.parallel == 0:
@@ -134,8 +134,9 @@ def read_options(
     return options
 
 
-def _check_name(name: str, release: str, had_by: Mapping[str, tuple[str, ...]]) -> None:
-    if name not in _KNOWN:
+def check_name(name: str, release: str, had_by: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse an option that does not exist, or not in this release."""
+    if name not in _KNOWN and name not in had_by:
         near = get_close_matches(name.replace("-", "_").lstrip("_"), _KNOWN, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_KNOWN))}"
         msg = f"llama.cpp@{release} has no option {name!r}; {hint}"

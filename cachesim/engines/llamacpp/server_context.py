@@ -38,6 +38,7 @@ class ServerContext:
     slots: list[Slot]
     cache: PromptCache | None
     drafter: Drafter | None = None
+    companion_type: SeqRm = SeqRm.NO
     queue: deque[Task] = field(default_factory=deque)
     deferred: deque[Task] = field(default_factory=deque)
     events: list[Event] = field(default_factory=list)

@@ -33,37 +33,47 @@ def _most(server: ServerContext, slot: Slot) -> int:
 
 
 def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
+    """Let the companion run ahead, take it back to where it was, keep what it said.
+
+    What cannot be cut back later is saved now: the target's state if the draft is longer than its
+    planes, the companion's if it is of the kind that only keeps whole sequences.
+    """
     most = _most(server, slot)
     if most <= 0:
         return
-    contexts = server.contexts
-    pos_max = Pos(contexts.target.seq_pos_max(slot.id))
-    saved = drafter.save(slot.id)
+    target, companion = server.contexts.target, drafter.context
+    n_tokens, pos_max = slot.prompt.n_tokens, Pos(target.seq_pos_max(slot.id))
+    before = None
+    if server.companion_type is SeqRm.FULL:
+        before = companion.state_seq_get_data(slot.id, partial=True)
     draft = _propose(drafter, slot, most)
-    drafter.rewind(slot.id, pos_max, saved)
+    if before is not None:
+        companion.state_seq_set_data(before, slot.id, partial=True)
+    companion.seq_rm(slot.id, pos_max + 1, -1)
     if len(draft) < server.options.spec_draft_n_min:
         draft = []
     server.emit(DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most))
-    target = None
+    saved = None
     if draft and needs_checkpoint(server, len(draft)):
-        target = contexts.target.state_seq_get_data(slot.id, partial=True)
+        saved = target.state_seq_get_data(slot.id, partial=True)
     slot.draft = draft
     slot.n_draft += len(draft)
     slot.spec_checkpoint = SpecCheckpoint(
-        n_tokens=slot.prompt.n_tokens, pos_max=pos_max, target=target, companion=saved
+        n_tokens=n_tokens, pos_max=pos_max, target=saved, companion=before
     )
 
 
 def _propose(drafter: Drafter, slot: Slot, most: int) -> list[Token]:
+    """What the companion says, or what the request forces."""
     forced = slot.running.params.drafts
     if forced is None:
-        return drafter.draft(slot, most)
+        return drafter.draft(slot.id, slot.sampled, slot.prompt.n_tokens, most)
     step, slot.n_draft_steps = slot.n_draft_steps, slot.n_draft_steps + 1
     return list(forced[step][:most]) if step < len(forced) else []
 
 
 def needs_checkpoint(server: ServerContext, tokens: int) -> bool:
-    """Can a memory of this kind not take back so many tokens?"""
+    """True if a memory of this kind cannot take back so many tokens."""
     if server.seq_rm_type is SeqRm.FULL:
         return True
     return server.seq_rm_type is SeqRm.RS and tokens > server.contexts.target.n_rs_seq
@@ -89,6 +99,8 @@ def _verify(server: ServerContext, slot: Slot, first: int) -> None:
     _report(server, slot, accepted, "cut" if rollback else "nothing")
     slot.draft = []
     slot.n_draft_accepted += len(accepted) - 1
+    if server.drafter is not None:
+        server.drafter.accept(slot.id, len(accepted) - 1)
     tokens = slot.prompt.tokens
     del tokens[len(tokens) - len(drafted) :]
     tokens += accepted[:-1]
