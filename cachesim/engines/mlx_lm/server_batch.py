@@ -166,7 +166,7 @@ class OldBatch(ServedBatch):
         )
         cache, found = serving.store.look_up(job, key, self.jobs.values())
         cached = job.cached or Count(0)
-        job.old_position = found.key if found.kind == "shared" else None
+        job.old_position = found.position
         job.cache_key = list(key)
         self._choose_checkpoint(job)
         serving.tell(

@@ -14,7 +14,7 @@ from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.request import Job
 from cachesim.engines.mlx_lm.segments import common_prefix
 from cachesim.engines.mlx_lm.server_provenance import described, holdings, is_sound
-from cachesim.engines.mlx_lm.snapshot import SnapshotStore
+from cachesim.engines.mlx_lm.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count, Token, Tokens
@@ -53,7 +53,7 @@ class ServerStore:
         self.cache = (
             LRUPromptCache(rules.store, size, on_event=self._tell_change)
             if snapshots is None
-            else SnapshotStore(rules.store, size, snapshots=snapshots, on_event=self._tell_change)
+            else SnapshotPromptCache(rules.store, snapshots, size, on_event=self._tell_change)
         )
 
     def _tell_change(self, event: Event) -> None:
@@ -90,9 +90,9 @@ class ServerStore:
     ) -> None:
         """Keep a state under a key, and say whether it is the key's."""
         self._ticket = job.ticket
-        if isinstance(self.cache, SnapshotStore):
-            self.cache.insert_conversation(
-                MODEL, list(key), cache, boundaries=job.boundaries, old_position=job.old_position
+        if isinstance(self.cache, SnapshotPromptCache):
+            self.cache.move_cache(
+                MODEL, list(key), cache, boundaries=job.boundaries, position=job.old_position
             )
         else:
             self.cache.insert_cache(MODEL, list(key), cache, cache_type=cache_type)

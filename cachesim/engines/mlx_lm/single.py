@@ -33,7 +33,7 @@ def _serve(serving: Serving, job: Job) -> None:
     key, job.boundaries = snapshot_key(serving.rules, serving.tokenizer, job.messages, job.prompt)
     cache, found = serving.store.look_up(job, key)
     cached = job.cached or Count(0)
-    job.old_position = found.key if found.kind == "shared" else None
+    job.old_position = found.position
     job.cache_key = list(key)
     segments = cut(serving.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
     serving.tell(
