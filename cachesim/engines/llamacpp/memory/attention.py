@@ -183,33 +183,38 @@ class AttentionCache:
 class Writer:
     """An attention cache while one ubatch goes through: writes its rows, hands out lanes."""
 
-    __slots__ = ("cache", "layers", "plans", "slot", "ubatch")
+    __slots__ = ("_parts", "_plans", "cache", "layers", "slot", "ubatch")
 
     def __init__(self, cache: AttentionCache, slot: SlotInfo, ubatch: Ubatch) -> None:
         self.cache = cache
         self.layers = cache.layers
         self.slot = slot
         self.ubatch = ubatch
-        self.plans: list[LanePlan] | None = None
+        self._parts: list[tuple[Rows, slice | Integers, slice]] = []
+        self._plans: list[tuple[LanePlan, Rows]] = []
 
     def attend(self, layer: int, keys: Array, values: Array) -> Window:
         """Write the ubatch's keys and values into its cells; then what each row may look at."""
-        if self.plans is None:
-            self.plans = self._plan()
+        if not self._plans:
+            self._plan()
+        for rows, to, part in self._parts:
+            rows.keys[layer][to] = keys[part]
+            rows.values[layer][to] = values[part]
+        return tuple(plan.pick(rows, layer) for plan, rows in self._plans)
+
+    def _plan(self) -> None:
+        """Where to write and what to look at, the same for every layer; here buffers grow."""
         first = 0
         for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
-            rows = self.cache.rows[stream]
-            to = cells + MARGIN
-            rows.keys[layer][to] = keys[first : first + len(cells)]
-            rows.values[layer][to] = values[first : first + len(cells)]
-            first += len(cells)
-        return tuple(plan.pick(self.cache.rows[plan.stream], layer) for plan in self.plans)
-
-    def _plan(self) -> list[LanePlan]:
-        """The lanes, the same for every layer; buffers grow here, before any row is picked."""
-        plans = plan_lanes(self.cache.streams, self.ubatch)
-        for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
-            self.cache.rows[stream].cover(int(cells.max()))
-        for plan in plans:
-            self.cache.rows[plan.stream].cover(plan.top_cell)
-        return plans
+            rows, n = self.cache.rows[stream], len(cells)
+            low, last = int(cells[0]), int(cells[-1])
+            rows.cover(last if last - low == n - 1 else int(cells.max()))
+            # Found cells ascend but for one turn at the end of the stream.
+            run = last - low == n - 1 and (n < 3 or bool((np.diff(cells) == 1).all()))
+            to = slice(low + MARGIN, last + 1 + MARGIN) if run else cells + MARGIN
+            self._parts.append((rows, to, slice(first, first + n)))
+            first += n
+        for plan in plan_lanes(self.cache.streams, self.ubatch):
+            rows = self.cache.rows[plan.stream]
+            rows.cover(plan.top_cell)
+            self._plans.append((plan, rows))

@@ -51,22 +51,24 @@ class LanePlan:
 
 def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list[LanePlan]:
     """One lane per primary sequence of the ubatch. Trap: only the primary id of a row counts."""
-    by_seq: dict[int, list[int]] = {}
-    first = ubatch.seqs[0]
-    if ubatch.seqs.count(first) == len(ubatch.seqs):
-        by_seq[first[0]] = list(range(len(ubatch.seqs)))
-    else:
-        for row, ids in enumerate(ubatch.seqs):
-            by_seq.setdefault(ids[0], []).append(row)
     at = np.array(ubatch.positions, dtype=np.int64)
     plans = []
-    for seq, chosen in by_seq.items():
-        rows = np.array(chosen, dtype=np.int64)
+    for seq, rows in _rows_by_sequence(ubatch):
         stream = streams.of(seq, "set_input_kq_mask")
         low, high = streams.mask.interval(at[rows], causal=causal)
         positions, picked = _lay_out(streams.cells[stream], seq, int(low.min()), int(high.max()))
         plans.append(LanePlan(stream, rows, positions, low, high, picked))
     return plans
+
+
+def _rows_by_sequence(ubatch: Ubatch) -> list[tuple[int, Integers]]:
+    first = ubatch.seqs[0]
+    if ubatch.seqs.count(first) == len(ubatch.seqs):
+        return [(first[0], np.arange(len(ubatch.seqs)))]
+    by_seq: dict[int, list[int]] = {}
+    for row, ids in enumerate(ubatch.seqs):
+        by_seq.setdefault(ids[0], []).append(row)
+    return [(seq, np.array(rows)) for seq, rows in by_seq.items()]
 
 
 def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, slice | Integers]:

@@ -51,8 +51,7 @@ class WindowMask:
 
         The predicate alone hides the future only in the symmetric case; causality does the rest.
         """
-        far = np.full_like(queries, FAR)
-        high = queries if causal else far
+        high = queries if causal else np.full_like(queries, FAR)
         match self.kind:
             case "standard":
                 return queries - self.n_swa + 1, high
