@@ -71,7 +71,8 @@ def as_columns(prompts: Sequence[Sequence[Token]]) -> Integers:
     if len({len(each) for each in prompts}) > 1:
         msg = "Initialization encountered non-uniform length."
         raise UpstreamValueError(msg)
-    return np.array([list(each) for each in prompts], dtype=np.int64).reshape(len(prompts), -1)
+    columns = len(prompts[0]) if prompts else 0
+    return np.array([list(each) for each in prompts], np.int64).reshape(len(prompts), columns)
 
 
 def right_padded(prompts: Sequence[Sequence[Token]]) -> Integers:

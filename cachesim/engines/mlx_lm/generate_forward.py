@@ -18,6 +18,7 @@ from cachesim.engines.mlx_lm.generate import PromptCache
 from cachesim.engines.mlx_lm.generate_lanes import lanes_of
 from cachesim.engines.mlx_lm.generate_layout import Layout
 from cachesim.engines.mlx_lm.generate_rows import CachedRows, RecurrentRows
+from cachesim.engines.mlx_lm.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
 from cachesim.model.spec import F16_BYTES
@@ -52,6 +53,9 @@ class Forward:
     def __call__(self, inputs: Integers, cache: PromptCache) -> Array:
         """Feed columns (batch, columns); the logits of each row's last column."""
         self._tell(inputs.shape[0], inputs.shape[1])
+        if inputs.shape[1] == 0:  # an empty list becomes an array of floats
+            msg = "[gather] Got indices with invalid dtype. Indices must be integral."
+            raise UpstreamValueError(msg)
         call = _Call(self.network, self.layout, inputs, cache)
         for group in call.groups():
             call.run(*group)
