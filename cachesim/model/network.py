@@ -23,7 +23,7 @@ from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary, rotate
 from cachesim.model.layers.run import Layer, Run
 from cachesim.model.layers.ssm import Ssm
-from cachesim.model.layers.tiles import cuts, ladder_for
+from cachesim.model.layers.tiles import attention_ladder_for, ladder_for
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.model.store import BLOCK, Store, Ubatch
 from cachesim.model.weights import Weights, draw
@@ -58,7 +58,8 @@ class FloatNetwork:
         self._rotary = Rotary(spec)
         parts = [self._entry, *self._layers, self._head]
         matrices = tuple(matrix for part in parts for matrix in part.matrices)
-        self._ladder = ladder_for(matrices, (spec.kv_heads, spec.head_size), BLOCK)
+        self._ladder = ladder_for(matrices)
+        self._attention_ladder = attention_ladder_for(spec.kv_heads, spec.head_size, BLOCK)
         self._companion = (
             FloatNetwork(spec, self._weights, mtp=True) if spec.mtp_depth and not mtp else None
         )
@@ -81,17 +82,16 @@ class FloatNetwork:
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
         check(ubatch, self._spec)
-        tiles = cuts(len(ubatch.tokens), self._ladder)
         run = Run(
             count=len(ubatch.tokens),
             sets=ubatch.sets,
-            tiles=tiles,
             ladder=self._ladder,
+            attention_ladder=self._attention_ladder,
             turns=self._rotary.turns(ubatch.positions),
             store=store,
         )
         with np.errstate(over="ignore", invalid="ignore"):  # the head looks at what comes out
-            x = self._entry(ubatch, tiles)
+            x = self._entry(ubatch, self._ladder)
             for layer in self._layers:
                 x += layer(x, run)
             hidden = self._head.hidden(x[: run.count])
@@ -176,6 +176,4 @@ def _shape(spec: ModelSpec, number: int) -> LayerShape:
         place: Place = "window" if kind == "window" else "attention"
         return LayerShape(layer=number, place=place, dtype="float64", key=cell, value=cell)
     conv, state = spec.conv_row(number), spec.state_row(number)
-    return LayerShape(
-        layer=number, place="recurrent", dtype="float64", row=conv + state, conv=conv
-    )
+    return LayerShape(layer=number, place="recurrent", dtype="float64", row=conv + state, conv=conv)

@@ -11,7 +11,7 @@ from scattered import Piece, ScatteredStore
 
 from cachesim.model.build import build
 from cachesim.model.layers import attention, mlp
-from cachesim.model.layers.tiles import Cuts, ladder_for, noise
+from cachesim.model.layers.tiles import Ladder, Matrix, ladder_for, noise, packed
 from cachesim.model.network import FloatNetwork
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
@@ -113,7 +113,8 @@ def test_wide_heads_and_odd_shapes_are_invariant_too() -> None:
 
 
 def test_a_machine_that_cannot_mix_heights_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachesim.model.network.ladder_for", lambda *_: (16,))
+    for chooser in ("ladder_for", "attention_ladder_for"):
+        monkeypatch.setattr(f"cachesim.model.network.{chooser}", lambda *_: (16,))
     tokens = tokens_from(4, 90)
 
     whole = run_fresh(preset("hybrid"), tokens, [])
@@ -137,20 +138,18 @@ def run_fresh(spec: ModelSpec, tokens: tuple[int, ...], cuts: list[int]) -> Arra
 
 
 def test_this_machine_was_asked_what_it_can_mix() -> None:
-    matrix = np.zeros((64, 128))
-
-    assert ladder_for((matrix,), (2, 16), 64)[0] >= 4
+    assert ladder_for((packed(np.zeros((128, 64))),))[0] >= 4
 
 
 # Mutants: arithmetic that looks right, and must be caught by what stands above.
 
 
-def plain_product(rows: Array, matrix: Array, tiles: Cuts) -> Array:
+def plain_product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     """`@` on the real rows alone."""
-    del tiles
-    result = np.zeros((len(rows), matrix.shape[1]))
+    del ladder
+    result = np.zeros((len(rows), matrix.columns))
     real = int(np.flatnonzero(rows.any(axis=1))[-1]) + 1
-    result[:real] = rows[:real] @ matrix
+    result[:real] = rows[:real] @ np.concatenate(matrix.blocks, axis=1)
     return result
 
 

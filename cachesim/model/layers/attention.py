@@ -13,21 +13,17 @@ exact zero, and so does a block in which it sees nothing.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.rope import halves_order, rotate
 from cachesim.model.layers.run import Run
-from cachesim.model.layers.tiles import Ladder, packed, product
+from cachesim.model.layers.tiles import Ladder, Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import BLOCK, Lane
 from cachesim.model.weights import Weights
 from cachesim.units import Array, Integers
-
-ROWS: Final = 128
-"""Rows of one key head that are taken at once: their scores should stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,8 @@ class Attention:
 
     spec: ModelSpec
     layer: int
-    entry: Array  # (d, queries + keys + values + gate)
-    exit: Array  # (queries, d)
+    entry: Matrix  # (d, queries + keys + values + gate)
+    exit: Matrix  # (queries, d)
     head_norms: Array | None  # (H + K, head size): norms of queries and keys
     post_norm: Array | None
 
@@ -74,7 +70,7 @@ class Attention:
         )
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.entry, self.exit)
 
@@ -83,7 +79,7 @@ class Attention:
         spec, count, size, heads = self.spec, run.count, self.spec.head_size, self.spec.heads
         turning = (heads + spec.kv_heads) * size
         valued = turning + spec.kv_heads * size
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         turned = mixed[:count, :turning].reshape(count, -1, size)
         if self.head_norms is not None:
             turned = rms_norm(turned, spec.norm_epsilon)
@@ -93,10 +89,11 @@ class Attention:
         values = mixed[:count, turning:valued].reshape(count, -1, size)
         seen = np.zeros((x.shape[0], heads * size))
         for lane in run.store.attend(self.layer, turned[:, heads:], values):
-            attend(turned[:, :heads], lane, seen.reshape(-1, heads, size), run.ladder)
+            out = seen.reshape(-1, heads, size)
+            attend(turned[:, :heads], lane, out, run.attention_ladder)
         if spec.attention_gate:
             seen *= sigmoid(mixed[:, valued : valued + heads * size])
-        result = product(seen, self.exit, run.tiles)[:, : spec.width]
+        result = product(seen, self.exit, run.ladder)[:, : spec.width]
         if self.post_norm is not None:
             result = rms_norm(result, spec.norm_epsilon)
             result *= self.post_norm
@@ -106,7 +103,7 @@ class Attention:
 def attend(queries: Array, lane: Lane, out: Array, ladder: Ladder) -> None:
     """Write what the lane's rows of queries (T, H, size) see into out (R, H, size)."""
     group = queries.shape[1] // lane.keys.shape[1]
-    some = max(1, ROWS // group)
+    some = max(1, ladder[-1] // group)
     keys = lane.keys.reshape(-1, BLOCK, *lane.keys.shape[1:])
     values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
     positions = lane.positions.reshape(-1, BLOCK)

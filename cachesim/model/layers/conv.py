@@ -9,7 +9,7 @@ import numpy as np
 
 from cachesim.model.layers.norm import rms_norm
 from cachesim.model.layers.run import Run
-from cachesim.model.layers.tiles import packed, product
+from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights
 from cachesim.units import Array
@@ -46,9 +46,9 @@ class ShortConv:
 
     spec: ModelSpec
     layer: int
-    entry: Array  # (d, 3 d): b, c and x
+    entry: Matrix  # (d, 3 d): b, c and x
     taps: Array  # (k, d)
-    exit: Array  # (d, d)
+    exit: Matrix  # (d, d)
 
     @classmethod
     def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "ShortConv":
@@ -60,14 +60,14 @@ class ShortConv:
         return cls(spec, layer, entry, taps, packed(weights[p + "out_proj.weight"]))
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the layer adds to rows x (R, d)."""
         spec, count, width = self.spec, run.count, self.spec.width
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]
         joined = extended(run.store.states(self.layer), gated.reshape(run.sets, -1, width))
         hidden = np.zeros((x.shape[0], width))
@@ -76,4 +76,4 @@ class ShortConv:
         planes = min(run.store.planes, count // run.sets)
         states = [carry(joined, len(self.taps), back) for back in range(planes)]
         run.store.keep_states(self.layer, np.stack(states, axis=1))
-        return product(hidden, self.exit, run.tiles)[:, :width]
+        return product(hidden, self.exit, run.ladder)[:, :width]

@@ -14,7 +14,7 @@ import numpy as np
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.run import Run
-from cachesim.model.layers.tiles import packed, product
+from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights
 from cachesim.units import Array
@@ -29,11 +29,11 @@ class Delta:
 
     spec: ModelSpec
     layer: int
-    entry: Array  # (d, q + k + v + z + beta + alpha)
+    entry: Matrix  # (d, q + k + v + z + beta + alpha)
     taps: Array  # (k, C)
     step_bias: Array  # (H,)
     rate: Array  # (H,), negative
-    exit: Array  # (inner, d)
+    exit: Matrix  # (inner, d)
 
     @classmethod
     def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "Delta":
@@ -53,7 +53,7 @@ class Delta:
         )
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.entry, self.exit)
 
@@ -61,7 +61,7 @@ class Delta:
         """What the layer adds to rows x (R, d)."""
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         fresh = mixed[:count, :channels].reshape(sets, -1, channels)
         gates = mixed[:count, channels + inner : channels + inner + 2 * heads]
         beta = sigmoid(gates[:, :heads]).reshape(sets, -1, heads)
@@ -82,7 +82,7 @@ class Delta:
         hidden = np.zeros((x.shape[0], inner))
         normed = rms_norm(out, spec.norm_epsilon).reshape(count, inner)
         np.multiply(normed, silu(mixed[:count, channels : channels + inner]), out=hidden[:count])
-        return product(hidden, self.exit, run.tiles)[:, : spec.width]
+        return product(hidden, self.exit, run.ladder)[:, : spec.width]
 
     def scan(
         self, convolved: Array, decay: Array, beta: Array, state: Array, after: Array

@@ -8,7 +8,7 @@ import numpy as np
 
 from cachesim.errors import ContractError
 from cachesim.model.layers.norm import rms_norm
-from cachesim.model.layers.tiles import Cuts, Ladder, cuts, packed, product
+from cachesim.model.layers.tiles import Ladder, Matrix, packed, padded, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
 from cachesim.model.weights import Weights, output_norm_name
@@ -19,11 +19,11 @@ class Entry(Protocol):
     """Where the residual stream begins."""
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with, if anything."""
         ...
 
-    def __call__(self, ubatch: Ubatch, tiles: Cuts) -> Array:
+    def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
         """The rows (R, d) that the first layer reads."""
         ...
 
@@ -41,13 +41,13 @@ class Embedding:
     table: Array  # (vocabulary, d)
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return ()
 
-    def __call__(self, ubatch: Ubatch, tiles: Cuts) -> Array:
+    def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
         """Embeddings of the tokens, then rows of zeros."""
-        x = np.zeros((tiles[-1].stop, self.table.shape[1]))
+        x = np.zeros((padded(len(ubatch.tokens), ladder), self.table.shape[1]))
         x[: len(ubatch.tokens)] = self.table[ubatch.tokens]
         return x
 
@@ -58,7 +58,7 @@ class MtpEntry:
 
     spec: ModelSpec
     table: Array  # (vocabulary, d)
-    join: Array  # (2 d, d): the norms of both halves are folded in
+    join: Matrix  # (2 d, d): the norms of both halves are folded in
 
     @classmethod
     def read(cls, spec: ModelSpec, weights: Weights) -> "MtpEntry":
@@ -69,20 +69,20 @@ class MtpEntry:
         return cls(spec, embedding_table(spec, weights), join)
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.join,)
 
-    def __call__(self, ubatch: Ubatch, tiles: Cuts) -> Array:
+    def __call__(self, ubatch: Ubatch, ladder: Ladder) -> Array:
         """Both halves normed, side by side, through one matrix."""
         count, width, epsilon = len(ubatch.tokens), self.spec.width, self.spec.norm_epsilon
         if ubatch.hidden is None or ubatch.hidden.shape != (count, width):
             msg = f"an MTP head reads a hidden row of width {width} with each of {count} tokens"
             raise ContractError(msg)
-        both = np.zeros((tiles[-1].stop, 2 * width))
+        both = np.zeros((padded(len(ubatch.tokens), ladder), 2 * width))
         both[:count, :width] = rms_norm(self.table[ubatch.tokens], epsilon)
         both[:count, width:] = rms_norm(np.ascontiguousarray(ubatch.hidden), epsilon)
-        return product(both, self.join, tiles)[:, :width].copy()
+        return product(both, self.join, ladder)[:, :width].copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Head:
 
     spec: ModelSpec
     norm: Array  # (d,)
-    matrix: Array  # (d, vocabulary)
+    matrix: Matrix  # (d, vocabulary)
 
     @classmethod
     def read(cls, spec: ModelSpec, weights: Weights, *, mtp: bool) -> "Head":
@@ -103,7 +103,7 @@ class Head:
         return cls(spec, weights[norm].astype(np.float64), packed(weights[matrix]))
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.matrix,)
 
@@ -119,7 +119,6 @@ class Head:
     def logits(self, hidden: Array, outputs: Integers | None, ladder: Ladder) -> Array:
         """Logits (rows asked for, vocabulary) of hidden rows (T, d)."""
         wanted = hidden if outputs is None else hidden[outputs]
-        tiles = cuts(len(wanted), ladder)
-        rows = np.zeros((tiles[-1].stop if tiles else 0, self.spec.width))
+        rows = np.zeros((padded(len(wanted), ladder), self.spec.width))
         rows[: len(wanted)] = wanted
-        return product(rows, self.matrix, tiles)[: len(wanted), : self.spec.vocabulary]
+        return product(rows, self.matrix, ladder)[: len(wanted), : self.spec.vocabulary]

@@ -6,7 +6,7 @@ import numpy as np
 
 from cachesim.model.layers.norm import gelu, rms_norm, silu
 from cachesim.model.layers.run import Run
-from cachesim.model.layers.tiles import packed, product
+from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights, mlp_norm_name
 from cachesim.units import Array
@@ -17,8 +17,8 @@ class Mlp:
     """One layer's MLP; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
-    entry: Array  # (d, 2 * mlp width): gate and up side by side
-    exit: Array  # (mlp width, d)
+    entry: Matrix  # (d, 2 * mlp width): gate and up side by side
+    exit: Matrix  # (mlp width, d)
     post_norm: Array | None
 
     @classmethod
@@ -36,17 +36,17 @@ class Mlp:
         )
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the MLP adds to rows x (R, d)."""
         spec, width = self.spec, self.spec.mlp_width
-        both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         hidden = (silu if spec.activation == "silu" else gelu)(both[:, :width])
         hidden *= both[:, width : 2 * width]
-        result = product(hidden, self.exit, run.tiles)[:, : spec.width]
+        result = product(hidden, self.exit, run.ladder)[:, : spec.width]
         if self.post_norm is not None:
             result = rms_norm(result, spec.norm_epsilon)
             result *= self.post_norm

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from cachesim.model.layers.tiles import Cuts, Ladder
+from cachesim.model.layers.tiles import Ladder, Matrix
 from cachesim.model.store import Store
 from cachesim.units import Array
 
@@ -20,8 +20,8 @@ class Run:
 
     count: int
     sets: int
-    tiles: Cuts
-    ladder: Ladder
+    ladder: Ladder  # heights of tiles for products with weights
+    attention_ladder: Ladder  # and with blocks of keys and values
     turns: Turns | None
     store: Store
 
@@ -30,7 +30,7 @@ class Layer(Protocol):
     """One summand of the residual stream."""
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         ...
 

@@ -13,7 +13,7 @@ import numpy as np
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import rms_norm, silu, softplus
 from cachesim.model.layers.run import Run
-from cachesim.model.layers.tiles import packed, product
+from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights
 from cachesim.units import Array
@@ -28,13 +28,13 @@ class Ssm:
 
     spec: ModelSpec
     layer: int
-    entry: Array  # (d, z + x + B + C + dt)
+    entry: Matrix  # (d, z + x + B + C + dt)
     taps: Array  # (k, C)
     bias: Array  # (C,)
     step_bias: Array  # (H,)
     rate: Array  # (H,), negative
     skip: Array  # (H, 1)
-    exit: Array  # (inner, d)
+    exit: Matrix  # (inner, d)
 
     @classmethod
     def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "Ssm":
@@ -54,7 +54,7 @@ class Ssm:
         )
 
     @property
-    def matrices(self) -> tuple[Array, ...]:
+    def matrices(self) -> tuple[Matrix, ...]:
         """What rows are multiplied with."""
         return (self.entry, self.exit)
 
@@ -62,7 +62,7 @@ class Ssm:
         """What the layer adds to rows x (R, d)."""
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.tiles)
+        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         fresh = mixed[:count, inner : inner + channels].reshape(sets, -1, channels)
         steps = mixed[:count, inner + channels : inner + channels + heads] + self.step_bias
         steps = softplus(steps).reshape(sets, -1, heads)
@@ -84,7 +84,7 @@ class Ssm:
         np.multiply(y.reshape(count, inner), silu(mixed[:count, :inner]), out=gated[:count])
         grouped = gated.reshape(-1, spec.groups, inner // spec.groups)
         normed = rms_norm(grouped, spec.norm_epsilon).reshape(-1, inner)
-        return product(normed, self.exit, run.tiles)[:, : spec.width]
+        return product(normed, self.exit, run.ladder)[:, : spec.width]
 
     def scan(self, convolved: Array, steps: Array, state: Array, after: Array) -> Array:
         """Fold (S, L, C) into the state (S, H * N * P), token by token: y (S, L, H, P).

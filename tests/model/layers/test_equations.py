@@ -12,7 +12,7 @@ from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary
 from cachesim.model.layers.run import Layer, Run
 from cachesim.model.layers.ssm import Ssm
-from cachesim.model.layers.tiles import LADDER, cuts
+from cachesim.model.layers.tiles import ATTENTION_LADDER, LADDER, padded
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
@@ -27,18 +27,17 @@ def rows(spec: ModelSpec, count: int = COUNT) -> Array:
 
 
 def through(layer: Layer, spec: ModelSpec, xs: Array) -> Array:
-    tiles = cuts(len(xs), LADDER)
-    padded = np.zeros((tiles[-1].stop, spec.width))
-    padded[: len(xs)] = xs
+    filled = np.zeros((padded(len(xs), LADDER), spec.width))
+    filled[: len(xs)] = xs
     run = Run(
         count=len(xs),
         sets=1,
-        tiles=tiles,
         ladder=LADDER,
+        attention_ladder=ATTENTION_LADDER,
         turns=Rotary(spec).turns(np.arange(len(xs))),
         store=PlainStore(build(spec)),
     )
-    result = layer(padded, run)
+    result = layer(filled, run)
     assert not result[len(xs) :].any(), "rows that fill a tile stay zero"
     return result[: len(xs)]
 

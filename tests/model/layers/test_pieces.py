@@ -1,7 +1,5 @@
 """The small parts of the layers: norms, rotations, tiles, convolutions, what a lane shows."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,17 @@ from cachesim.model.layers import attention
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import gelu, l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
-from cachesim.model.layers.tiles import ALONE, LADDER, cuts, mixes, packed, product
+from cachesim.model.layers.tiles import (
+    ALONE,
+    ATTENTION_LADDER,
+    LADDER,
+    SERIAL,
+    below_threads,
+    mixes,
+    packed,
+    padded,
+    product,
+)
 from cachesim.model.presets import preset
 from cachesim.model.store import ABSENT, BLOCK, Lane
 from cachesim.units import Array
@@ -83,26 +91,33 @@ def test_pairs_are_read_as_halves() -> None:
     assert [0, 1, 2, 3] == halves_order(preset("swa", head_size=4)).tolist()
 
 
-@given(st.integers(1, 3000), st.sampled_from([LADDER, ALONE]))
-def test_tiles_follow_each_other_and_waste_little(rows: int, ladder: tuple[int, ...]) -> None:
-    tiles = cuts(rows, ladder)
+@given(st.integers(0, 3000), st.sampled_from([LADDER, ALONE]))
+def test_rows_are_padded_to_full_tiles_and_one_agreed_height(
+    rows: int, ladder: tuple[int, ...]
+) -> None:
+    filled = padded(rows, ladder)
 
-    edges = [tile.start for tile in tiles] + [tiles[-1].stop]
-    assert [0, *(tile.stop for tile in tiles)] == edges
-    assert {b - a for a, b in pairwise(edges)} <= set(ladder)
-    assert rows <= edges[-1] < rows + 64
+    assert rows <= filled < rows + ladder[-1]
+    assert filled % ladder[-1] in {0, *ladder}
 
 
-def test_a_product_in_tiles_is_the_product() -> None:
+@given(st.integers(1, 200), st.integers(1, 300))
+def test_a_product_in_tiles_is_the_product(count: int, columns: int) -> None:
     random = np.random.default_rng(2)
-    blocks = random.normal(size=(5, 8)), random.normal(size=(6, 8))
-    rows = random.normal(size=(20, 8))
+    parts = random.normal(size=(columns, 8)), random.normal(size=(6, 8))
+    rows = random.normal(size=(padded(count, LADDER), 8))
 
-    result = product(rows, packed(*blocks), cuts(20, LADDER))
+    result = product(rows, packed(*parts), LADDER)
 
-    assert (20, 16) == result.shape
-    assert np.allclose(rows @ np.concatenate(blocks).T, result[:, :11])
-    assert not result[:, 11:].any()
+    assert 0 == result.shape[1] % 16
+    assert np.allclose(rows @ np.concatenate(parts).T, result[:, : columns + 6])
+    assert not result[:, columns + 6 :].any()
+
+
+def test_tiles_stay_below_what_wakes_threads() -> None:
+    assert LADDER == below_threads(LADDER, 64 * 128)
+    assert (4, 8) == below_threads(LADDER, SERIAL // 8)
+    assert (4,) == below_threads(LADDER, SERIAL)
 
 
 def test_mixing_is_refused_where_one_height_gives_other_bits(
@@ -117,7 +132,7 @@ def test_mixing_is_refused_where_one_height_gives_other_bits(
     mixes.cache_clear()
     monkeypatch.setattr(np, "matmul", moody)
 
-    assert not mixes(64, 128, 1, "plain")
+    assert not mixes(LADDER, 64, 128, 1, "weights")
     mixes.cache_clear()
 
 
@@ -157,7 +172,7 @@ def lane(positions: list[int], low: list[int], high: list[int], random: int = 1)
 
 def seen(queries: Array, what: Lane) -> Array:
     out = np.zeros((len(queries), queries.shape[1], 4))
-    attention.attend(queries, what, out, LADDER)
+    attention.attend(queries, what, out, ATTENTION_LADDER)
     return out
 
 
