@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.arrays import chosen, indexed, integers, joined, place_state
+from cachesim.engines.mlx_lm.arrays import chosen, held, indexed, integers, joined, place_state
 from cachesim.engines.mlx_lm.layer_cache import LayerCache, State
 from cachesim.engines.mlx_lm.masks import Mask
 from cachesim.engines.mlx_lm.raised import (
@@ -85,6 +85,9 @@ class ArraysCache(LayerCache):
 
     def count_bytes(self) -> int:
         """Constant in the number of tokens."""
+        if not self.rules.bytes_skip_missing_slots:
+            for state in self.cache:
+                held(state)
         states = [state for state in self.cache if state is not None]
         if self.row_bytes is None:
             return sum(int(state.nbytes) for state in states)

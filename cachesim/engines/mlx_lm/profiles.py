@@ -12,6 +12,7 @@ from cachesim.errors import ProfileError
 _C_0_30_7: Final = CacheRules(
     state_form="sliced",
     counts_bytes=False,
+    bytes_skip_missing_slots=False,
     list_state_by_member=False,
     lengths_beside_left_padding=False,
     chunk_front_counts_valid_rows=False,
@@ -28,8 +29,8 @@ _C_0_30_7: Final = CacheRules(
     rotated_is_restored=False,
     saves_empty_arrays=False,
 )
-_C_AFTER_906: Final = replace(_C_0_30_7, counts_bytes=True)
-_C_0_31_1: Final = replace(_C_AFTER_906, list_state_by_member=True)
+_C_AFTER_906: Final = replace(_C_0_30_7, counts_bytes=True, list_state_by_member=True)
+_C_0_31_1: Final = replace(_C_AFTER_906, bytes_skip_missing_slots=True)
 _C_0_31_2: Final = replace(
     _C_0_31_1,
     filter_accepts_empty=True,
@@ -102,6 +103,7 @@ STORE_RELEASES: Final[Mapping[str, StoreRules]] = {
 """The store of each release."""
 
 CACHE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "923": {"bytes_skip_missing_slots": True},
     "999": {"rotating_unrolls_on_trim": True},
     "1253": {"arrays_trim_resets": True},
     "1254": {"arrays_trim_resets": True},

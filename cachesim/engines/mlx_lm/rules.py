@@ -24,6 +24,9 @@ class CacheRules:
     counts_bytes: bool = True
     """#906 (0.31.0): caches have `nbytes`."""
 
+    bytes_skip_missing_slots: bool = True
+    """#918 (0.31.0), and #923: a recurrent slot without a state counts as nothing."""
+
     list_state_by_member: bool = True
     """#886 (0.31.0): the state of a `CacheList` keeps its members apart and can be restored."""
 
