@@ -1,19 +1,27 @@
 """Filling the batch of one turn, and decoding it piece by piece."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from cachesim.engines.llamacpp.checkpointing import (
     Filled,
     maybe_create_checkpoint,
     next_stop,
 )
-from cachesim.engines.llamacpp.events import BatchDecoded, BatchRetried, CompanionFailed, ParentCopied
+from cachesim.engines.llamacpp.events import (
+    BatchDecoded,
+    BatchRetried,
+    CompanionFailed,
+    ParentCopied,
+)
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids
 from cachesim.engines.llamacpp.reuse import cut_memory, start_prompt
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.swap import try_clear_idle_slots
 from cachesim.units import Token
+
+SERVER_ERROR: Final = "server_error"
 
 
 @dataclass(slots=True)
@@ -114,11 +122,11 @@ def decode_piece(
         _feed_companion(server, view)
         return end, server.options.n_batch
     if n_batch == 1 and ret == 1:
-        raise Failure("server_error", "Context size has been exceeded.")
+        raise Failure(SERVER_ERROR, "Context size has been exceeded.")
     if ret == -1:
-        raise Failure("server_error", "Invalid input batch.")
+        raise Failure(SERVER_ERROR, "Invalid input batch.")
     if ret < -1:
-        raise Failure("server_error", "Compute error.")
+        raise Failure(SERVER_ERROR, "Compute error.")
     if not try_clear_idle_slots(server):
         n_batch //= 2
     server.emit(BatchRetried(offset=begin, n_batch=n_batch, ret=ret))
@@ -133,11 +141,11 @@ def _feed_companion(server: ServerContext, view: Batch) -> None:
     if ret != 0:
         server.emit(CompanionFailed(ret=ret))
         fatal = server.rules.slots.process_failure_is_fatal
-        raise Failure("server_error" if fatal else "", "failed to process speculative batch")
+        raise Failure(SERVER_ERROR if fatal else "", "failed to process speculative batch")
 
 
 def fail_all(server: ServerContext, failure: Failure) -> None:
-    """Every busy slot gets the error, is released and cleared; without an error the pass is over."""
+    """Every busy slot gets the error, is released and cleared; no error: the pass is over."""
     if not failure.error:
         return
     for slot in server.slots:

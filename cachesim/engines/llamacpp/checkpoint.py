@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cachesim.engines.llamacpp.contexts import SavedState
-from cachesim.units import Count, Pos
+from cachesim.units import Array, Count, Pos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,12 @@ class Checkpoint:
     pos_max: Pos
     id_task: int
     state: SavedState
+    drafter: Array | None = None  # what the companion carried beside its memory
 
     @property
     def size(self) -> int:
-        """Bytes of both blobs."""
-        return self.state.size
+        """Bytes of all it keeps; a carried row is f32."""
+        return self.state.size + (0 if self.drafter is None else 4 * self.drafter.size)
 
     @property
     def pos_end(self) -> Pos:

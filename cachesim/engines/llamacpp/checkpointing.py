@@ -7,7 +7,7 @@ from cachesim.engines.llamacpp.events import CheckpointCreated, CheckpointDroppe
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
-from cachesim.units import Count, Pos
+from cachesim.units import Array, Count, Pos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def next_stop(server: ServerContext, slot: Slot, task: Task) -> int:
 
 
 def _cuts(server: ServerContext, slot: Slot, task: Task, at: int) -> bool:
-    """Does a batch end at this user message?
+    """True if a batch ends at this user message.
 
     Trap: the list is read before this batch's own checkpoint is in it.
     """
@@ -76,7 +76,24 @@ def maybe_create_checkpoint(server: ServerContext, slot: Slot, task: Task, fille
         return
     if rules.exact_pos_min and server.is_exact:
         pos_min = pos_max
-    create_checkpoint(server, slot, task, Count(filled.start), Pos(pos_min), Pos(pos_max))
+    create_checkpoint(
+        server,
+        slot,
+        Checkpoint(
+            n_tokens=Count(filled.start),
+            pos_min=Pos(pos_min),
+            pos_max=Pos(pos_max),
+            id_task=task.id,
+            state=server.contexts.save(slot.id, partial=True),
+            drafter=_carried(server, slot),
+        ),
+    )
+
+
+def _carried(server: ServerContext, slot: Slot) -> Array | None:
+    if server.drafter is None or not server.rules.slots.drafter_is_saved:
+        return None
+    return server.drafter.carried(slot.id)
 
 
 def _is_place(server: ServerContext, slot: Slot, task: Task, filled: Filled) -> bool:
@@ -116,26 +133,17 @@ def _is_far_enough(server: ServerContext, slot: Slot, task: Task, filled: Filled
     return filled.start > checkpoints[-1].n_tokens + spacing
 
 
-def create_checkpoint(
-    server: ServerContext, slot: Slot, task: Task, n_tokens: Count, pos_min: Pos, pos_max: Pos
-) -> None:
+def create_checkpoint(server: ServerContext, slot: Slot, checkpoint: Checkpoint) -> None:
     """Make room in the list and append (upstream's name).
 
     Trap: the oldest may be dropped although the new one only replaces one of equal length.
     """
-    most = server.options.ctx_checkpoints
+    task, most = slot.running, server.options.ctx_checkpoints
     make_room(server, slot, task, most)
     if server.rules.checkpoints.supersede_equal:
-        same = [each for each in slot.prompt.checkpoints if each.n_tokens == n_tokens]
-        for checkpoint in same:
-            _drop(server, slot, task, checkpoint, "superseded")
-    checkpoint = Checkpoint(
-        n_tokens=n_tokens,
-        pos_min=pos_min,
-        pos_max=pos_max,
-        id_task=task.id,
-        state=server.contexts.save(slot.id, partial=True),
-    )
+        for held in list(slot.prompt.checkpoints):
+            if held.n_tokens == checkpoint.n_tokens:
+                _drop(server, slot, held, "superseded")
     slot.prompt.checkpoints.append(checkpoint)
     server.emit(
         CheckpointCreated(
@@ -161,7 +169,7 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
             victim = _closest(checkpoints)
         elif eviction == "densest":
             victim = _densest(checkpoints)
-        _drop(server, slot, task, checkpoints[victim], "full")
+        _drop(server, slot, checkpoints[victim], "full")
 
 
 def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
@@ -172,7 +180,7 @@ def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
             return
         close = checkpoint.n_tokens <= last + server.options.checkpoint_min_step
         if checkpoint.id_task != task.id and last >= 0 and close:
-            _drop(server, slot, task, checkpoint, "too-close")
+            _drop(server, slot, checkpoint, "too-close")
         else:
             last = checkpoint.n_tokens
 
@@ -195,15 +203,13 @@ def _densest(checkpoints: list[Checkpoint]) -> int:
     return min(spans, default=(0, 0))[1]
 
 
-def _drop(
-    server: ServerContext, slot: Slot, task: Task, checkpoint: Checkpoint, reason: str
-) -> None:
+def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str) -> None:
     index = next(i for i, each in enumerate(slot.prompt.checkpoints) if each is checkpoint)
     del slot.prompt.checkpoints[index]
     server.emit(
         CheckpointDropped(
             slot=slot.id,
-            task=task.id,
+            task=slot.running.id,
             reason=reason,
             **checkpoint.as_dict(),
             size=checkpoint.size,

@@ -1,10 +1,13 @@
 """The target's memory and its companion's, moved together (upstream: `common_memory`)."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.context import SEQ_HEADER, Context
 from cachesim.errors import UpstreamAbort
+
+SEQ_RM: Final = "common_memory::seq_rm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Contexts:
         for context in self._both():
             if not context.seq_rm(seq, p0, p1):
                 why = f"sequence {seq} cannot be cut at position {p0}"
-                raise UpstreamAbort("common_memory::seq_rm", why)
+                raise UpstreamAbort(SEQ_RM, why)
 
     def try_seq_rm(self, seq: int, p0: int) -> bool:
         """Remove a tail from the target; the companion follows if that worked."""
@@ -57,7 +60,7 @@ class Contexts:
             return False
         if self.companion is not None and not self.companion.seq_rm(seq, p0, -1):
             why = f"the companion's sequence {seq} cannot be cut at position {p0}"
-            raise UpstreamAbort("common_memory::seq_rm", why)
+            raise UpstreamAbort(SEQ_RM, why)
         return True
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:

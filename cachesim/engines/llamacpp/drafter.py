@@ -1,8 +1,8 @@
 """The companion of speculative decoding: a second context that follows the first and proposes.
 
-    target's batch    tokens    t0  t1  t2         hidden rows  h0  h1  h2
-    an MTP head gets            t0  t1  t2         beside       h-1 h0  h1      h2 is carried on
-    a draft model gets          t0  t1  t2
+target's batch    tokens    t0  t1  t2         hidden rows  h0  h1  h2
+an MTP head gets            t0  t1  t2         beside       h-1 h0  h1      h2 is carried on
+a draft model gets          t0  t1  t2
 """
 
 from dataclasses import replace

@@ -49,6 +49,7 @@ B9093: Final = ServerRules(
         restore_drops_checkpoints=False,
         cleared_after_bad_restore=False,
         companion_is_saved=False,
+        drafter_is_saved=False,
         process_failure_is_fatal=False,
         empty_batches_abort=False,
     ),
@@ -97,6 +98,7 @@ B11549: Final = replace(
         discard_is_clamped=True,
         restore_drops_checkpoints=True,
         cleared_after_bad_restore=True,
+        drafter_is_saved=True,
         process_failure_is_fatal=True,
     ),
 )

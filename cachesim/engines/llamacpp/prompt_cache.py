@@ -38,14 +38,29 @@ class Entry:
 class CacheLog(Protocol):
     """Who is told what the cache does."""
 
-    def already_cached(self, tokens: Sequence[Token]) -> None: ...
-    def obsolete(self, entry: Entry) -> None: ...
-    def too_large(self, size: int, limit: int) -> None: ...
-    def making_room(self, entry: Entry) -> None: ...
-    def limit_reached(self, entry: Entry, *, which: str, estimate: int) -> None: ...
-    def looking(self, f_keep: Float32, f_sim: Float32) -> None: ...
-    def compared(self, entry: Entry, *, lcp: Count, f_keep: Float32, f_sim: Float32) -> None: ...
-    def refused(self, entry: Entry, rule: str, **detail: Any) -> None: ...  # noqa: ANN401
+    def already_cached(self, tokens: Sequence[Token]) -> None:
+        """The prompt is in the cache; it is not saved."""
+
+    def obsolete(self, entry: Entry) -> None:
+        """An entry is a prefix of what is being saved."""
+
+    def too_large(self, size: int, limit: int) -> None:
+        """The prompt alone exceeds the limit; it is not saved."""
+
+    def making_room(self, entry: Entry) -> None:
+        """The oldest goes for one that is being saved."""
+
+    def limit_reached(self, entry: Entry, *, which: str, estimate: int) -> None:
+        """The oldest goes because there is too much."""
+
+    def looking(self, f_keep: Float32, f_sim: Float32) -> None:
+        """A search begins."""
+
+    def compared(self, entry: Entry, *, lcp: Count, f_keep: Float32, f_sim: Float32) -> None:
+        """One entry in it."""
+
+    def refused(self, entry: Entry, rule: str, **detail: Any) -> None:  # noqa: ANN401
+        """One entry is out."""
 
 
 class PromptCache:

@@ -84,6 +84,7 @@ class SlotRules:
     restore_drops_checkpoints: bool  # a slot restored from a file keeps no older checkpoints
     cleared_after_bad_restore: bool  # a file that does not fit empties the slot
     companion_is_saved: bool  # checkpoints and cache entries hold the companion's state
+    drafter_is_saved: bool  # checkpoints hold what the drafter carries beside its memory
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
     empty_batches_abort: bool  # four turns with nothing to decode end the process
 

@@ -21,7 +21,7 @@ from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.requests import to_task
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
-from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
 from cachesim.engines.llamacpp.shift import shift_full_contexts
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.snapshot import snapshot
@@ -151,7 +151,7 @@ class LlamaCpp(Engine):
         self._server.answer(task, None, self._blank(task, error=error, message=message))
 
     def _cancelled(self, task: Task) -> Reply:
-        return self._blank(task, error="cancelled", message="the client went away")
+        return self._blank(task, error=CANCELLED, message="the client went away")
 
     def _blank(self, task: Task, *, error: str, message: str) -> Reply:
         return Reply(
@@ -168,9 +168,7 @@ class LlamaCpp(Engine):
         """Upstream: `process_single_task`."""
         server = self._server
         if task.kind == "cancel":
-            for slot in server.slots:
-                if slot.task is not None and slot.task.id == task.target:
-                    server.finish(slot, "cancelled", "cancelled", "the client went away")
+            self._process_cancel(task)
             return
         if task.kind != "completion":
             self._process_action(task)
@@ -187,6 +185,11 @@ class LlamaCpp(Engine):
             self._launch(child, place, SlotState.WAIT_OTHER)
         self._launch(task, slot, SlotState.STARTED)
         save_idle_slots(server)
+
+    def _process_cancel(self, task: Task) -> None:
+        for slot in self._server.slots:
+            if slot.task is not None and slot.task.id == task.target:
+                self._server.finish(slot, CANCELLED, CANCELLED, "the client went away")
 
     def _process_action(self, task: Task) -> None:
         server = self._server
@@ -238,4 +241,5 @@ class LlamaCpp(Engine):
         server = self._server
         server.empty_turns = 0 if len(batch) else server.empty_turns + 1
         if server.empty_turns > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
-            raise UpstreamAbort("update_slots", "too many consecutive empty batches")
+            where = "update_slots"
+            raise UpstreamAbort(where, "too many consecutive empty batches")

@@ -34,4 +34,4 @@ def test_a_workload_of_another_release_is_told_apart() -> None:
         for line, other in zip(june[::5], october[::5], strict=True)
     ]
 
-    assert sum(mismatch(line) is not None for line in crossed) >= 10
+    assert sum(mismatch(line) is not None for line in crossed) >= 5

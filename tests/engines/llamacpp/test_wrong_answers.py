@@ -55,9 +55,7 @@ def test_full_attention_answers_the_third_request_right(profile: str) -> None:
     + [(OCTOBER, model) for model in ("recurrent", "hybrid", "hybrid-delta", "swa")]
     + [(JUNE + "+24411", "swa")],
 )
-def test_erasing_at_the_next_position_too_mends_the_third_request(
-    profile: str, model: str
-) -> None:
+def test_erasing_at_the_next_position_too_mends_the_third_request(profile: str, model: str) -> None:
     play, reply = three_requests(profile + "+erase-equal", model)
     assert difference(play, reply) == 0.0
 
