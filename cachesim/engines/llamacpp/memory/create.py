@@ -54,8 +54,17 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
     if not params.kv_unified:
         n_ctx = n_ctx_seq * params.n_seq_max
     n_rs_seq = rollback_depth(network, params.n_rs_seq, rules)
+    swa_cells = n_ctx_seq
+    if not params.swa_full:
+        swa_cells = window_cells(n_ctx_seq, network.spec.window, n_ubatch, params)
     memory = create_memory(
-        network, params, rules, cells=n_ctx_seq, n_ubatch=n_ubatch, n_rs_seq=n_rs_seq
+        network,
+        rules,
+        n_seq_max=params.n_seq_max,
+        unified=params.kv_unified,
+        cells=n_ctx_seq,
+        swa_cells=swa_cells,
+        n_rs_seq=n_rs_seq,
     )
     return Context(
         network,
@@ -80,11 +89,12 @@ def rollback_depth(network: Network, wanted: int, rules: MemoryRules) -> int:
 
 def create_memory(
     network: Network,
-    params: ContextParams,
     rules: MemoryRules,
     *,
+    n_seq_max: int,
+    unified: bool,
     cells: int,
-    n_ubatch: int,
+    swa_cells: int,
     n_rs_seq: int,
 ) -> Memory:
     """Recurrent, hybrid (with or without window), window pair, or plain: by the layers it has.
@@ -104,8 +114,8 @@ def create_memory(
             rules,
             shapes[place],
             sizes,
-            n_seq_max=params.n_seq_max,
-            unified=params.kv_unified,
+            n_seq_max=n_seq_max,
+            unified=unified,
             cells=n_cells,
             mask=mask,
             rotate=network.rotate,
@@ -115,11 +125,8 @@ def create_memory(
         base = cache("attention", cells, NO_WINDOW)
         if not shapes["window"]:
             return base
-        n_swa = network.spec.window
-        n_swa_cells = cells if params.swa_full else window_cells(cells, n_swa, n_ubatch, params)
-        return WindowPair(
-            base, cache("window", n_swa_cells, WindowMask(kind="standard", n_swa=n_swa))
-        )
+        mask = WindowMask(kind="standard", n_swa=network.spec.window)
+        return WindowPair(base, cache("window", swa_cells, mask))
 
     if not shapes["recurrent"]:
         return attention()
@@ -127,7 +134,7 @@ def create_memory(
         rules,
         shapes["recurrent"],
         sizes,
-        n_seq_max=params.n_seq_max,
+        n_seq_max=n_seq_max,
         n_rs_seq=n_rs_seq,
         n_layers=len(network.spec.layers),
     )
