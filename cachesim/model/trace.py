@@ -12,7 +12,8 @@ state had seen.
 A token reads, in the recurrent place, its row; in the others the cell below its own, whose history
 must be that of all cells it sees. One that breaks the line, or is missing, is a stray. A cold run
 has one node per prefix, with all readings alike and no stray: a history is clean when it has the
-cold run's number.
+cold run's number. Clean memory gives the cold answer. Memory that is not may still do so, where the
+network cannot tell: beyond its reach, or in a first layer that held the same token.
 """
 
 from collections.abc import Callable
@@ -244,10 +245,12 @@ class Traced:
             if gaps[i] > 1:
                 return Stray(Pos(position + int(gaps[i]) - 1), ROOT)
             return Stray(Pos(position), int(nodes[i]))
-        lowest = int(positions[0])
-        if lowest > bottom and self.histories.depth(int(nodes[0]), place) > 1:
-            return Stray(Pos(lowest - 1), ROOT)
-        return None
+        lowest, first = int(positions[0]), int(nodes[0])
+        if self.histories.depth(first, place) == 1:
+            return None
+        if lowest == 0:
+            return Stray(Pos(0), first)
+        return Stray(Pos(lowest - 1), ROOT) if lowest > bottom else None
 
 
 def _copy(lane: Lane) -> Lane:
