@@ -45,7 +45,7 @@ class Attention:
     def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
         """Hand keys and values (T, 1) to the store and add up what each row sees."""
         queries, keys, values = mix(hidden[:, None] + self._salts) | ONE
-        seen = np.empty_like(hidden)
+        seen = np.zeros_like(hidden)
         for lane in store.attend(self.shape.layer, keys * turn.keys[:, None], values):
             seen[lane.rows] = visible_sums(lane)
         out: Words = queries[:, 0] * turn.queries * seen
