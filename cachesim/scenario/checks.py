@@ -10,7 +10,7 @@ from cachesim.model.presets import PRESETS
 from cachesim.scenario import limits
 from cachesim.scenario.format import Expect, Scenario, Step, Turn
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.prompts import PLACE, REPLY, references
+from cachesim.scenario.prompts import PLACE, REPLY, piece_of, references
 from cachesim.scenario.readers import nearest, short
 from cachesim.scenario.reading import Path, Problem, read
 
@@ -224,12 +224,13 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
 
 def _length(value: object, lengths: Mapping[str, int]) -> int:
     if isinstance(value, str):
-        return sum(lengths.get(word, 0) for word in value.split())
+        return sum(lengths.get(piece_of(word)[0], 0) for word in value.split())
     return len(value) if isinstance(value, tuple) else 0
 
 
 def _content(turn: Turn, lengths: Mapping[str, int]) -> int:
-    return len(turn.content) + 5 + sum(lengths.get(word, 0) for word in PLACE.findall(turn.content))
+    words = PLACE.findall(turn.content)
+    return len(turn.content) + 5 + sum(lengths.get(piece_of(word)[0], 0) for word in words)
 
 
 def _vocabulary(scenario: Scenario) -> Iterator[Problem]:

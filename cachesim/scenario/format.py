@@ -142,7 +142,7 @@ class Step:
     name: Annotated[str, _word, "Its name; the step's number where it is left out."] = ""
     do: Annotated[str, OneOf(ACTIONS), "What is asked of the server."] = "complete"
     prompt: Annotated[
-        Prompt, _spans_or_ids, "Span names, `A.reply` for what A answered, or token ids."
+        Prompt, _spans_or_ids, "Spans, `A.reply`, pieces such as `S[:50]`, or token ids."
     ] = None
     messages: Annotated[tuple[Turn, ...], "A chat instead of a prompt."] = ()
     predict: Annotated[
@@ -167,8 +167,11 @@ class Step:
     ] = None
     of: Annotated[str | None, _word, "Which step a cancel ends; silent: the one before."] = None
     turns: Annotated[
-        int, Whole(0, limits.TURNS), "Turns of the server's loop before the cancel arrives."
-    ] = 1
+        int | None,
+        Whole(0, limits.TURNS),
+        "Turns of the server's loop before it is sent, together with the step before; a cancel"
+        " waits for 1.",
+    ] = None
     options: Annotated[
         Mapping[str, Any],
         Table(_request_option, 32),

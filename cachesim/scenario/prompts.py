@@ -12,7 +12,10 @@ from cachesim.scenario.spans import draw_spans
 from cachesim.units import Tokens, as_tokens
 
 REPLY: Final = ".reply"
-PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?)\}")
+WORD: Final = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<start>\d{0,6}):(?P<end>\d{0,6})\])?")
+"""A span, a reply, or a piece of one: `S`, `A.reply`, `S[:50]`."""
+
+PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?(?:\[\d{0,6}:\d{0,6}\])?)\}")
 """A span or reply inside the text of a message."""
 
 
@@ -47,9 +50,10 @@ class Vocabulary:
 
     def look_up(self, word: str) -> Tokens:
         """The tokens of a span or of a reply; a step that was refused replied nothing."""
-        if word.endswith(REPLY):
-            return self.replies.get(word.removesuffix(REPLY), ())
-        return self.spans[word]
+        name, piece = piece_of(word)
+        if name.endswith(REPLY):
+            return self.replies.get(name.removesuffix(REPLY), ())[piece]
+        return self.spans[name][piece]
 
     def tokens(self, value: str | tuple[int, ...]) -> Tokens:
         """The tokens of `S a A.reply`, or of ids."""
@@ -96,12 +100,23 @@ class Vocabulary:
         return tuple(parts)
 
 
+def piece_of(word: str) -> tuple[str, slice]:
+    """The name that a word begins with, and the piece of it that is meant."""
+    found = WORD.fullmatch(word)
+    if found is None:
+        return word, slice(None)
+    start, end = found["start"], found["end"]
+    return found["name"], slice(int(start) if start else None, int(end) if end else None)
+
+
 def references(step: Step) -> Mapping[str, tuple[str, ...]]:
     """The names of spans and replies that a step uses, by the key they stand under."""
     used: dict[str, tuple[str, ...]] = {}
     for key, value in (("prompt", step.prompt), ("reply", step.reply)):
         if isinstance(value, str):
-            used[key] = tuple(value.split())
+            used[key] = tuple(piece_of(word)[0] for word in value.split())
     for index, each in enumerate(step.messages):
-        used[f"messages[{index}].content"] = tuple(PLACE.findall(each.content))
+        used[f"messages[{index}].content"] = tuple(
+            piece_of(word)[0] for word in PLACE.findall(each.content)
+        )
     return used

@@ -1,6 +1,7 @@
 """One entry of "runs": what a scenario did on a profile, as plain data."""
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 from cachesim.engines.profile import Profile
@@ -96,10 +97,10 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON values
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list | set | frozenset):
         return [plain(each) for each in value]
-    if isinstance(value, bool | str) or value is None:
-        return value
     if hasattr(value, "item"):
-        return value.item()
+        value = value.item()
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no word for `nan`
     return value
 
 

@@ -29,6 +29,10 @@ ENDLESS: Final = "endless"
 """The error of steps during which the server never comes to rest."""
 
 
+RENDERS: Final = frozenset({"llama.cpp", "mlx-lm"})
+"""Servers that are given the messages of a chat and render them with their own template."""
+
+
 @runtime_checkable
 class SlotActions(Protocol):
     """A server that can save, restore and erase a slot; each action is queued like a request."""
@@ -104,12 +108,20 @@ class Session:
             return Engine.create(
                 self.profile,
                 model=self.network if self.trace is None else self.trace,
-                options=self.scenario.engine.options,
+                options=self._options(),
                 store=MemoryStore(),
             )
         except OptionError as error:
             problem = Problem(("engine", "options"), str(error))
             raise ScenarioError(str(problem)) from None
+
+    def _options(self) -> dict[str, Any]:
+        """The scenario's options; a server that renders messages itself learns the template."""
+        options = dict(self.scenario.engine.options)
+        chats = any(step.messages for step in self.scenario.step)
+        if chats and self._renders:
+            options.setdefault("chat_template", self.scenario.chat.template)
+        return options
 
     def run(self) -> Iterator[Record]:
         """Every step in order, as soon as the server has come to rest after it."""
@@ -160,6 +172,9 @@ class Session:
 
     def _begin(self, record: Record, group: Sequence[Record]) -> None:
         step = record.step
+        default = 1 if step.do == "cancel" else 0
+        for _ in range(default if step.turns is None else step.turns):
+            self._turn()
         if step.do == "complete":
             record.prompt = self.vocabulary.prompt(step)
             record.parts = self.vocabulary.parts(step, record.prompt)
@@ -191,8 +206,12 @@ class Session:
             cache_prompt=step.cache_prompt,
             completions=step.completions,
             options=step.options or None,
-            messages=self.vocabulary.messages(step.messages),
+            messages=self.vocabulary.messages(step.messages) if self._renders else (),
         )
+
+    @property
+    def _renders(self) -> bool:
+        return self.profile.engine in RENDERS
 
     def _drafts(self, step: Step) -> tuple[Tokens, ...] | None:
         if step.drafts is None:
@@ -200,8 +219,6 @@ class Session:
         return tuple(self.vocabulary.tokens(each) for each in step.drafts)
 
     def _cancel(self, record: Record, group: Sequence[Record]) -> None:
-        for _ in range(record.step.turns):
-            self._turn()
         earlier = [each for each in group[: group.index(record)] if each.ticket is not None]
         wanted = record.step.of or earlier[-1].name
         ticket = next(each.ticket for each in earlier if each.name == wanted)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias
 
+from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.errors import OptionError
 
 SpecType: TypeAlias = Literal["none", "draft-mtp", "draft-simple"]
@@ -41,6 +42,7 @@ class Options:
     cache_type_k: CacheType = "f16"
     cache_type_v: CacheType = "f16"
     flash_attn: bool = True
+    chat_template: str = "chatml"
     spec_type: SpecType = "none"
     spec_draft_n_max: int = 3
     spec_draft_n_min: int = 0
@@ -105,6 +107,7 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
 }
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "chat_template": tuple(TEMPLATES),
     "spec_type": ("none", "draft-mtp", "draft-simple"),
     "cache_type_k": ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
     "cache_type_v": ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),

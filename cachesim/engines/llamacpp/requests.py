@@ -35,7 +35,10 @@ def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerCont
     fields = dict(request.options or {})
     for name in fields:
         _check_field(name, server.rules.checkpoints.placement)
-    prompt, starts = render_chat(request) if request.messages else (request.prompt, ())
+    prompt: Tokens = request.prompt
+    starts: tuple[Start, ...] = ()
+    if request.messages:
+        prompt, starts = render_chat(request, ByteTokenizer(options.chat_template))
     check_tokens(request, prompt, server.network.spec.vocabulary)
     if server.rules.checkpoints.placement == "every":
         starts = ()
@@ -72,13 +75,15 @@ def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
             raise TokenError(msg)
 
 
-def render_chat(request: Request) -> tuple[Tokens, tuple[Start, ...]]:
+def render_chat(request: Request, tokenizer: ByteTokenizer) -> tuple[Tokens, tuple[Start, ...]]:
     """The prompt of a conversation, and where its messages begin."""
-    if request.prompt:
-        msg = "a request has a prompt or messages, not both; leave one out"
-        raise TokenError(msg)
-    tokenizer = ByteTokenizer()
     prompt = tokenizer.apply_chat_template(request.messages)
+    if request.prompt not in ((), prompt):
+        msg = (
+            "the prompt is not what the chat template makes of the messages: leave it out, or "
+            "name the template with the option chat_template"
+        )
+        raise TokenError(msg)
     starts = tokenizer.message_starts(request.messages)
     return prompt, tuple((role, Pos(count)) for role, count in starts)
 
