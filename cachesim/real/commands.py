@@ -21,6 +21,7 @@ from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.flags import PRESETS
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import as_release, environment_for
+from cachesim.real.mlx_commands import real_mlx_lm
 from cachesim.real.scenarios import StepPlayed, play_scenario, releases_of
 from cachesim.real.server_log import calls_of
 from cachesim.real.workload import Workload
@@ -170,3 +171,6 @@ def real_log_of(workload: Workload, step: int) -> list[str]:
         starts = (index for index, each in enumerate(workload.steps) if not each.with_previous)
         calls = dict(zip(starts, calls_of(log), strict=False))
     return calls.get(max((start for start in calls if start <= step), default=0), [])
+
+
+__all__ = ["real_gguf", "real_llama_cpp", "real_mlx_lm"]
