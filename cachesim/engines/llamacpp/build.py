@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cachesim.engines.llamacpp.capability import SeqRm
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import open_drafter
-from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.options import Options, check_name, read_options
 from cachesim.engines.llamacpp.profiles import DEFAULTS, HAD_BY, rules_of
@@ -43,22 +42,14 @@ def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) ->
             None if drafter is None else drafter.context,
             saves_companion=rules.slots.companion_is_saved,
         ),
-        seq_rm_type=seq_rm_type(target),
+        seq_rm_type=can_seq_rm(target),
         n_swa=0 if options.swa_full else window_of(network),
         can_shift=target.can_shift,
         slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],
         cache=open_prompt_cache(options, rules),
         drafter=drafter,
-        companion_type=SeqRm.NO if drafter is None else seq_rm_type(drafter.context),
+        companion_type=SeqRm.NO if drafter is None else drafter.seq_rm_type,
     )
-
-
-def seq_rm_type(context: Context) -> SeqRm:
-    """What can be removed from a context."""
-    if context.n_rs_seq > 0:
-        return SeqRm.RS
-    recurrent = any(shape.place == "recurrent" for shape in context.network.shapes)
-    return SeqRm.FULL if recurrent else SeqRm.PART
 
 
 def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:

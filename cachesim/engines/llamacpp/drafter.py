@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
@@ -29,6 +30,11 @@ class Drafter(Protocol):
     @property
     def context(self) -> Context:
         """Its own context, under the same sequence ids."""
+        ...
+
+    @property
+    def seq_rm_type(self) -> SeqRm:
+        """What can be removed from its context."""
         ...
 
     def process(self, batch: Batch, target: Context) -> int:
@@ -57,6 +63,7 @@ class DraftModel:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.seq_rm_type = can_seq_rm(context)
 
     def process(self, batch: Batch, target: Context) -> int:  # noqa: ARG002 - reads tokens alone
         """Decode the same tokens."""
@@ -89,6 +96,8 @@ class MtpHead:
 
     The row it carries is not part of a saved prompt; after a load the next draft is merely worse.
     """
+
+    seq_rm_type = SeqRm.PART  # attention layers only
 
     def __init__(self, context: Context) -> None:
         self.context = context

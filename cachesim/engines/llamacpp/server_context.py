@@ -8,10 +8,10 @@ import numpy as np
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp.capability import SeqRm
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import PromptCleared, RequestRefused, SlotReleased
+from cachesim.engines.llamacpp.memory.capability import SeqRm
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules

@@ -4,10 +4,10 @@ slot tokens   [ ... | sampled | draft 0 | draft 1 | draft 2 )
 accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
 """
 
-from cachesim.engines.llamacpp.capability import SeqRm
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
 from cachesim.engines.llamacpp.generation import budget_left, next_token, take_token
+from cachesim.engines.llamacpp.memory.capability import SeqRm
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
 from cachesim.errors import ContractError

@@ -41,6 +41,7 @@ class AttentionCache:
         mask: WindowMask = NO_WINDOW,
         rotate: Rotate | None = None,
         can_shift: bool = True,
+        ext: int = 0,
         element: int = 1,  # f16
     ) -> None:
         self.rules = rules
@@ -51,6 +52,7 @@ class AttentionCache:
         self.mask = mask
         self.rotate = rotate
         self.can_shift = can_shift
+        self.ext = ext  # bytes beside each saved cell
         self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
         self.kinds = {s.layer: LEDGER if s.ledger else element for s in self.shapes}
         self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]

@@ -48,7 +48,7 @@ def write(cache: "AttentionCache", seq: int) -> list[Field]:
         else:
             # Trap: an id that the cache accepts but the blob cannot name leaves no ids at all.
             ids = ((seq,) if seq < cache.n_seq_max else (),) * len(saved)
-        fields.append(CellList(cells.pos[saved], ids))
+        fields.append(CellList(cells.pos[saved], ids, cache.ext))
         fields.append(_header(cache))
         rows = cache.rows[stream]
         rows.cover(int(saved[-1]))

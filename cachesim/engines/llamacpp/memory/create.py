@@ -87,6 +87,14 @@ def rollback_depth(network: Network, wanted: int, rules: MemoryRules) -> int:
     return wanted if kinds and kinds <= rules.rollback_layers else 0
 
 
+def has_position_sections(network: Network) -> bool:
+    """Whether a token's position has several sections (M-RoPE), as in the Qwen 3.5 family.
+
+    Such positions cannot be moved, and each saved cell carries them as extra bytes.
+    """
+    return "delta" in network.spec.layers
+
+
 def create_memory(
     network: Network,
     rules: MemoryRules,
@@ -104,6 +112,7 @@ def create_memory(
     shapes: dict[Place, list[LayerShape]] = {"attention": [], "window": [], "recurrent": []}
     for shape in network.shapes:
         shapes[shape.place].append(shape)
+    sections = has_position_sections(network)
     sizes = {
         shape.layer: RowBytes() if shape.ledger else row_bytes(network.spec, shape.layer)
         for shape in network.shapes
@@ -119,6 +128,8 @@ def create_memory(
             cells=n_cells,
             mask=mask,
             rotate=network.rotate,
+            can_shift=not sections,
+            ext=rules.ext_bytes if sections else 0,
         )
 
     def attention() -> AttentionCache | WindowPair:
