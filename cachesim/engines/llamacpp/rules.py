@@ -81,6 +81,7 @@ class SlotRules:
     clear_drops_checkpoints: bool  # clearing a slot empties its list
     shift_drops_checkpoints: bool  # a context shift empties the list
     discard_is_clamped: bool  # #24786: n_discard stays below what is left
+    file_holds_checkpoints: bool  # #26004: slot files carry checkpoints, and restore them
     restore_drops_checkpoints: bool  # a slot restored from a file keeps no older checkpoints
     cleared_after_bad_restore: bool  # a file that does not fit empties the slot
     companion_is_saved: bool  # checkpoints and cache entries hold the companion's state

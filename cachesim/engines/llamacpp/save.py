@@ -1,16 +1,22 @@
 """Slot save, restore and erase: what `POST /slots/{id}?action=...` does.
 
 A slot file: magic "CSSL", then little-endian format version (4), CRC-32 of the rest (4), the length
-of a JSON text (4), that text (tokens, and what is approximate), and the packed state of memory.py's
-own format.
+of a JSON text (4), that text (tokens, what is approximate, and the numbers of each checkpoint), and
+packed states one after another: the slot's, then target and companion of each checkpoint.
 """
 
 import json
 import struct
 import zlib
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
 
 from cachesim.engines.base import ByteStore, Reply
+from cachesim.engines.llamacpp.checkpoint import Checkpoint
+from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.events import (
     RequestRefused,
     SlotErased,
@@ -23,11 +29,13 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
 from cachesim.errors import BlobError, OptionError
-from cachesim.units import Count, Token
+from cachesim.units import Count, Pos, Token
 
 MAGIC: Final = b"CSSL"
 VERSION: Final = 1
 HEAD: Final = struct.Struct("<4sIII")
+NO_TASK: Final = -1
+"""The task of a checkpoint that came from a file."""
 
 
 def run_slot_action(
@@ -45,10 +53,10 @@ def run_slot_action(
 
 
 def _save(server: ServerContext, slot: Slot, task: Task, store: ByteStore) -> Reply:
-    """Target state and tokens; companion and checkpoints are not saved."""
+    """Target state and tokens, and since #26004 the checkpoints; never the companion's state."""
     blob = server.contexts.target.state_seq_get_data(slot.id)
-    data = encode(slot, blob)
-    store.put(task.name, data)
+    kept = slot.prompt.checkpoints if server.rules.slots.file_holds_checkpoints else []
+    store.put(task.name, encode(slot, blob, kept))
     n_bytes = server.contexts.target.state_seq_get_size(slot.id)
     server.emit(
         SlotSaved(
@@ -63,36 +71,47 @@ def _save(server: ServerContext, slot: Slot, task: Task, store: ByteStore) -> Re
 
 
 def _restore(server: ServerContext, slot: Slot, task: Task, store: ByteStore) -> Reply:
-    """Take state and tokens from a file.
+    """Take state and tokens from a file, and since #26004 the checkpoints.
 
     Traps: until the checkpoint list is emptied here, checkpoints of the slot's former prompt stay
-    and may be restored for the new one; the companion is not touched.
+    and may be restored for the new one; the companion gets what the newest checkpoint has of it.
     """
     data = store.get(task.name)
     if data is None:
         return refuse(server, slot, task, f"unable to restore slot, no file {task.name!r}")
     try:
-        tokens, approximate, blob = decode(data)
+        saved = decode(data)
     except BlobError as error:
         return refuse(server, slot, task, f"unable to restore slot, {error}")
-    if len(tokens) > slot.n_ctx:
+    if len(saved.tokens) > slot.n_ctx:
         return refuse(server, slot, task, "unable to restore slot, no available space in KV cache")
-    if not server.contexts.load_target(blob, slot.id):
+    if not server.contexts.load_target(saved.blob, slot.id):
         return refuse(server, slot, task, "unable to restore slot, the state does not fit")
-    slot.prompt.tokens = tokens
-    slot.prompt.approximate = approximate
+    slot.prompt.tokens = saved.tokens
+    slot.prompt.approximate = saved.approximate
     if server.rules.slots.restore_drops_checkpoints:
         slot.prompt.checkpoints.clear()
+    if server.rules.slots.file_holds_checkpoints:
+        _restore_checkpoints(server, slot, saved.checkpoints)
     server.emit(
         SlotRestored(
             slot=slot.id,
             task=task.id,
             file=task.name,
-            n_tokens=len(tokens),
+            n_tokens=len(saved.tokens),
             n_bytes=server.contexts.target.state_seq_get_size(slot.id),
         )
     )
     return done(server, slot)
+
+
+def _restore_checkpoints(server: ServerContext, slot: Slot, saved: list[Checkpoint]) -> None:
+    """The newest ones that the list may hold (upstream: `load_slot_checkpoints`)."""
+    most = server.options.ctx_checkpoints
+    slot.prompt.checkpoints = saved[-most:] if most else []
+    if slot.prompt.checkpoints:
+        newest = slot.prompt.checkpoints[-1]
+        server.contexts.load_companion(newest.state.companion, slot.id, partial=True)
 
 
 def _erase(server: ServerContext, slot: Slot, task: Task) -> Reply:
@@ -134,19 +153,44 @@ def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply
     )
 
 
-def encode(slot: Slot, blob: Blob) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFile:
+    """What a slot file holds."""
+
+    tokens: list[Token]
+    approximate: Approximation | None
+    blob: Blob
+    checkpoints: list[Checkpoint]
+
+
+def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> bytes:
     """A slot as the bytes of a file."""
     approximate = slot.prompt.approximate
+    blobs = [pack(blob)]
+    entries = []
+    for each in checkpoints:
+        own = [
+            None if part is None else pack(part)
+            for part in (each.state.target, each.state.companion)
+        ]
+        blobs += [part for part in own if part is not None]
+        entries.append(
+            each.as_dict()
+            | {"blobs": [None if part is None else len(part) for part in own]}
+            | {"drafter": None if each.drafter is None else each.drafter.tolist()}
+        )
     head = {
         "tokens": list(slot.prompt.tokens),
         "approximate": None if approximate is None else [approximate.start, approximate.why],
+        "state": len(blobs[0]),
+        "checkpoints": entries,
     }
     text = json.dumps(head, separators=(",", ":")).encode()
-    body = text + pack(blob)
+    body = text + b"".join(blobs)
     return HEAD.pack(MAGIC, VERSION, zlib.crc32(body), len(text)) + body
 
 
-def decode(data: bytes) -> tuple[list[Token], Approximation | None, Blob]:
+def decode(data: bytes) -> SlotFile:
     """Read what `encode` wrote; what is damaged or foreign is refused."""
     if len(data) < HEAD.size or data[:4] != MAGIC:
         msg = "this is no slot file of cachesim: it does not begin with CSSL"
@@ -160,11 +204,40 @@ def decode(data: bytes) -> tuple[list[Token], Approximation | None, Blob]:
         msg = "the slot file is damaged: its checksum differs"
         raise BlobError(msg)
     head = json.loads(body[:length])
+    blobs = _Blobs(body[length:])
     approximate = head["approximate"]
-    return (
-        [Token(each) for each in head["tokens"]],
-        None
+    return SlotFile(
+        tokens=[Token(each) for each in head["tokens"]],
+        approximate=None
         if approximate is None
         else Approximation(start=Count(approximate[0]), why=approximate[1]),
-        unpack(body[length:]),
+        blob=unpack(blobs.take(head["state"])),
+        checkpoints=[_checkpoint(each, blobs) for each in head["checkpoints"]],
+    )
+
+
+@dataclass(slots=True)
+class _Blobs:
+    """Packed states, taken one after another."""
+
+    data: bytes
+    at: int = 0
+
+    def take(self, size: int) -> bytes:
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+
+def _checkpoint(entry: Mapping[str, Any], blobs: _Blobs) -> Checkpoint:
+    target, companion = (
+        None if size is None else unpack(blobs.take(size)) for size in entry["blobs"]
+    )
+    drafter = entry["drafter"]
+    return Checkpoint(
+        n_tokens=Count(entry["n_tokens"]),
+        pos_min=Pos(entry["pos_min"]),
+        pos_max=Pos(entry["pos_max"]),
+        id_task=NO_TASK,
+        state=SavedState(target=target, companion=companion),
+        drafter=None if drafter is None else np.array(drafter),
     )
