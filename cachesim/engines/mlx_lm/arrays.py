@@ -107,9 +107,14 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
 
 
 def chosen(buffer: Array, rows: Sequence[int]) -> Array:
-    """These rows of the batch, in this order."""
-    chosen_rows: Array = buffer[np.asarray(rows, dtype=np.int64)]
-    return chosen_rows
+    """These rows of the batch, in this order.
+
+    The array library does not check row numbers: for one that the batch does not have it reads
+    whatever lies there. Here that is the batch's last row, a neighbour's.
+    """
+    wanted = np.asarray(rows, dtype=np.int64)
+    found: Array = buffer[np.minimum(wanted, max(0, len(buffer) - 1))]
+    return found
 
 
 def integers(values: Sequence[int] | Integers) -> Integers:

@@ -152,9 +152,9 @@ class ArraysCache(LayerCache):
         else:
             self.cache = [chosen(indexed(each), rows) for each in self.cache]
         if self.lengths is not None and self.rules.filter_keeps_lengths:
-            self.lengths = self.lengths[list(rows)]
+            self.lengths = chosen(self.lengths, rows)
         if self.left_padding is not None and self.rules.filter_keeps_left_padding:
-            self.left_padding = self.left_padding[list(rows)]
+            self.left_padding = chosen(self.left_padding, rows)
 
     def extend(self, other: "ArraysCache") -> None:
         """Append rows; follows `ArraysCache.extend`. What a missing side becomes is a rule."""

@@ -171,8 +171,8 @@ class BatchKVCache(LayerCache, batches=KVCache):
         if self.keys is not None or not self.rules.filter_accepts_empty:
             self.keys = chosen(indexed(self.keys), rows)
             self.values = chosen(indexed(self.values), rows)
-        self.offset = self.offset[list(rows)]
-        self.left_padding = self.left_padding[list(rows)]
+        self.offset = chosen(self.offset, rows)
+        self.left_padding = chosen(self.left_padding, rows)
         shared = int(min(self.left_padding))
         if shared > 0:
             if self.keys is not None:

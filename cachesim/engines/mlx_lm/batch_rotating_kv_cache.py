@@ -287,8 +287,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         if self.keys is not None or not self.rules.filter_accepts_empty:
             self.keys = chosen(indexed(self.keys), rows)
             self.values = chosen(indexed(self.values), rows)
-        self.offset = self.offset[list(rows)]
-        self.left_padding = self.left_padding[list(rows)]
+        self.offset = chosen(self.offset, rows)
+        self.left_padding = chosen(self.left_padding, rows)
 
     def extend(self, other: "BatchRotatingKVCache") -> None:
         """Append rows; rings that stand differently are unrolled first, the other one too."""

@@ -145,6 +145,9 @@ class RecurrentRows:
             raise UpstreamValueError(msg)
         before = np.concatenate(slots, axis=1)
         allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
+        if allowed.shape not in ((1, columns), (batch, columns)):
+            msg = f"a mask of shape {allowed.shape} for {batch} rows of {columns} columns"
+            raise UpstreamValueError(msg)
         return cls(
             cache=cache,
             conv_row=shape.conv,

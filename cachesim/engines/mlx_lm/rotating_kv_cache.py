@@ -155,7 +155,7 @@ class RotatingKVCache(LayerCache):
             numbers = list(map(int, meta_state))
             self.keep, self.max_size, self.offset, self._idx = *numbers[:3], numbers[-1]
         self._offset = min(self.offset, self.max_size)
-        if self.rules.rotating_unrolls_on_trim and len(meta_state) > 4:
+        if meta_state is not None and len(meta_state) > 4:
             self._offset = int(meta_state[3])
 
     def is_trimmable(self) -> bool:
