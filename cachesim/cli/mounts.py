@@ -28,7 +28,6 @@ REAL: Final = {
 def mount(app: App, arguments: Sequence[str]) -> None:
     """Hang in what the arguments ask for; a list of all commands names each in any case."""
     real = App(name="real", help="Play the same requests on the real engines.")
-    check = importlib.util.find_spec("cachesim.testing.commands")
     if arguments[:1] == ["real"]:
         commands = importlib.import_module("cachesim.real.commands")
         real.command(real_gguf, name="gguf")
@@ -36,8 +35,7 @@ def mount(app: App, arguments: Sequence[str]) -> None:
             if hasattr(commands, function):
                 real.command(getattr(commands, function), name=name)
     app.command(real)
-    if check is not None:
-        app.command("cachesim.testing.commands:check", name="check")
+    app.command("cachesim.cli.check:check", name="check")
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

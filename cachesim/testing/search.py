@@ -1,0 +1,111 @@
+"""Search for a workload whose answer is wrong, or that breaks an invariant."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+
+from cachesim.engines.profile import Profile
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.format import Expect, Scenario
+from cachesim.testing.draws import Seeded
+from cachesim.testing.shrink import shrink
+from cachesim.testing.trial import Finding, Trial, play, playable
+from cachesim.testing.workloads import DEFAULT, Shape, draw_workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counterexample:
+    """A workload that shows something wrong, and the smallest one found that still does."""
+
+    number: int
+    finding: Finding
+    scenario: Scenario
+    arithmetic: ArithmeticName
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What a search did."""
+
+    profile: Profile
+    model: str
+    workloads: int = 0
+    requests: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    exercised: Counter[str] = field(default_factory=Counter)
+    counterexample: Counterexample | None = None
+    rate: float = 0.0  # workloads a second, as whoever watches the clock measured it
+
+    def add(self, scenario: Scenario, trial: Trial) -> None:
+        """Count one more workload."""
+        self.workloads += 1
+        self.requests += trial.requests
+        self.cached_tokens += sum(cached or 0 for cached in trial.cached)
+        self.prompt_tokens += sum(len(step.prompt or ()) for step in scenario.step)
+        self.exercised.update(trial.exercised)
+
+
+def workloads(
+    profile: Profile, model: str, *, seed: int = 0, first: int = 0, shape: Shape = DEFAULT
+) -> Iterator[Scenario]:
+    """The workloads of a seed from a number on, one after another without end."""
+    for number in count(first):
+        draws = Seeded(f"{profile.engine} {model} {seed} {number}")
+        yield draw_workload(draws, profile, model, shape, name=f"{model}-{seed}-{number}")
+
+
+def search(
+    profile: Profile,
+    model: str,
+    *,
+    examples: int,
+    seed: int = 0,
+    first: int = 0,
+    arithmetic: ArithmeticName = "ring",
+    shape: Shape = DEFAULT,
+    going: Callable[[Report], bool] = lambda _: True,
+) -> Report:
+    """Play workloads until one shows something wrong, all are played, or told to stop."""
+    report = Report(profile=profile, model=model)
+    drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
+    for number, scenario in enumerate(drawn, first):
+        if not going(report):
+            break
+        trial = play(scenario, profile, arithmetic=arithmetic)
+        report.add(scenario, trial)
+        if trial.finding is not None:
+            report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
+            break
+    return report
+
+
+def reduced(
+    number: int,
+    scenario: Scenario,
+    finding: Finding,
+    profile: Profile,
+    arithmetic: ArithmeticName,
+) -> Counterexample:
+    """The smallest workload found that shows the same kind of thing."""
+
+    def shows(candidate: Scenario) -> bool:
+        if not playable(candidate, profile):
+            return False
+        return finding.same_kind(play(candidate, profile, arithmetic=arithmetic).finding)
+
+    smallest = shrink(scenario, shows)
+    whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False)
+    return Counterexample(
+        number=number,
+        finding=whole.finding or finding,
+        scenario=_expecting_the_cold_answer(smallest, profile, whole),
+        arithmetic=arithmetic,
+    )
+
+
+def _expecting_the_cold_answer(scenario: Scenario, profile: Profile, trial: Trial) -> Scenario:
+    """The scenario with the cold answer as its expectation: it fails until it is mended."""
+    about = f"Found by search on {profile}: {trial.finding.detail if trial.finding else ''}."
+    return replace(scenario, about=about, expect=(Expect(answer="same"),))

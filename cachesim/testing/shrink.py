@@ -1,0 +1,126 @@
+"""Make a workload smaller while it still shows what it showed.
+
+Fewer steps, fewer flags, shorter prompts, plainer tokens: every simplification that keeps the
+finding is kept, until none does. Tokens are cut out of all prompts at once, for what prompts share
+must stay shared.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from cachesim.scenario.format import Scenario, Step
+from cachesim.testing.workloads import FIRST_WORD
+
+Holds: TypeAlias = Callable[[Scenario], bool]
+
+TRIALS: Final = 1500
+
+
+def shrink(scenario: Scenario, holds: Holds, *, trials: int = TRIALS) -> Scenario:
+    """The smallest scenario found of which the property still holds."""
+    left, smaller = trials, True
+    while smaller and left > 0:
+        smaller = False
+        for candidate in simpler(scenario):
+            left -= 1
+            if holds(candidate):
+                scenario, smaller = candidate, True
+                break
+            if left <= 0:
+                break
+    steps = (replace(step, name=f"r{number}") for number, step in enumerate(scenario.step))
+    return _with_steps(scenario, tuple(steps))
+
+
+def simpler(scenario: Scenario) -> Iterator[Scenario]:
+    """Simplifications, the boldest first."""
+    yield from _fewer_steps(scenario)
+    yield from _fewer_flags(scenario)
+    yield from _shorter_prompts(scenario)
+    yield from _plainer_steps(scenario)
+    yield from _plainer_tokens(scenario)
+
+
+def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    steps = scenario.step
+    size = len(steps) // 2
+    while size:
+        for first in range(len(steps) - size, -1, -1):
+            rest = steps[:first] + steps[first + size :]
+            if rest:
+                yield _with_steps(scenario, (replace(rest[0], with_previous=False), *rest[1:]))
+        size //= 2
+
+
+def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
+    for flag in scenario.engine.options:
+        rest = {key: value for key, value in scenario.engine.options.items() if key != flag}
+        yield replace(scenario, engine=replace(scenario.engine, options=rest))
+
+
+def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
+    longest = max(len(ids(step)) for step in scenario.step)
+    size = longest // 2
+    while size:
+        for first in range(0, longest, size):
+            cut = tuple(
+                replace(step, prompt=ids(step)[:first] + ids(step)[first + size :])
+                for step in scenario.step
+            )
+            if all(step.prompt for step in cut):
+                yield _with_steps(scenario, cut)
+        size //= 2
+    for index, step in enumerate(scenario.step):
+        size = len(ids(step)) // 2
+        while size:
+            yield _changed(scenario, index, replace(step, prompt=ids(step)[:-size]))
+            size //= 2
+
+
+def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    for index, step in enumerate(scenario.step):
+        reply = step.reply or ()
+        for plain in (
+            replace(step, reply=reply[:1]),
+            replace(step, reply=reply[: len(reply) // 2] or reply[:1]),
+            replace(step, with_previous=False),
+            replace(step, slot=-1),
+            replace(step, cache_prompt=True),
+        ):
+            if plain != step:
+                yield _changed(scenario, index, plain)
+
+
+def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
+    """Number the tokens in the order in which they first occur; equal ones stay equal."""
+    names: dict[int, int] = {}
+    for step in scenario.step:
+        for token in (*ids(step), *(step.reply or ())):
+            names.setdefault(int(token), FIRST_WORD + len(names))
+    if all(old == new for old, new in names.items()) or max(names.values()) >= 512:
+        return
+    yield _with_steps(
+        scenario,
+        tuple(
+            replace(
+                step,
+                prompt=tuple(names[token] for token in ids(step)),
+                reply=tuple(names[int(token)] for token in step.reply or ()),
+            )
+            for step in scenario.step
+        ),
+    )
+
+
+def ids(step: Step) -> tuple[int, ...]:
+    """The prompt of a generated step: always explicit tokens."""
+    return step.prompt if isinstance(step.prompt, tuple) else ()
+
+
+def _changed(scenario: Scenario, index: int, step: Step) -> Scenario:
+    return _with_steps(scenario, (*scenario.step[:index], step, *scenario.step[index + 1 :]))
+
+
+def _with_steps(scenario: Scenario, steps: tuple[Step, ...]) -> Scenario:
+    return replace(scenario, step=steps)

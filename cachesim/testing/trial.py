@@ -1,0 +1,126 @@
+"""One workload played and judged: what was found, and what was exercised on the way."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from cachesim.engines.profile import Profile
+from cachesim.errors import ContractError, InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.session import ABORTED, Record, Session
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+Kind: TypeAlias = Literal["wrong answer", "broken invariant", "crash"]
+
+EXERCISED: Final[Mapping[str, tuple[str, ...]]] = {
+    "restore": ("checkpoint-restored",),
+    "checkpoint": ("checkpoint-created",),
+    "eviction": (
+        "cache-entry-dropped",
+        "checkpoint-dropped",
+        "checkpoint-erased",
+        "prompt-evicted",
+        "store-trimmed",
+    ),
+    "load": ("cache-entry-loaded", "prompt-loaded"),
+    "save": ("prompt-saving", "prompt-saved", "insertion"),
+    "shift": ("context-shifted", "chunk-reused"),
+    "rollback": ("draft-verified",),
+    "full re-read": ("full-reprocessing", "checkpoint-reset", "full-reset"),
+}
+"""What a search says it has exercised, and the events that count for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was wrong, and with which step."""
+
+    kind: Kind
+    step: int
+    detail: str
+
+    def same_kind(self, other: "Finding | None") -> bool:
+        """Whether another one is of this kind: what a smaller workload must still show."""
+        return other is not None and other.kind == self.kind
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """The outcome of one workload."""
+
+    finding: Finding | None = None
+    requests: int = 0
+    cached: list[int | None] = field(default_factory=list)
+    wrong: int = 0
+    exercised: Counter[str] = field(default_factory=Counter)
+
+
+def play(
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    arithmetic: ArithmeticName = "ring",
+    stop_early: bool = True,
+) -> Trial:
+    """Play a workload; the first thing that is wrong ends it unless told otherwise."""
+    trial = Trial()
+    session = Session(scenario, profile, arithmetic=arithmetic)
+    oracle = Oracle(session.engine.network)
+    try:
+        for record in session.run():
+            finding = _look(record, oracle, trial)
+            session.engine.check_integrity()
+            trial.finding = trial.finding or finding
+            if finding is not None and stop_early:
+                break
+    except ContractError as error:
+        trial.finding = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
+    return trial
+
+
+def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
+    """Count what a step exercised, and hold its answer against a cold run."""
+    _count(record, trial.exercised)
+    step = record.index
+    if record.step.do != "complete":
+        return None
+    trial.requests += 1
+    if record.error == ABORTED:
+        return Finding(kind="crash", step=step, detail=record.message)
+    reply = record.reply
+    if reply is None or reply.error is not None:
+        trial.exercised["refusal"] += 1
+        trial.cached.append(None)
+        return None
+    trial.cached.append(reply.cached)
+    trial.exercised["reuse"] += bool(reply.cached)
+    explained = sum(loss.before - loss.after for loss in reply.losses)
+    if explained != reply.equal - (reply.cached or 0):
+        detail = f"{reply.equal} equal, {reply.cached} cached, the rules explain {explained}"
+        return Finding(kind="broken invariant", step=step, detail=detail)
+    verdict = judge(reply, oracle)
+    if verdict is None or verdict.answer in {"same", "by-design"}:
+        trial.exercised["by design"] += verdict is not None and verdict.answer == "by-design"
+        return None
+    trial.wrong += 1
+    off = f"logits off by {verdict.max_difference:.3g}"
+    detail = f"{reply.cached} of {len(reply.prompt)} tokens cached, {off}"
+    return Finding(kind="wrong answer", step=step, detail=detail)
+
+
+def _count(record: Record, exercised: Counter[str]) -> None:
+    names = Counter(event.name() for event in record.events)
+    for word, events in EXERCISED.items():
+        exercised[word] += sum(names[name] for name in events)
+
+
+def playable(scenario: Scenario, profile: Profile) -> bool:
+    """Whether a profile takes a scenario at all (a simplified one may not fit its options)."""
+    try:
+        Session(scenario, profile, arithmetic="ring")
+    except InputError:
+        return False
+    return True

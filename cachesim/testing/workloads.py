@@ -1,0 +1,122 @@
+"""Random workloads: conversation trees, written as scenarios so that anyone can play them again.
+
+A tree grows from what was asked before: a prompt is extended by the reply and something new, asked
+again, cut, edited in the middle, branched off an older turn, or has nothing to do with any. Cuts
+favour the places where caches keep checkpoints: the end, the last tokens, what an ubatch leaves.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cachesim.engines.profile import Profile
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.testing.draws import Draws
+from cachesim.testing.flags import draw_flags
+
+FIRST_WORD: Final = 265
+LAST_WORD: Final = 511
+NEAR_THE_END: Final = (1, 2, 4, 5, 6, 8, 12)
+SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
+EDGES: Final = (1, 4, 5, 6, 32, 64)
+"""Lengths at which servers change their minds: what is left before the end, an ubatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large workloads may be."""
+
+    min_steps: int = 2
+    max_steps: int = 6
+    longest: int = 200
+    flags: bool = True
+    together: bool = True
+    replies: int = 8
+
+
+DEFAULT: Final = Shape()
+
+
+def draw_workload(
+    draws: Draws, profile: Profile, model: str, shape: Shape = DEFAULT, name: str = "workload"
+) -> Scenario:
+    """A scenario with explicit prompts and replies, for one profile and one preset."""
+    tree = _Tree(draws, shape)
+    options = draw_flags(draws, profile, model) if shape.flags else {}
+    slots = options.get("parallel", 1)
+    steps = []
+    for index in range(draws.integer(shape.min_steps, shape.max_steps)):
+        step = tree.next_step(index)
+        if slots > 1:
+            step = _placed(draws, step, slots, first=index == 0 or not shape.together)
+        steps.append(step)
+    return Scenario(
+        format=FORMAT,
+        name=name,
+        about=f"Drawn for {profile} on {model}.",
+        model=Model(preset=model),
+        engine=Server(
+            name=profile.engine, profiles=(str(profile).partition("@")[2],), options=options
+        ),
+        step=tuple(steps),
+    )
+
+
+def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
+    changes: dict[str, Any] = {}
+    if draws.integer(0, 7) == 7:
+        changes["slot"] = draws.integer(0, slots - 1)
+    if not first and draws.integer(0, 4) == 4:
+        changes["with_previous"] = True
+    return replace(step, **changes)
+
+
+class _Tree:
+    """The turns so far, and ways to go on from one of them."""
+
+    def __init__(self, draws: Draws, shape: Shape) -> None:
+        self._draws = draws
+        self._shape = shape
+        self._turns: list[tuple[int, ...]] = []  # prompt and all but the last token of the reply
+
+    def next_step(self, index: int) -> Step:
+        """One request."""
+        prompt = self._prompt()
+        reply = self._words(self._draws.integer(1, self._shape.replies))
+        self._turns.append(prompt + reply[:-1])
+        cache_prompt = self._draws.integer(0, 24) != 24
+        return Step(name=f"r{index}", prompt=prompt, reply=reply, cache_prompt=cache_prompt)
+
+    def _prompt(self) -> tuple[int, ...]:
+        draws = self._draws
+        if not self._turns:
+            return self._new()
+        base = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
+        way = draws.one_of(("extend", "new", "edit", "edit", "again", "cut", "drop"))
+        if way == "new":
+            return self._new()
+        if way == "extend":
+            return (base + self._new())[: 2 * self._shape.longest]
+        kept = base[: self._cut(len(base))]
+        if way == "cut" and kept:
+            return kept
+        if way == "drop" and kept:  # a part in the middle is gone: what chunk reuse looks for
+            return kept + base[len(kept) + draws.integer(1, 20) :] + self._words(1)
+        return kept + self._new() if way == "edit" else base
+
+    def _cut(self, length: int) -> int:
+        """How much stays: often all but the last few tokens, else any number."""
+        if length < 2:
+            return length
+        if self._draws.integer(0, 1):
+            return max(1, length - self._draws.one_of(NEAR_THE_END))
+        return self._draws.integer(1, length - 1)
+
+    def _new(self) -> tuple[int, ...]:
+        if self._draws.integer(0, 3) == 3:
+            return self._words(min(self._draws.one_of(EDGES), self._shape.longest))
+        low, high = self._draws.one_of((SHORT, MIDDLE, MIDDLE, LONG))
+        high = min(high, self._shape.longest)
+        return self._words(self._draws.integer(min(low, high), high))
+
+    def _words(self, count: int) -> tuple[int, ...]:
+        return self._draws.tokens(count, FIRST_WORD, LAST_WORD)

@@ -1,0 +1,72 @@
+"""The search finds known defects without being told where to look, and makes them small."""
+
+import pytest
+
+from cachesim.engines import Profile
+from cachesim.scenario import loads, run
+from cachesim.scenario.writing import to_toml
+from cachesim.testing.against import compare
+from cachesim.testing.search import Counterexample, search, workloads
+from cachesim.testing.shrink import ids
+
+
+@pytest.fixture(name="found", scope="module")
+def _found() -> Counterexample:
+    """What a search of the October release shows on a hybrid model."""
+    found = search(
+        Profile.parse("llama.cpp@b11549"), "hybrid", first=100, examples=50
+    ).counterexample
+    assert found is not None
+    return found
+
+
+def test_the_wrong_answer_of_a_current_release_is_found_and_made_small(
+    found: Counterexample,
+) -> None:
+    assert "wrong answer" == found.finding.kind
+    assert len(found.scenario.step) <= 4
+    assert sum(len(ids(step)) for step in found.scenario.step) <= 24
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [("llama.cpp@b9538", "swa"), ("ik_llama.cpp@d2da6da05+1689", "hybrid-delta")],
+)
+def test_other_wrong_answers_are_found_too(text: str, model: str) -> None:
+    report = search(Profile.parse(text), model, examples=150)
+
+    assert report.counterexample is not None
+    assert len(report.counterexample.scenario.step) <= 4
+
+
+def test_what_was_found_is_played_again_from_its_file(found: Counterexample) -> None:
+    again = loads(to_toml(found.scenario).encode(), name="found.toml")
+    released = Profile.parse("llama.cpp@b11549")
+    mended = Profile.parse("llama.cpp@b11549+erase-equal")
+
+    assert found.scenario == again
+    assert not run(again, released, arithmetic="ring")["as_expected"]
+    assert run(again, mended, arithmetic="ring")["as_expected"]
+
+
+def test_a_sound_profile_passes() -> None:
+    report = search(Profile.parse("llama.cpp@b11549"), "dense", examples=40)
+
+    assert report.counterexample is None
+    assert report.exercised["reuse"] > 0
+
+
+def test_the_same_seed_gives_the_same_workloads() -> None:
+    profile = Profile.parse("llama.cpp@b9538")
+    first, second = workloads(profile, "hybrid", seed=3), workloads(profile, "hybrid", seed=3)
+
+    assert [next(first) for _ in range(5)] == [next(second) for _ in range(5)]
+
+
+def test_two_profiles_meet_on_the_same_requests() -> None:
+    one, other = Profile.parse("llama.cpp@b11549"), Profile.parse("llama.cpp@b11549+24143")
+    found = compare(one, other, "dense", examples=15)
+
+    assert 15 == found.workloads
+    assert 0 == found.one.wrong == found.other.wrong
+    assert found.other.cached >= found.one.cached
