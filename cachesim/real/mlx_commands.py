@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.mlx_classes import Agreement, compare_classes, environment_for
+from cachesim.real.mlx_logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_server import ServerAgreement, compare_server
 from cachesim.real.vectors import differing
 
@@ -23,6 +24,7 @@ def real_mlx_lm(
     workloads: int = 100,
     sequences: int = -1,
     first: int = 0,
+    logits: bool = False,
 ) -> int:
     """Play random operations on mlx-lm's own classes, and random requests on its own server.
 
@@ -40,6 +42,8 @@ def real_mlx_lm(
         How many sequences of operations on the classes; as many as workloads if left out.
     first
         The number of the first workload, to come back to one of a longer run.
+    logits
+        Compare logits with mlx-lm's own models instead, the same weights in both.
 
     """
     try:
@@ -48,6 +52,10 @@ def real_mlx_lm(
         _console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
         return 1
     out = _console()
+    if logits:
+        found = compare_mlx_logits(release, seed=seed)
+        out.print(logits_table(release, found))
+        return 0 if all(each.agrees for each in found) else 1
     classes = compare_classes(release, seed, workloads if sequences < 0 else sequences)
     served = compare_server(release, seed, workloads, first=first)
     out.print(classes_table(classes, seed))
@@ -84,6 +92,22 @@ def server_table(agreement: ServerAgreement, seed: int) -> Table:
         table.add_row(kind, *(f"{column[kind]:,}" for column in columns))
     table.add_section()
     table.add_row("all", *(f"{column.total():,}" for column in columns))
+    return table
+
+
+def logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
+    """How far logits lie apart at most, per preset."""
+    title = f"mlx-lm {release}: logits with the same weights"
+    table = _table(title, "preset", "model", "prompts", "tokens", "largest distance", "")
+    for each in found:
+        table.add_row(
+            each.preset,
+            each.model,
+            str(each.prompts),
+            str(each.tokens),
+            f"{each.largest:.1e}",
+            "equal" if each.agrees else "DIFFERENT",
+        )
     return table
 
 
