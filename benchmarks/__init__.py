@@ -1,0 +1,1 @@
+"""Speed, measured side by side with the real engines. `python -m benchmarks` prints the tables."""

@@ -1,0 +1,35 @@
+"""Print the tables: `python -m benchmarks`, or some of them by name.
+
+A table is a module of this package with `run(out: Console) -> None`.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+MODULES: Final = ("model", "memory", "server")
+"""Every table, in the order they are printed."""
+
+WIDTH: Final = 120
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the tables of those names, or all of them; 2 for a name that does not exist."""
+    there = [name for name in MODULES if importlib.util.find_spec(f"benchmarks.{name}")]
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        known = ", ".join(there)
+        print(f"there is no benchmark {unknown[0]!r}; there are {known}", file=sys.stderr)
+        return 2
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    for name in names or there:
+        importlib.import_module(f"benchmarks.{name}").run(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""Tokens per second of both arithmetics and of llama.cpp's server, on the same shapes in one run.
+
+The real server runs in one thread, with its defaults; what a call costs without its work is taken
+off. Decoding adds 256 tokens to a prompt. Growth is the exponent of prefill from 1,000 to 4,000
+tokens: 1 is linear, 2 is quadratic. The best of some runs counts, because a machine is never slow
+by itself.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.build import build
+from cachesim.model.plain import PlainStore
+from cachesim.model.presets import PRESETS, preset, tiny
+from cachesim.model.store import Ubatch
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.flags import PRESETS as LOADED_BY
+from cachesim.real.gguf import write_model
+from cachesim.real.llamacpp_server import Played, RealServer
+from cachesim.real.logits import drawn_prompt
+from cachesim.real.workload import Release, Step
+from cachesim.units import Tokens
+
+PREFILLS: Final = (100, 1_000, 4_000)
+DECODED: Final = 256
+AFTER: Final = (100, 1_000)
+UBATCH: Final = 512
+REPEATS: Final = 3
+MANY: Final = 1_000_000
+ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
+RELEASES: Final[tuple[Release, ...]] = ("b9538", "b11549")
+SERVER: Final[Mapping[str, Any]] = {"parallel": 1, "ctx_size": 8192, "cache_ram": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Seconds of one side on one preset."""
+
+    prefill: tuple[float, ...]
+    decode: tuple[float, ...]
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second, column by column."""
+        pairs = zip(PREFILLS, self.prefill, strict=True)
+        prefills = [count / seconds for count, seconds in pairs]
+        return [*prefills, *(DECODED / seconds for seconds in self.decode)]
+
+    @property
+    def exponent(self) -> float:
+        """How prefill grows between the two longer prompts."""
+        growth = self.prefill[-1] / self.prefill[-2]
+        return math.log(growth) / math.log(PREFILLS[-1] / PREFILLS[-2])
+
+
+def best(measure: Callable[..., float], *arguments: object) -> float:
+    """The shortest of some runs."""
+    return min(measure(*arguments) for _ in range(REPEATS))
+
+
+def filled(network: Network, tokens: Tokens, ubatch: int = UBATCH) -> PlainStore:
+    """A store after a prompt that went through in ubatches, as on a server."""
+    store, ids = PlainStore(network), np.array(tokens)
+    for first in range(0, len(ids), ubatch):
+        some = ids[first : first + ubatch]
+        last = len(some) - 1 if first + ubatch >= len(ids) else len(some)
+        outputs = np.arange(last, len(some))
+        positions = np.arange(first, first + len(some))
+        network.run(Ubatch(tokens=some, positions=positions, outputs=outputs), store)
+    return store
+
+
+def prefill(network: Network, tokens: Tokens, ubatch: int = UBATCH) -> float:
+    """The seconds that a prompt takes."""
+    start = time.perf_counter()
+    filled(network, tokens, ubatch)
+    return time.perf_counter() - start
+
+
+def decode(network: Network, tokens: Tokens, count: int = DECODED) -> float:
+    """The seconds that further tokens take, one at a time, behind a prompt."""
+    store, token = filled(network, tokens), int(tokens[0])
+    start = time.perf_counter()
+    for position in range(len(tokens), len(tokens) + count):
+        ubatch = Ubatch(tokens=np.array([token]), positions=np.array([position]))
+        token = int(network.sample(network.run(ubatch, store).logits[0]))
+    return time.perf_counter() - start
+
+
+def measure_network(name: str, arithmetic: ArithmeticName) -> Speeds:
+    """One preset in one arithmetic."""
+    network, random = build(preset(name), arithmetic), np.random.default_rng(0)
+    prompts = {count: drawn_prompt(random, count) for count in PREFILLS}
+    return Speeds(
+        tuple(best(prefill, network, prompts[count]) for count in PREFILLS),
+        tuple(best(decode, network, prompts[count]) for count in AFTER),
+    )
+
+
+def measure_real(server: Played) -> Speeds:
+    """What is loaded on a running server."""
+    random = np.random.default_rng(0)
+
+    def call(count: int, predict: int) -> float:
+        prompt = drawn_prompt(random, count)
+        step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
+        start = time.perf_counter()
+        server.ask((step,))
+        return time.perf_counter() - start
+
+    call(100, 2)
+    bare = best(call, 1, 1)
+    read = {count: best(call, count, 1) for count in {*PREFILLS, *AFTER}}
+    told = {count: best(call, count, DECODED + 1) for count in AFTER}
+    return Speeds(
+        tuple(max(read[count] - bare, 1e-9) for count in PREFILLS),
+        tuple(max(told[count] - read[count], 1e-9) for count in AFTER),
+    )
+
+
+def real_release() -> RealServer | None:
+    """The first release whose server can be set up here."""
+    for release in RELEASES:
+        try:
+            return RealServer(release)
+        except EnvironmentUnavailableError as error:
+            Console(stderr=True).print(f"NOT MEASURED: {error}", markup=False)
+    return None
+
+
+def speed_table(real: RealServer | None) -> Table:
+    """Tokens per second, preset by preset, and how many times the real server's."""
+    beside = f"beside llama.cpp {real.release}" if real else "without a real server"
+    table = Table(title=f"tokens per second, one thread, {beside}", title_style="")
+    table.add_column("preset")
+    table.add_column("side")
+    prefills = [f"prefill {count:,}" for count in PREFILLS]
+    for head in (*prefills, "growth", *(f"decode at {count:,}" for count in AFTER)):
+        table.add_column(head, justify="right")
+    with TemporaryDirectory() as folder:
+        for name in PRESETS:
+            theirs = None
+            if real and real.release in LOADED_BY[name]:
+                path = Path(folder) / f"{name}.gguf"
+                write_model(preset(name), path)
+                with real.started(SERVER, path) as server:
+                    theirs = measure_real(server)
+                table.add_row(name, "llama.cpp", *rates(theirs))
+            for side in ARITHMETICS:
+                mine = measure_network(name, side)
+                table.add_row(name, side, *rates(mine))
+                if theirs:
+                    table.add_row("", "  x real", *ratios(mine, theirs))
+            table.add_section()
+    return table
+
+
+def rates(speeds: Speeds) -> list[str]:
+    """A row's figures."""
+    texts = [f"{rate:,.0f}" for rate in speeds.rates]
+    return [*texts[: len(PREFILLS)], f"{speeds.exponent:.2f}", *texts[len(PREFILLS) :]]
+
+
+def ratios(mine: Speeds, theirs: Speeds) -> list[str]:
+    """How many times the real server's each figure is."""
+    pairs = zip(mine.rates, theirs.rates, strict=True)
+    texts = [f"{rate / other:.2f}" for rate, other in pairs]
+    return [*texts[: len(PREFILLS)], "", *texts[len(PREFILLS) :]]
+
+
+def small_table() -> Table:
+    """What a request costs on the tiny models that property tests live on; and a long ring run."""
+    table = Table(title="small and large", title_style="")
+    for head in ("what", "", "milliseconds"):
+        table.add_column(head, justify="right" if head == "milliseconds" else "left")
+    random = np.random.default_rng(0)
+    for name in PRESETS:
+        network, prompt = build(tiny(name)), drawn_prompt(random, 60)
+        seconds = best(prefill, network, prompt) + best(decode, network, prompt, 4)
+        what = f"{name}, 2 layers, width 16"
+        table.add_row(what, "60 tokens, 4 generated", f"{seconds * 1e3:.2f}")
+    for name in ("dense", "hybrid"):
+        network, prompt = build(preset(name), "ring"), drawn_prompt(random, MANY)
+        seconds = prefill(network, prompt, MANY)
+        table.add_row(f"{name}, ring", f"{MANY:,} tokens at once", f"{seconds * 1e3:,.0f}")
+    return table
+
+
+def run(out: Console) -> None:
+    """Print both tables."""
+    real = real_release()
+    try:
+        out.print(speed_table(real))
+    finally:
+        if real:
+            real.close()
+    out.print(small_table())
