@@ -23,23 +23,21 @@ def count(value: int | None) -> str:
 
 
 def lost(step: Mapping[str, Any]) -> int:
-    """How many tokens the rules took away from what was equal."""
-    return sum(each["from"] - each["to"] for each in step["why"])
+    """How many tokens less were reused than a cache with every state would have."""
+    return int((step["explanation"] or {}).get("lost", 0))
 
 
 def step_cell(step: Mapping[str, Any]) -> Text:
     """What a profile made of one step: cached tokens, the answer, what was lost."""
     if step["error"] is not None:
-        return Text(f"{'-':>6}  ") + Text(step["error"], style="wrong")
+        return Text(f"{'-':>6} ") + Text(step["error"], style="wrong")
     if step["do"] != "complete":
-        return Text(f"{'-':>6}  ") + Text("done", style="quiet")
+        return Text(f"{'-':>6} ") + Text("done", style="quiet")
     if step["cached"] is None:
-        return Text(f"{'-':>6}  ") + Text("cancelled", style="quiet")
-    cell = Text(f"{step['cached']:>6}  ") + answer_text(step["answer"])
+        return Text(f"{'-':>6} ") + Text("cancelled", style="quiet")
+    cell = Text(f"{step['cached']:>6} ") + answer_text(step["answer"])
     if step["reuse"] == "lost":
         cell.append(f"  lost {lost(step)}", style="lost")
-    elif step["reuse"] == "unsound":
-        cell.append("  unsound", style="wrong")
     return cell
 
 

@@ -8,10 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.cells import short_profile
-from cachesim.report.rules import checkpoint_word, said
-
-Fact = tuple[str, str]
-"""A word, and what it stands before."""
+from cachesim.report.rules import Fact, checkpoint_word, rule_facts
 
 
 def paragraph(
@@ -32,7 +29,7 @@ def _heading(run: Mapping[str, Any], step: Mapping[str, Any]) -> Text:
     if step["error"] is not None:
         return text.append(step["error"], style="wrong")
     if step["answer"] == "diverged":
-        return text.append("the answer is WRONG", style="wrong")
+        return text.append("the answer is WRONG, the reuse unsound", style="wrong")
     if step["answer"] == "by-design":
         return text.append("the answer differs, by design of the server", style="lost")
     return text.append(f"{step['cached']} of {step['prompt_tokens']} tokens reused", style="lost")
@@ -45,10 +42,7 @@ def step_facts(
     step = run["steps"][index]
     if step["message"]:
         yield "server", step["message"]
-    if step["explanation"]:
-        yield "equal", step["explanation"]["sentences"][0]
-    for entry in step["why"]:
-        yield "rule", said(entry)
+    yield from rule_facts(step)
     yield from wrong_facts(step)
     yield from slipped(run, index)
     yield from _elsewhere(index, others)
@@ -91,19 +85,48 @@ def slipped(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
     """How a checkpoint that led astray came about, and which erasures let it through."""
     step = run["steps"][index]
     restored = next((e for e in step["events"] if e["event"] == "checkpoint-restored"), None)
-    if step["answer"] != "diverged" or restored is None:
+    if step["answer"] not in {"diverged", "by-design"} or restored is None:
         return
-    key = (restored["n_tokens"], restored["pos_min"], restored["pos_max"])
-    yield "restored", f"checkpoint {checkpoint_word(restored)}{_made(run, index, key)}"
+    key = checkpoint_word(restored)
+    made = _made_before(run, index, key)
+    yield "restored", f"checkpoint {key}" + ("" if made is None else f", made by step {made}")
+    for name, kept in _kept_before(run, index, key):
+        yield (
+            "kept by",
+            (
+                f"step {name}, which shares {kept['shared']} tokens: erased are those with"
+                f" pos_max > pos_next, and {kept['pos_max']} > {kept['pos_next']} does not hold"
+            ),
+        )
 
 
-def _made(run: Mapping[str, Any], index: int, key: tuple[int, int, int]) -> str:
+def _history(run: Mapping[str, Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The events up to the restore in a step, newest first."""
     for step in reversed(run["steps"][: index + 1]):
-        for event in step["events"]:
-            made = event["event"] == "checkpoint-created"
-            if made and (event["n_tokens"], event["pos_min"], event["pos_max"]) == key:
-                return f", made by step {step['name']}"
-    return ""
+        events = step["events"]
+        if step is run["steps"][index]:
+            names = [event["event"] for event in events]
+            events = events[: names.index("checkpoint-restored")]
+        yield from ((step["name"], event) for event in reversed(events))
+
+
+def _made_before(run: Mapping[str, Any], index: int, key: str) -> str | None:
+    made = (
+        name
+        for name, event in _history(run, index)
+        if event["event"] == "checkpoint-created" and checkpoint_word(event) == key
+    )
+    return next(made, None)
+
+
+def _kept_before(
+    run: Mapping[str, Any], index: int, key: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, event in _history(run, index):
+        if event["event"] == "checkpoint-created" and checkpoint_word(event) == key:
+            return
+        if event["event"] == "checkpoint-kept" and checkpoint_word(event) == key:
+            yield name, event
 
 
 def _elsewhere(index: int, others: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:

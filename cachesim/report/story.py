@@ -12,7 +12,7 @@ from cachesim.report.cells import answer_text
 from cachesim.report.events import QUIET, event_line
 from cachesim.report.paragraphs import wrong_facts
 from cachesim.report.ribbon import LEGEND, ribbon
-from cachesim.report.rules import checkpoint_word, said
+from cachesim.report.rules import checkpoint_word, rule_facts
 
 MOST_CHECKPOINTS = 8
 
@@ -60,9 +60,7 @@ def _facts(run: Mapping[str, Any], index: int) -> Iterator[tuple[str, Renderable
     explanation = step["explanation"]
     if explanation:
         yield "prompt", _prompt_ribbon(step, explanation)
-        yield "", explanation["sentences"][0]
-    for entry in step["why"]:
-        yield "rule", said(entry)
+    yield from rule_facts(step)
     for slot in step["slots"]:
         yield f"slot {slot['id']}", _slot_ribbon(run, index, slot)
     if step["checkpoints"]:

@@ -10,13 +10,13 @@ from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
 
-CELL: Final = 24
+CELL: Final = 22
 """Columns that one profile takes."""
 
 
 def side_by_side(runs: Sequence[Mapping[str, Any]], *, width: int = 80) -> RenderableType:
     """One scenario: a row per step, a column per profile, as many tables as the width asks for."""
-    per_table = max(1, (width - 22) // CELL)
+    per_table = max(1, (width - 14) // CELL)
     parts = [runs[start : start + per_table] for start in range(0, len(runs), per_table)]
     return Group(*(_side_by_side(part) for part in parts))
 
@@ -26,7 +26,7 @@ def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("step")
     table.add_column("prompt", justify="right")
     for run in runs:
-        table.add_column(f"{short_profile(run['profile'])}\ncached  answer", min_width=18)
+        table.add_column(f"{short_profile(run['profile'])}\ncached answer", min_width=18)
     for index, step in enumerate(runs[0]["steps"]):
         prompt = str(step["prompt_tokens"]) if step["do"] == "complete" else step["do"]
         cells = (step_cell(run["steps"][index]) for run in runs)

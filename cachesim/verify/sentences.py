@@ -25,6 +25,24 @@ SENTENCES: Final[dict[str, str]] = {
     ),
     "seq-rm-refused": "memory cannot be cut at position {p0}, so it is cleared",
     "last-token": "the last token's logits are wanted, so it is processed again",
+    "slot-busy": "slot {slot} is busy with another request",
+    "slot-similarity": "slot {slot} shares no more than {threshold} of the prompt",
+    "slot-pinned": "the request names its slot, and the prompt cache is not looked at",
+    "f-keep": (
+        "slot {slot} keeps {f_keep} of its own tokens, which is not below 0.5: "
+        "the prompt cache is not looked at"
+    ),
+    "cache-keep": (
+        "of the parked {n_tokens} tokens only {f_keep} would be kept, below {below}: not loaded"
+    ),
+    "cache-not-better": (
+        "the parked {n_tokens} tokens are not better than the slot's own on both counts "
+        "(kept {f_keep}, shared {f_sim})"
+    ),
+    "cache-better-entry": "another parked conversation beats the one of {n_tokens} tokens",
+    "cache-obsolete-entry": "the parked {n_tokens} tokens begin a longer conversation and go",
+    "cache-making-room": "the parked {n_tokens} tokens go to make room for others",
+    "cache-load-failed": "the parked state does not load",
 }
 """Rule -> words with the names of the rule's own details in braces; rooms may add theirs."""
 
@@ -48,6 +66,8 @@ def in_words(value: Any) -> str:  # noqa: ANN401 - JSON values
     """A detail's value as a reader takes it in: no quotes, no braces."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {in_words(each)}" for name, each in value.items())
     if isinstance(value, list | tuple):

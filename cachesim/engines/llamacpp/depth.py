@@ -13,6 +13,7 @@ from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.events import (
     CheckpointChecked,
     CheckpointErased,
+    CheckpointKept,
     CheckpointRestored,
     DepthTested,
     FullReprocessing,
@@ -211,6 +212,7 @@ def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pr
     for checkpoint in slot.prompt.checkpoints:
         if not is_erased(checkpoint, prefix):
             kept.append(checkpoint)
+            _tell_of_overlong(server, slot, task, checkpoint, prefix)
             continue
         server.emit(
             CheckpointErased(
@@ -223,3 +225,22 @@ def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pr
             )
         )
     slot.prompt.checkpoints = kept
+
+
+def _tell_of_overlong(
+    server: ServerContext, slot: Slot, task: Task, checkpoint: Checkpoint, prefix: Prefix
+) -> None:
+    """A checkpoint stays though the prompt does not begin with all its tokens.
+
+    Upstream prints nothing here; that is how the stale states of traps 7 and 24 go unnoticed.
+    """
+    if checkpoint.n_tokens > prefix.prefix_end:
+        server.emit(
+            CheckpointKept(
+                slot=slot.id,
+                task=task.id,
+                **checkpoint.as_dict(),
+                pos_next=prefix.pos_next,
+                shared=prefix.prefix_end,
+            )
+        )
