@@ -5,7 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
-from cachesim.engines.mlx_lm.server_rules import SERVER_PATCHES, SERVER_RELEASES, ServerRules
+from cachesim.engines.mlx_lm.server_rules import (
+    SERVER_PATCHES,
+    SERVER_RELEASES,
+    ServerRules,
+    patched,
+)
 from cachesim.engines.profile import Profile
 from cachesim.errors import ProfileError
 
@@ -140,5 +145,5 @@ def rules_of(profile: Profile) -> MlxRules:
             raise ProfileError(msg)
         caches = replace(caches, **CACHE_PATCHES.get(patch, {}))
         store = replace(store, **STORE_PATCHES.get(patch, {}))
-        server = replace(server, **SERVER_PATCHES.get(patch, {}))
+        server = patched(server, patch)
     return MlxRules(caches=caches, store=store, server=server)

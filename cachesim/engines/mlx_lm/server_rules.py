@@ -74,18 +74,16 @@ SERVER_RELEASES: Final[Mapping[str, ServerRules]] = {
 """The server of each release; `after-906`, `0.31.1-main` and `after-1019` are states of upstream's
 main branch that proposals and bugs stand on."""
 
-_SNAPSHOTS_929: Final = SnapshotRules(
-    always_the_last_boundary=True,
-    boundary_after_every_message=True,
-    trims_each_layer_it_can=True,
-)
+_MENDS_929: Final[Mapping[str, str]] = {
+    "929.1": "always_the_last_boundary",
+    "929.2": "boundary_after_every_message",
+    "929.3": "trims_each_layer_it_can",
+}
 
 SERVER_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "923": {"snapshots": SnapshotRules()},
-    "929": {"snapshots": _SNAPSHOTS_929},
-    "929.1": {"snapshots": SnapshotRules(always_the_last_boundary=True)},
-    "929.2": {"snapshots": SnapshotRules(boundary_after_every_message=True)},
-    "929.3": {"snapshots": SnapshotRules(trims_each_layer_it_can=True)},
+    "923": {"snapshots": {}},
+    "929": {"snapshots": dict.fromkeys(_MENDS_929.values(), True)},
+    **{patch: {"snapshots": {mend: True}} for patch, mend in _MENDS_929.items()},
     "1006.1": {"checkpoint_at_last_user": True},
     "1006.2": {"checkpoint_at_last_user": True, "tails": "padded"},
     "1006": {
@@ -94,4 +92,14 @@ SERVER_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
         "checkpoint_only_at_own_distance": True,
     },
 }
-"""What each proposal changes in the server; the stores' and layers' part stands with them."""
+"""What each proposal changes in the server; the stores' and layers' part stands with them. #929's
+mends are changes to #923's snapshots, and add up."""
+
+
+def patched(rules: ServerRules, patch: str) -> ServerRules:
+    """The rules with one patch laid over them; patches that do not touch the server change none."""
+    changes = dict(SERVER_PATCHES.get(patch, {}))
+    if "snapshots" in changes:
+        base = rules.snapshots or SnapshotRules()
+        changes["snapshots"] = replace(base, **changes["snapshots"])
+    return replace(rules, **changes)
