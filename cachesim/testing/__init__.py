@@ -1,1 +1,34 @@
-"""For users: strategies, state machines, contracts for a cache of their own."""
+"""For users: strategies, a state machine, laws for caches of their own, and a search."""
+
+from cachesim.testing.laws import BrokenLawError
+from cachesim.testing.machine import CacheMachine
+from cachesim.testing.memory_laws import MemoryUnderTest, check_memory
+from cachesim.testing.prompt_cache_laws import PromptCacheUnderTest, State, check_prompt_cache
+from cachesim.testing.search import Counterexample, Report, search
+from cachesim.testing.strategies import (
+    model_specs,
+    option_sets,
+    register,
+    scenarios,
+    token_lists,
+    workloads,
+)
+
+__all__ = [
+    "BrokenLawError",
+    "CacheMachine",
+    "Counterexample",
+    "MemoryUnderTest",
+    "PromptCacheUnderTest",
+    "Report",
+    "State",
+    "check_memory",
+    "check_prompt_cache",
+    "model_specs",
+    "option_sets",
+    "register",
+    "scenarios",
+    "search",
+    "token_lists",
+    "workloads",
+]

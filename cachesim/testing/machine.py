@@ -1,0 +1,145 @@
+"""A state machine over any engine, for Hypothesis: a client that does what clients do.
+
+The oracle sits inside the rule that yields logits, so that a failing program ends with the request
+whose answer was wrong.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from cachesim.engines import Engine, Profile, Request
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario.session import MemoryStore, SlotActions
+from cachesim.testing.strategies import token_lists
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+FIRST = 265
+"""Tokens 0 and 1 of the strategies are the first plain words of the toy vocabulary."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Ask, extend, edit, regenerate, branch, truncate, cancel, save, restore; answers stay cold.
+
+    Derive from it and set what is to be tested:
+
+        class Mine(CacheMachine):
+            profile = "llama.cpp@b11549+erase-equal"
+            model = "hybrid"
+            options = {"parallel": 2}
+
+        TestMine = Mine.TestCase
+    """
+
+    profile: ClassVar[str] = "llama.cpp@b11549"
+    model: ClassVar[str | ModelSpec] = "hybrid"
+    options: ClassVar[Mapping[str, Any]] = {}
+    arithmetic: ClassVar[ArithmeticName] = "ring"
+    by_design_is_right: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[Tokens] = []
+        self.saved = False
+
+    @initialize()
+    def start(self) -> None:
+        """A fresh server."""
+        spec = preset(self.model) if isinstance(self.model, str) else self.model
+        network = build(spec, self.arithmetic)
+        self.engine = Engine.create(
+            Profile.parse(self.profile),
+            model=network,
+            options=dict(self.options),
+            store=MemoryStore(),
+        )
+        self.oracle = Oracle(network)
+        self.low = FIRST if spec.vocabulary > FIRST + 1 else 0
+
+    def ask(self, prompt: Tokens, predict: int = 2) -> None:
+        """One request; its answer must be the cold answer."""
+        ticket = self.engine.submit(Request(prompt=prompt, predict=predict))
+        self.engine.run()
+        self.engine.check_integrity()
+        reply = self.engine.reply(ticket)
+        if reply is None or reply.error is not None:
+            return
+        self.turns.append(prompt + reply.generated)
+        verdict = judge(reply, self.oracle)
+        right = {"same", "by-design"} if self.by_design_is_right else {"same"}
+        assert verdict is None or verdict.answer in right, (  # noqa: S101 - it is a test
+            f"{verdict.answer if verdict else ''}: {reply.cached} of {len(prompt)} tokens cached, "
+            f"logits off by {verdict.max_difference if verdict else 0:.3g}"
+        )
+
+    def words(self, tokens: Tokens) -> Tokens:
+        """Tokens of the strategies as words of the model's vocabulary."""
+        return as_tokens([self.low + token for token in tokens])
+
+    @rule(tokens=token_lists(max_size=12))
+    def request(self, tokens: Tokens) -> None:
+        """Something new."""
+        self.ask(self.words(tokens))
+
+    @precondition(lambda self: self.turns)
+    @rule(tokens=token_lists(max_size=6), back=st.integers(0, 3))
+    def extend(self, tokens: Tokens, back: int) -> None:
+        """Go on from an earlier turn: the last one, or a branch off an older one."""
+        self.ask(self.turns[-1 - back % len(self.turns)] + self.words(tokens))
+
+    @precondition(lambda self: self.turns)
+    @rule(back=st.integers(0, 3), drop=st.integers(1, 4))
+    def regenerate(self, back: int, drop: int) -> None:
+        """The same prompt again, or nearly."""
+        turn = self.turns[-1 - back % len(self.turns)]
+        self.ask(turn[: max(1, len(turn) - drop)])
+
+    @precondition(lambda self: self.turns)
+    @rule(tokens=token_lists(max_size=6), back=st.integers(0, 3), keep=st.integers(1, 12))
+    def edit(self, tokens: Tokens, back: int, keep: int) -> None:
+        """An earlier turn up to some token, then something else."""
+        turn = self.turns[-1 - back % len(self.turns)]
+        self.ask(turn[:keep] + self.words(tokens))
+
+    @precondition(lambda self: self.turns)
+    @rule(keep=st.integers(1, 12))
+    def truncate(self, keep: int) -> None:
+        """The beginning of the last turn alone."""
+        self.ask(self.turns[-1][:keep])
+
+    @rule(tokens=token_lists(min_size=1, max_size=12), turns=st.integers(1, 3))
+    def cancel(self, tokens: Tokens, turns: int) -> None:
+        """A client that goes away while it is served."""
+        ticket = self.engine.submit(Request(prompt=self.words(tokens), predict=8))
+        for _ in range(turns):
+            self.engine.step()
+        self.engine.cancel(ticket)
+        self.engine.run()
+
+    @precondition(lambda self: isinstance(self.engine, SlotActions))
+    @rule()
+    def save(self) -> None:
+        """Write slot 0 to a file."""
+        assert isinstance(self.engine, SlotActions)  # noqa: S101 - the precondition says so
+        self.engine.slot_save(0, "machine")
+        self.engine.run()
+        self.saved = True
+
+    @precondition(lambda self: self.saved)
+    @rule()
+    def restore(self) -> None:
+        """Read slot 0 back."""
+        assert isinstance(self.engine, SlotActions)  # noqa: S101 - the precondition says so
+        try:
+            self.engine.slot_restore(0, "machine")
+            self.engine.run()
+        except InputError:
+            self.saved = False
