@@ -22,6 +22,7 @@ from cachesim.model.layers.ends import Embedding, Entry, Head, MtpEntry, embeddi
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary, rotate
 from cachesim.model.layers.run import Layer, Run
+from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.ssm import Ssm
 from cachesim.model.layers.tiles import attention_ladder_for, ladder_for
 from cachesim.model.spec import LayerKind, ModelSpec
@@ -87,6 +88,7 @@ class FloatNetwork:
             sets=ubatch.sets,
             ladder=self._ladder,
             attention_ladder=self._attention_ladder,
+            sights=Sights(self._attention_ladder[-1]),
             turns=self._rotary.turns(ubatch.positions),
             store=store,
         )

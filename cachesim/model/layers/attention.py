@@ -11,8 +11,8 @@ exact zero, and so does a block in which it sees nothing.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from cachesim.model.layers.tiles import Ladder, Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import BLOCK, Lane
 from cachesim.model.weights import Weights
-from cachesim.units import Array, Integers
+from cachesim.units import Array
+
+Hidden: TypeAlias = tuple[tuple[slice, Array], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,7 @@ class Attention:
         values = mixed[:count, turning:valued].reshape(count, -1, size)
         seen = np.zeros((x.shape[0], heads * size))
         for lane in run.store.attend(self.layer, turned[:, heads:], values):
-            out = seen.reshape(-1, heads, size)
-            attend(turned[:, :heads], lane, out, run.attention_ladder)
+            attend(turned[:, :heads], lane, seen.reshape(-1, heads, size), run)
         if spec.attention_gate:
             seen *= sigmoid(mixed[:, valued : valued + heads * size])
         result = product(seen, self.exit, run.ladder)[:, : spec.width]
@@ -100,29 +101,16 @@ class Attention:
         return result
 
 
-def attend(queries: Array, lane: Lane, out: Array, ladder: Ladder) -> None:
+def attend(queries: Array, lane: Lane, out: Array, run: Run) -> None:
     """Write what the lane's rows of queries (T, H, size) see into out (R, H, size)."""
     group = queries.shape[1] // lane.keys.shape[1]
-    some = max(1, ladder[-1] // group)
     keys = lane.keys.reshape(-1, BLOCK, *lane.keys.shape[1:])
     values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
-    positions = lane.positions.reshape(-1, BLOCK)
-    for start in range(0, len(lane.rows), some):
-        rows = lane.rows[start : start + some]
-        low, high = lane.low[start : start + some], lane.high[start : start + some]
-        sight = slice(None)
-        if len(positions) > 1:
-            sight = in_sight(positions, low, high)
-        scores = score(queries[rows], keys[sight], ladder)
-        hide(scores, positions[sight], low, high, group)
-        out[rows] = gather(scores, values[sight], len(rows), group)
-
-
-def in_sight(positions: Integers, low: Integers, high: Integers) -> slice:
-    """The stretch of blocks (b, 64) outside of which nobody sees anything."""
-    seen = (positions <= high.max()) & (positions >= low.min())
-    blocks = seen.any(axis=1).nonzero()[0]
-    return slice(int(blocks[0]), int(blocks[-1]) + 1) if len(blocks) else slice(0, 1)
+    for glance in run.sights.of(lane, group, BLOCK):
+        rows = lane.rows[glance.some]
+        scores = score(queries[rows], keys[glance.blocks], run.attention_ladder)
+        hide(scores, glance.hidden, len(rows), group)
+        out[rows] = gather(scores, values[glance.blocks], len(rows), group)
 
 
 def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
@@ -140,20 +128,13 @@ def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
     return scores
 
 
-def hide(scores: Array, positions: Integers, low: Integers, high: Integers, group: int) -> None:
+def hide(scores: Array, hidden: Hidden, count: int, group: int) -> None:
     """Set to minus infinity what a row may not see; most blocks are seen by all or are short."""
     kv_heads, blocks = scores.shape[:2]
-    rows = scores.reshape(kv_heads, blocks, -1, BLOCK)[:, :, : len(low) * group]
-    rows = rows.reshape(kv_heads, blocks, len(low), group, BLOCK)
-    for block in partly_seen(positions, low, high):
-        hidden = (positions[block] > high[:, None]) | (positions[block] < low[:, None])
-        np.copyto(rows[:, block], -np.inf, where=hidden[:, None])
-
-
-def partly_seen(positions: Integers, low: Integers, high: Integers) -> Iterator[int]:
-    """The blocks (b, 64) of which some row may not see some key."""
-    hidden = (positions > high.min()) | (positions < low.max())
-    yield from hidden.any(axis=1).nonzero()[0].tolist()
+    rows = scores.reshape(kv_heads, blocks, -1, BLOCK)[:, :, : count * group]
+    rows = rows.reshape(kv_heads, blocks, count, group, BLOCK)
+    for where, mask in hidden:
+        np.copyto(rows[:, where], -np.inf, where=mask)
 
 
 def gather(scores: Array, values: Array, count: int, group: int) -> Array:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.tiles import Ladder, Matrix
 from cachesim.model.store import Store
 from cachesim.units import Array
@@ -22,6 +23,7 @@ class Run:
     sets: int
     ladder: Ladder  # heights of tiles for products with weights
     attention_ladder: Ladder  # and with blocks of keys and values
+    sights: Sights
     turns: Turns | None
     store: Store
 

@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from cachesim.model.build import build
 from cachesim.model.layers import attention
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import gelu, l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
+from cachesim.model.layers.run import Run
+from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.tiles import (
     ALONE,
     ATTENTION_LADDER,
@@ -21,6 +24,7 @@ from cachesim.model.layers.tiles import (
     padded,
     product,
 )
+from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.store import ABSENT, BLOCK, Lane
 from cachesim.units import Array
@@ -172,7 +176,16 @@ def lane(positions: list[int], low: list[int], high: list[int], random: int = 1)
 
 def seen(queries: Array, what: Lane) -> Array:
     out = np.zeros((len(queries), queries.shape[1], 4))
-    attention.attend(queries, what, out, ATTENTION_LADDER)
+    run = Run(
+        count=len(queries),
+        sets=1,
+        ladder=LADDER,
+        attention_ladder=ATTENTION_LADDER,
+        sights=Sights(ATTENTION_LADDER[-1]),
+        turns=None,
+        store=PlainStore(build(preset("dense"))),
+    )
+    attention.attend(queries, what, out, run)
     return out
 
 
