@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches import ChunkedKVCache, KVCache, LayerCache
@@ -469,3 +471,48 @@ def test_every_token_that_was_equal_and_not_used_is_accounted_for(
 
     assert losses == [(each.rule, each.before, each.after) for each in found.losses]
     assert len(query) - len(found.rest) == found.equal - sum(b - a for _, b, a in losses)
+
+
+def test_one_key_inserted_three_times_is_counted_once() -> None:
+    it = store()
+    for _ in range(3):
+        it.N("123", "system", nbytes=7)
+    it.N("9", "system")
+    it.N("123", "system", nbytes=7)
+
+    assert (["9", "123"], 8) == (it.queue("system"), it.nbytes)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["T", "N", "look", "trim"]),
+        st.text("123", max_size=6),
+        st.sampled_from(["assistant", "user", "system"]),
+        st.integers(0, 20),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("generation", ["G0", "G1", "G2", "G4"])
+@given(moves=MOVES, max_size=st.integers(1, 5), max_bytes=st.sampled_from([30, UNLIMITED]))
+def test_the_books_agree_and_what_is_handed_out_is_what_was_asked_for(
+    generation: str, moves: list[tuple[str, str, str, int]], max_size: int, max_bytes: int
+) -> None:
+    it = store(generation, max_size, max_bytes if generation != "G0" else UNLIMITED)
+    for move, key, kind, number in moves:
+        if move == "look" and key:
+            found = it.look(key)
+            assert found is None or key == "".join(found)
+        elif move == "trim" and generation != "G0":
+            it.trim_to(n_sequences=number, n_bytes=3 * number)
+        elif move in "TN" and key:
+            it.put(key, kind, nbytes=number, trimmable=move == "T")
+        in_trie = [(tokens, entry) for _, tokens, entry in it.trie.items()]
+        in_order = [list(tokens) for queue in it.order.queues.values() for _, tokens in queue]
+        assert sorted(in_order) == sorted(tokens for tokens, _ in in_trie)
+        assert max_size >= len(it)
+        if generation != "G0":
+            assert it.nbytes == sum(entry.nbytes for _, entry in in_trie)
+            assert it.nbytes == sum(each["n_bytes"] for each in it.stats_by_type().values())
+            assert it.nbytes <= max_bytes or (len(it) == 1 and generation != "G4")

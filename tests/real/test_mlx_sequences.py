@@ -1,0 +1,60 @@
+from collections import Counter
+from random import Random
+
+import pytest
+
+from cachesim.errors import ProfileError
+from cachesim.real.mlx_classes import Agreement, RealClasses, draw, environment_for
+from cachesim.real.mlx_sequences import GROUPS, draw_cache_sequence
+from cachesim.real.mlx_vectors import mismatch, played
+
+RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_drawn_sequences_can_be_played_and_end_where_the_port_raises(release: str) -> None:
+    for number in range(44):
+        sequence = draw(release, 5, number)
+        results = list(played(sequence))
+        assert len(sequence["ops"]) == len(results)
+        if sequence["group"] != "trie":
+            assert all("error" not in result for result in results[:-1])
+
+
+def test_the_same_seed_draws_the_same_sequences() -> None:
+    assert draw("0.32.2", 1, 7) == draw("0.32.2", 1, 7)
+    assert draw("0.32.2", 1, 7) != draw("0.32.2", 2, 7)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_meets_its_class_and_many_operations(group: str) -> None:
+    found: Counter[str] = Counter()
+    classes = set()
+    for seed in range(40):
+        sequence = draw_cache_sequence("0.32.2", group, Random(seed))  # noqa: S311 - no secret
+        found.update(op["op"] for op in sequence["ops"])
+        for result in played(sequence):
+            classes |= {each["class"] for each in result.get("after", {}).values()}
+
+    assert group in classes
+    assert 6 <= len(found)
+
+
+def test_operations_behind_a_difference_count_as_disagreeing() -> None:
+    sequence = draw("0.32.2", 0, 0)
+    results = list(played(sequence))
+    results[2] = {"ret": "something else"}
+    agreement = Agreement("0.32.2")
+    agreement.count(sequence, mismatch(sequence | {"results": results}))
+
+    assert (len(results), 2) == (agreement.operations.total(), agreement.agreeing.total())
+    assert not agreement.all_agree
+
+
+def test_a_release_that_cannot_be_installed_here_is_refused() -> None:
+    with pytest.raises(ProfileError, match=r"no real mlx-lm '0\.31\.2' here; there are 0\.30\.7"):
+        RealClasses("0.31.2")
+
+
+def test_older_releases_get_the_older_array_runtime() -> None:
+    assert ("mlx[cpu]==0.30.6", "mlx-lm==0.31.1") == environment_for("0.31.1").requirements
