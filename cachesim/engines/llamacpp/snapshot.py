@@ -2,31 +2,26 @@
 
 from typing import Any
 
-from cachesim.engines.llamacpp.prompt import Prompt
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.module import Memory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
+from cachesim.errors import ContractError
 
 
 def snapshot(server: ServerContext) -> dict[str, Any]:
     """Slots, prompt cache, and every part of both memories."""
+    companion = server.contexts.companion
     return {
         "slots": [_slot(slot) for slot in server.slots],
-        "prompt_cache": prompt_cache(server),
+        "prompt_cache": _prompt_cache(server),
+        "memory": _parts(server.contexts.target),
+        "companion": None if companion is None else _parts(companion),
     }
-
-
-def prompt_cache(server: ServerContext) -> list[dict[str, int]]:
-    """The parked conversations, oldest first."""
-    entries = server.cache.entries if server.cache else []
-    return [
-        {"n_tokens": entry.n_tokens, "checkpoints": len(entry.checkpoints), "bytes": entry.size}
-        for entry in entries
-    ]
-
-
-def checkpoints(prompt: Prompt) -> list[dict[str, int]]:
-    """A slot's checkpoints, in the order they were made."""
-    return [each.as_dict() for each in prompt.checkpoints]
 
 
 def _slot(slot: Slot) -> dict[str, Any]:
@@ -34,6 +29,58 @@ def _slot(slot: Slot) -> dict[str, Any]:
         "id": int(slot.id),
         "state": slot.state.value,
         "tokens": [int(token) for token in slot.prompt.tokens],
-        "checkpoints": checkpoints(slot.prompt),
+        "checkpoints": [each.as_dict() for each in slot.prompt.checkpoints],
         "t_last_used": slot.t_last_used,
     }
+
+
+def _prompt_cache(server: ServerContext) -> list[dict[str, int]]:
+    """The parked conversations, oldest first."""
+    return [
+        {"n_tokens": entry.n_tokens, "checkpoints": len(entry.checkpoints), "bytes": entry.size}
+        for entry in (server.cache.entries if server.cache else ())
+    ]
+
+
+def _parts(context: Context) -> list[dict[str, Any]]:
+    return _memory(context.memory)
+
+
+def _memory(memory: Memory) -> list[dict[str, Any]]:
+    """Every part of a memory: what lies in which cell."""
+    match memory:
+        case AttentionCache():
+            return [_attention("attention", memory)]
+        case WindowPair():
+            return [_attention("attention", memory.base), _attention("window", memory.swa)]
+        case RecurrentMemory():
+            return [_recurrent(memory)]
+        case HybridMemory():
+            return [*_memory(memory.attention), _recurrent(memory.recurrent)]
+        case _:
+            msg = f"no snapshot of a {type(memory).__name__}"
+            raise ContractError(msg)
+
+
+def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:
+    """The cells that are in use: number, position, sequences."""
+    streams = []
+    for head, cells in zip(cache.streams.heads, cache.streams.cells, strict=True):
+        used = [
+            {"cell": index, "pos": pos, "seqs": cells.seqs_of(index)}
+            for index, pos in enumerate(cells.pos.tolist())
+            if pos >= 0
+        ]
+        streams.append({"head": head, "size": cache.streams.size, "cells": used})
+    return {"part": part, "streams": streams}
+
+
+def _recurrent(memory: RecurrentMemory) -> dict[str, Any]:
+    """The states that are held: row, position of the last token in it, sequences."""
+    cells = memory.cells
+    rows = [
+        {"row": row, "pos": cells.pos[row], "seqs": sorted(cells.seqs[row])}
+        for row in range(memory.size)
+        if cells.seqs[row]
+    ]
+    return {"part": "recurrent", "size": memory.size, "rows": rows}
