@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.real.compare import SideBySide
+from cachesim.real.compare import SideBySide, forced_reply
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llamacpp_calls import grouped
 from cachesim.real.llamacpp_server import WHEELS, Played
@@ -88,7 +88,7 @@ def simulate(workload: Workload, outcomes: Sequence[Outcome], arithmetic: Arithm
     server = SimulatedServer.of(workload, arithmetic)
     at = 0
     for group in grouped(workload.steps):
-        server.ask(group, [outcome.reply for outcome in outcomes[at : at + len(group)]])
+        server.ask(group, [forced_reply(each) for each in outcomes[at : at + len(group)]])
         at += len(group)
 
 

@@ -17,6 +17,7 @@ from cachesim.real.shrink import shrink
 from cachesim.real.simulated import SimulatedServer, spec_of
 from cachesim.real.workload import Outcome, Release, Step, Workload
 from cachesim.real.workloads import draw_setting, grow
+from cachesim.units import Tokens
 
 COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "error")
 
@@ -125,9 +126,10 @@ class SideBySide(AbstractContextManager["SideBySide"]):
                 again = self.play(workload).difference
             except (RealServerError, InputError):
                 return False
-            if again is not None:
-                found = again
-            return again is not None
+            if again is None or again.fields.keys() != difference.fields.keys():
+                return False
+            found = again
+            return True
 
         upto = difference.workload.steps[: difference.step + 1]
         start = replace(difference.workload, steps=_whole_groups(difference.workload, len(upto)))
@@ -154,7 +156,7 @@ def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Differe
         real = outcomes[at : at + len(group)]
         if len(real) < len(group):
             return None
-        simulated = simulator.ask(group, [outcome.reply for outcome in real])
+        simulated = simulator.ask(group, [forced_reply(outcome) for outcome in real])
         for offset in _differing(real, simulated):
             return Difference(
                 workload=workload,
@@ -167,6 +169,11 @@ def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Differe
             return None
         at += len(group)
     return None
+
+
+def forced_reply(outcome: Outcome) -> Tokens | None:
+    """What the simulator is to say: the real reply, or anything where a refusal hides it."""
+    return outcome.reply if outcome.error is None else None
 
 
 def _differing(real: Sequence[Outcome], simulated: Sequence[Outcome]) -> Iterator[int]:

@@ -63,19 +63,46 @@ def _with_fewer_flags(workload: Workload) -> Iterator[Workload]:
 
 
 def _with_simpler_steps(workload: Workload) -> Iterator[Workload]:
+    """Simpler wishes; what goes out together keeps asking for the same."""
     for index, step in enumerate(workload.steps):
-        simpler = [
-            replace(step, options={}),
-            replace(step, cache_prompt=True),
-            replace(step, with_previous=False),
-            replace(step, predict=1),
-            replace(step, predict=max(1, step.predict // 2)),
-        ]
-        if step.do == "complete":
-            simpler.append(replace(step, slot=-1))
-        for each in simpler:
-            if each != step:
-                yield _changed(workload, index, each)
+        if step.with_previous:
+            yield _changed(workload, index, replace(step, with_previous=False))
+            continue
+        for change in (_plain, _cached, _anywhere, _one_token, _half_the_tokens):
+            simpler = _for_group(workload, index, change)
+            if simpler != workload:
+                yield simpler
+
+
+def _plain(step: Step) -> Step:
+    return replace(step, options={})
+
+
+def _cached(step: Step) -> Step:
+    return replace(step, cache_prompt=True)
+
+
+def _anywhere(step: Step) -> Step:
+    return replace(step, slot=-1) if step.do == "complete" else step
+
+
+def _one_token(step: Step) -> Step:
+    return replace(step, predict=1)
+
+
+def _half_the_tokens(step: Step) -> Step:
+    return replace(step, predict=max(1, step.predict // 2))
+
+
+def _for_group(workload: Workload, first: int, change: Callable[[Step], Step]) -> Workload:
+    """Change a step and those that go out with it."""
+    steps = list(workload.steps)
+    steps[first] = change(steps[first])
+    for index in range(first + 1, len(steps)):
+        if not steps[index].with_previous:
+            break
+        steps[index] = change(steps[index])
+    return replace(workload, steps=tuple(steps))
 
 
 def _with_shorter_prompts(workload: Workload) -> Iterator[Workload]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.events import Event
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
@@ -33,20 +33,24 @@ class SimulatedServer:
     events: list[tuple[Event, ...]] = field(default_factory=list)  # per group
 
     @classmethod
-    def of(cls, workload: Workload, arithmetic: ArithmeticName = "ring") -> "SimulatedServer":
-        """A fresh engine with a workload's model and flags."""
+    def of(cls, workload: Workload, arithmetic: ArithmeticName | None = None) -> "SimulatedServer":
+        """A fresh engine with a workload's model and flags.
+
+        What a companion drafts depends on the weights, so drafting needs the real arithmetic.
+        """
+        drafts = workload.options.get("spec_type", "none") != "none"
         return cls(
             Engine.create(
                 f"llama.cpp@{workload.release}",
                 model=spec_of(workload.preset, workload.window),
                 options=workload.options,
-                arithmetic=arithmetic,
+                arithmetic=arithmetic or ("float" if drafts else "ring"),
                 store=MemoryStore(),
             )
         )
 
     def ask(
-        self, group: Sequence[Step], replies: Sequence[Tokens] | None = None
+        self, group: Sequence[Step], replies: Sequence[Tokens | None] | None = None
     ) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
         try:
@@ -58,7 +62,9 @@ class SimulatedServer:
         self.seen = len(self.engine.events)
         return outcomes
 
-    def _ask(self, group: Sequence[Step], replies: Sequence[Tokens] | None) -> tuple[Outcome, ...]:
+    def _ask(
+        self, group: Sequence[Step], replies: Sequence[Tokens | None] | None
+    ) -> tuple[Outcome, ...]:
         if group[0].do != "complete":
             return (self._slot_action(group[0]),)
         tickets = [
@@ -70,14 +76,18 @@ class SimulatedServer:
 
     def _slot_action(self, step: Step) -> Outcome:
         engine = self.engine
-        assert isinstance(engine, SlotActions)  # noqa: S101 - llama.cpp's has them
+        if not isinstance(engine, SlotActions):
+            msg = f"{engine.profile} cannot {step.do.replace('-', ' ')}s"
+            raise OptionError(msg)
         if step.do == "slot-save":
-            error = engine.slot_save(step.slot, step.file)
+            ticket = engine.slot_save(step.slot, step.file)
         elif step.do == "slot-restore":
-            error = engine.slot_restore(step.slot, step.file)
+            ticket = engine.slot_restore(step.slot, step.file)
         else:
-            error = engine.slot_erase(step.slot)
-        return Outcome(slot=step.slot, error=error)
+            ticket = engine.slot_erase(step.slot)
+        engine.run()
+        reply = engine.reply(ticket)
+        return Outcome(slot=step.slot, error="no_answer" if reply is None else reply.error)
 
     def _outcome(self, ticket: Ticket) -> Outcome:
         reply = self.engine.reply(ticket)

@@ -180,9 +180,6 @@ class _Tree:
                     if token in roles
                 ]
                 return {"message_spans": spans} if spans else {}
-            case "b11549":
-                marks = [{"role": role, "delimiter": [mark]} for mark, role in roles.items()]
-                return {"message_delimiters": marks}
         return {}
 
     def _prompt(self) -> Tokens:
