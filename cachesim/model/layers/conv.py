@@ -28,6 +28,8 @@ def extended(carried: Array, rows: Array) -> Array:
 def convolve(joined: Array, taps: Array) -> Array:
     """Each channel by its taps (k, C), oldest first: (S, k - 1 + L, C) to (S, L, C)."""
     length = joined.shape[1] - len(taps) + 1
+    if length == 1:  # all taps at once; they are added oldest first all the same
+        return np.asarray(np.add.reduce(joined * taps, axis=1, keepdims=True))
     result: Array = joined[:, :length] * taps[0]
     for age, tap in enumerate(taps[1:], start=1):
         result += joined[:, age : age + length] * tap
