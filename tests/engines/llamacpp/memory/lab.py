@@ -77,7 +77,8 @@ class Lab:
         """Decode, and compare every token's logits with a cold run's, bit for bit."""
         self.ret = self.context.decode(self.batch(news))
         self.context.check_integrity()
-        assert self.ret == 0
+        if self.ret != 0:
+            return False
         right, row = True, 0
         for s, new in news.items():
             before = len(self.said[s])

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
+from cachesim.engines.llamacpp.memory.context import NO_SLOT
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 from cachesim.model.presets import PRESETS
 from tests.engines.llamacpp.memory.lab import Lab, tokens_of
@@ -28,15 +29,22 @@ class Sound:
 
     def decode(self, draw: st.DrawFn) -> None:
         """New tokens for one or several sequences."""
-        lengths = draw(
-            st.dictionaries(st.integers(0, SEQUENCES - 1), st.integers(1, 7), min_size=1)
-        )
-        room = 60 - sum(map(len, self.lab.said))
-        if sum(lengths.values()) > room:
+        ids, counts = st.integers(0, SEQUENCES - 1), st.integers(1, 7)
+        lengths = draw(st.dictionaries(ids, counts, min_size=1))
+        windowed = self.lab.network.spec.window > 0
+        if windowed:
+            # Several ubatches in one batch are unsound here: see
+            # test_a_dry_run_purges_what_an_earlier_ubatch_still_needs.
+            lengths = {s: min(n, self.lab.context.n_ubatch) for s, n in list(lengths.items())[:1]}
+        if sum(lengths.values()) > 60 - sum(map(len, self.lab.said)):
             return
         of = draw(st.integers(0, 3))
         before = self.tails()
-        assert self.lab.say({s: tokens_of(n, of=of + s) for s, n in lengths.items()})
+        right = self.lab.say({s: tokens_of(n, of=of + s) for s, n in lengths.items()})
+        if windowed and self.lab.ret == NO_SLOT:  # shared cells are never reclaimed
+            self.mend()
+            return
+        assert right
         self.watch_planes(before)
 
     def watch_planes(self, before: list[int]) -> None:
@@ -151,7 +159,7 @@ def play(lab: Lab, draw: st.DrawFn, steps: int) -> None:
         lab.context.check_integrity()
     for s in range(SEQUENCES):
         if sum(map(len, lab.said)) < 60:
-            assert lab.go_on(s)
+            assert lab.go_on(s) or lab.ret == NO_SLOT
 
 
 def share(part: int) -> settings:

@@ -202,6 +202,22 @@ def test_a_busy_sequence_reclaims_an_idle_ones_window_even_at_full_size(
     assert not lab.go_on(1)
 
 
+def test_a_dry_run_purges_what_an_earlier_ubatch_still_needs() -> None:
+    """Cells are found for the whole batch first; what that purges is not put back.
+
+    The third ubatch takes over cells of the first one, whose sequence is purged below them: of
+    positions 0 and 1, which the first ubatch, computed only now, should have seen.
+    """
+    lab = Lab("hybrid-swa", B11434, swa_cells=18, n_ubatch=6, n_rs_seq=1)
+    assert lab.say({1: tokens_of(2, of=2), 0: tokens_of(2, of=1), 2: tokens_of(4, of=3)})
+    assert lab.say({2: tokens_of(5, of=4)})
+
+    news = {0: tokens_of(7, of=3), 1: tokens_of(6, of=4)}
+    alone = Lab("hybrid-swa", B11434, swa_cells=64, n_ubatch=16)
+    assert alone.say({1: tokens_of(2, of=2), 0: tokens_of(2, of=1), 2: tokens_of(4, of=3)})
+    assert (True, False) == (alone.say(news), lab.say(news))
+
+
 @both
 def test_a_full_size_window_cache_still_reclaims(rules: MemoryRules) -> None:
     lab = Lab("swa", rules, n_seq_max=2, n_ubatch=32, swa_cells=64)
