@@ -13,7 +13,7 @@ from cachesim.real.mlx_server_vectors import mismatch
 FILE = Path(__file__).parent.parent / "vectors" / "mlx-server.jsonl.gz"
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 PARTS = 4
-"""Every fourth workload is replayed, another quarter for each release, and all that end badly."""
+"""Of each release another quarter of the workloads, and all that end badly."""
 
 
 def lines(release: str) -> list[Mapping[str, Any]]:
