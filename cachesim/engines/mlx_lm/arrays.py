@@ -117,6 +117,14 @@ def chosen(buffer: Array, rows: Sequence[int]) -> Array:
     return found
 
 
+def added(one: Integers, other: Integers) -> Integers:
+    """The sum of two vectors over the batch; different sizes raise, but one number fits all."""
+    try:
+        return one + other
+    except ValueError as error:
+        raise UpstreamValueError(str(error)) from error
+
+
 def integers(values: Sequence[int] | Integers) -> Integers:
     """A vector with one number per row of the batch."""
     return np.array(values, dtype=np.int64)

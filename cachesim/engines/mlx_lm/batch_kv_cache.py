@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from cachesim.engines.mlx_lm.arrays import (
+    added,
     chosen,
     grown,
     held,
@@ -88,8 +89,9 @@ class BatchKVCache(LayerCache, batches=KVCache):
             if self.keys is not None:
                 msg = "Left padding can only be added to an empty BatchKVCache"
                 raise UpstreamValueError(msg)
-            self.left_padding = self.left_padding + integers(left_padding)
-            self.offset = self.offset - integers(left_padding)
+            padding = integers(left_padding)
+            self.left_padding = added(self.left_padding, padding)
+            self.offset = added(self.offset, -padding)
         if right_padding is not None and max(right_padding) > 0:
             self._right_padding = integers(right_padding)
 
@@ -103,8 +105,8 @@ class BatchKVCache(LayerCache, batches=KVCache):
             return
         self.keys = rolled_rows(self.keys, padding)
         self.values = rolled_rows(self.values, padding)
-        self.offset = self.offset - padding
-        self.left_padding = self.left_padding + padding
+        self.offset = added(self.offset, -padding)
+        self.left_padding = added(self.left_padding, padding)
         self._right_padding = None
 
     @property

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from cachesim.engines.mlx_lm.arrays import (
+    added,
     blank,
     chosen,
     held,
@@ -20,7 +21,11 @@ from cachesim.engines.mlx_lm.batch_kv_cache import MISSING, Missing
 from cachesim.engines.mlx_lm.batches import blank_batch, extended, place_rows
 from cachesim.engines.mlx_lm.layer_cache import LayerCache, State, rows_nbytes
 from cachesim.engines.mlx_lm.masks import Mask
-from cachesim.engines.mlx_lm.raised import UpstreamRuntimeError, UpstreamValueError
+from cachesim.engines.mlx_lm.raised import (
+    UpstreamRuntimeError,
+    UpstreamTypeError,
+    UpstreamValueError,
+)
 from cachesim.engines.mlx_lm.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
@@ -103,14 +108,11 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         lengths = self.lengths
         if lengths is None:
             return
-        if lengths.shape != self.offset.shape and 1 not in (lengths.size, self.offset.size):
-            msg = f"shapes {lengths.shape} and {self.offset.shape} cannot be broadcast"
-            raise UpstreamValueError(msg)
-        roll = np.maximum(0, self.offset - lengths)
+        roll = np.maximum(0, added(self.offset, -lengths))
         self.keys = rolled_rows(self.keys, roll)
         self.values = rolled_rows(self.values, roll)
-        self.left_padding = self.left_padding + roll
-        self.offset = self.offset - roll
+        self.left_padding = added(self.left_padding, roll)
+        self.offset = added(self.offset, -roll)
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then go round; follows `_update_in_place`."""
@@ -165,10 +167,14 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             if self.keys is not None:
                 msg = "Left padding can only be added to an empty BatchRotatingKVCache"
                 raise UpstreamValueError(msg)
-            self.left_padding = self.left_padding + integers(left_padding)
-            self.offset = self.offset - integers(left_padding)
+            padding = integers(left_padding)
+            self.left_padding = added(self.left_padding, padding)
+            self.offset = added(self.offset, -padding)
         if right_padding is not None and max(right_padding) > 0:
-            self._lengths = integers(lengths or ()) + self.offset
+            if lengths is None:
+                msg = "an array cannot be made of None"
+                raise UpstreamTypeError(msg)
+            self._lengths = added(integers(lengths), self.offset)
 
     def finalize(self) -> None:
         """One last roll; follows `BatchRotatingKVCache.finalize`."""

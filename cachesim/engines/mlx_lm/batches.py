@@ -31,6 +31,9 @@ def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
     if not present:
         msg = "max() arg is an empty sequence"
         raise UpstreamValueError(msg)
+    if rows < 0:
+        msg = f"negative dimensions are not allowed: {rows} rows"
+        raise UpstreamValueError(msg)
     heads = max(each.shape[1] for each in present)
     width = max(each.shape[3] for each in present)
     return np.zeros((len(buffers), heads, rows, width), present[0].dtype)

@@ -248,17 +248,23 @@ class LRUPromptCache:
         self._say(PromptCacheInserted, tokens, entry)
 
     def _prune(self, model: Hashable, tokens: Key, prompt_cache: Sequence[LayerCache]) -> None:
-        """Drop what a trimmable entry covers; how much of it, is a rule."""
-        reach = len(tokens)
-        if self.rules.prunes == "within-size":
-            reach = min(each.size() for each in prompt_cache)
-        nearest = int(self.rules.prunes == "all-but-nearest")
-        for depth in self.trie.prefixes(model, tokens):
-            if nearest < len(tokens) - depth <= reach:
-                entry = self.trie.pop(model, tokens[:depth])
-                self.order.remove(model, tokens[:depth])
-                self._uncount(entry)
-                self._say(PromptCachePruned, tokens[:depth], entry)
+        """Drop what a trimmable entry covers: all proper prefixes, or those the rules allow."""
+        if self.rules.prunes == "all":
+            pruned = self.trie.pop_prefixes(model, tokens)
+        else:
+            reach = len(tokens)
+            if self.rules.prunes == "within-size":
+                reach = min(each.size() for each in prompt_cache)
+            nearest = int(self.rules.prunes == "all-but-nearest")
+            pruned = [
+                (depth, self.trie.pop(model, tokens[:depth]))
+                for depth in self.trie.prefixes(model, tokens)
+                if nearest < len(tokens) - depth <= reach
+            ]
+        for depth, entry in pruned:
+            self.order.remove(model, tokens[:depth])
+            self._uncount(entry)
+            self._say(PromptCachePruned, tokens[:depth], entry)
 
     def _evict(self) -> None:
         model, tokens = self.order.pop()

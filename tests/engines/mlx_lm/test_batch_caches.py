@@ -357,3 +357,27 @@ def test_chunked_layers_have_no_batch_form() -> None:
     assert not ChunkedKVCache.has_merge
     with pytest.raises(UpstreamAttributeError):
         CacheList.merge([CacheList(RULES, chunked)])
+
+
+def test_a_row_that_was_all_padding_cannot_be_merged_again() -> None:
+    batch = BatchRotatingKVCache(RULES, 4, [2])
+    write(batch, [0])
+    single = batch.extract(0)
+
+    assert -1 == single.offset
+    with pytest.raises(UpstreamValueError):
+        merged_rings(single)
+
+
+def test_vectors_of_different_sizes_do_not_add_up() -> None:
+    with pytest.raises(UpstreamValueError):
+        BatchKVCache(RULES, [1, 2, 3]).prepare(left_padding=[1, 2])
+    with pytest.raises(UpstreamTypeError):
+        BatchRotatingKVCache(RULES, 4, [0]).prepare(right_padding=[1])
+
+
+def test_what_is_handed_back_lies_in_the_cache_itself() -> None:
+    for cache in (kv(1), ring(4, 1), ring(4, 1, 2, 3), BatchKVCache(RULES, [0])):
+        keys, _ = cache.update_and_fetch(np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1)))
+        keys[..., -1, :] = 7
+        assert 7 in tokens(cache.keys)[0]
