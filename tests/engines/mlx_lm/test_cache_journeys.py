@@ -21,8 +21,9 @@ from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.model.trace import Traced
+from tests.engines.mlx_lm.cache_journeys import ACTS, DivergedError, Journey, Step, UnsoundError
 from tests.engines.mlx_lm.cache_kit import RULES, ring, write
-from tests.engines.mlx_lm.journeys import ACTS, DivergedError, Journey, Step
 
 WINDOW = 6
 TINY: dict[str, Any] = {
@@ -66,6 +67,24 @@ def test_every_answer_is_the_cold_one(name: str, steps: list[Step]) -> None:
 @given(steps=STEPS)
 def test_every_answer_is_the_cold_one_bit_for_bit(name: str, steps: list[Step]) -> None:
     Journey(tiny(name, "float"), RULES).walk(steps)
+
+
+@pytest.mark.parametrize("name", ["swa", "hybrid"])
+@given(steps=STEPS)
+def test_a_ledger_says_of_every_cache_that_it_holds_what_it_claims(
+    name: str, steps: list[Step]
+) -> None:
+    Journey(Traced(tiny(name)), RULES).walk(steps)
+
+
+def test_a_ledger_sees_a_wrong_state_that_no_answer_has_shown_yet() -> None:
+    rules = CACHE_RELEASES["0.31.3"]
+    names = [("admit", 0, 0), ("admit", 0, 0), ("prefill", 0, 1), ("look", 0, 0)]
+
+    with pytest.raises(UnsoundError):
+        Journey(Traced(tiny("hybrid")), rules).walk(
+            [(ACTS.index(name), one, two) for name, one, two in names]
+        )
 
 
 def test_random_journeys_go_everywhere() -> None:
