@@ -1,250 +1,107 @@
-"""Conversations that wander through mlx-lm's caches: alone, in batches, copied, cut, saved.
+"""Random workloads on a simulated server, every answer held against the cold recompute."""
 
-Whatever happens to them, the logits after their last token are those of a cold run. A journey is a
-list of steps, each three small numbers that are read as the state allows.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-
-from cachesim.engines.mlx_lm.caches import (
-    BatchRotatingKVCache,
-    can_trim_prompt_cache,
-    trim_prompt_cache,
-)
-from cachesim.engines.mlx_lm.files import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.generate import (
-    PromptCache,
-    copy_cache,
-    extend_cache,
-    extract_cache,
-    filter_cache,
-    merge_caches,
-    right_padded,
-)
-from cachesim.engines.mlx_lm.generate_forward import Forward
-from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.model.arithmetic import Network
-from cachesim.units import Token, as_tokens
+from cachesim.engines.base import Message, Reply, Request
+from cachesim.engines.mlx_lm import MlxLm
+from cachesim.engines.mlx_lm.events import Insertion
+from cachesim.engines.mlx_lm.generate import PromptCache
+from cachesim.engines.profile import Profile
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
+from cachesim.real.mlx_server_vectors import PRESETS, VOCABULARY
+from cachesim.real.mlx_state import ColdStates
+from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
 
-Step = tuple[int, int, int]
 
-MOST = 4
-"""Conversations that are alone, and rows of the batch, at a time."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request: its reply, and whether every row of its logits is the cold one."""
 
-
-class DivergedError(AssertionError):
-    """The logits are not those of a cold run."""
-
-
-@dataclass
-class Conversation:
-    """Tokens, and caches that claim to hold them."""
-
-    tokens: list[int]
-    cache: PromptCache
+    reply: Reply
+    same: bool | None
+    alone: bool
 
 
-@dataclass
-class Batch:
-    """Rows side by side: what each holds, and the caches of all."""
-
-    rows: list[list[int]] = field(default_factory=list)
-    cache: PromptCache = field(default_factory=list)
-
-    def join(self, rows: list[list[int]], cache: PromptCache) -> None:
-        """Append rows."""
-        self.cache = extend_cache(self.cache, cache)
-        self.rows = [*self.rows, *rows]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows."""
-        filter_cache(self.cache, rows)
-        self.rows = [self.rows[each] for each in rows]
-
-    def without(self, row: int) -> list[int]:
-        """All rows but one."""
-        return [each for each in range(len(self.rows)) if each != row]
-
-
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Journey:
-    """What goes on at one time: some conversations alone, some prefilled, some decoded."""
+    """What a workload came to."""
 
-    network: Network
-    rules: CacheRules
-    avoids_turned_rings: bool = True
-    alone: list[Conversation] = field(default_factory=list)
-    prompts: Batch = field(default_factory=Batch)
-    generation: Batch = field(default_factory=Batch)
-    checked: int = 0
+    answers: tuple[Answered, ...]
+    insertions: tuple[Insertion, ...]
 
-    def __post_init__(self) -> None:
-        self.model = Forward(self.network, self.rules)
-        self.oracle = Oracle(self.network)
-        self._next = 0
+    @property
+    def wrong(self) -> int:
+        return sum(each.same is False for each in self.answers)
 
-    def walk(self, steps: Sequence[Step]) -> None:
-        """Take the steps one by one; raises where an answer diverges."""
-        for act, one, two in steps:
-            getattr(self, ACTS[act % len(ACTS)])(one, two)
-
-    def fresh(self, count: int) -> list[int]:
-        """Tokens nobody had so far, as far as the vocabulary goes; never padding's token."""
-        size = self.network.spec.vocabulary - 1
-        tokens = [1 + (self._next + i) * 7 % size for i in range(count)]
-        self._next += count
-        return tokens
-
-    def begin(self, one: int, _two: int) -> None:
-        """A conversation without tokens yet."""
-        if len(self.alone) < MOST:
-            self.alone.append(Conversation([], self.model.make_cache()))
-            self.feed(-1, one)
-
-    def feed(self, one: int, two: int) -> None:
-        """Some tokens for one that is alone."""
-        if not self.alone:
-            return
-        it = self.alone[one % len(self.alone)]
-        piece = self.fresh(1 + two % 7)
-        logits = self.model(np.array([piece]), it.cache)
-        it.tokens += piece
-        self.check(it.tokens, logits[0])
-
-    def cut(self, one: int, two: int) -> None:
-        """Take the last tokens back, where all layers can."""
-        if not self.alone:
-            return
-        it = self.alone[one % len(self.alone)]
-        count = min(two % 5, len(it.tokens))
-        if can_trim_prompt_cache(it.cache):
-            trim_prompt_cache(it.cache, count)
-            it.tokens = it.tokens[: len(it.tokens) - count]
-
-    def copy(self, one: int, _two: int) -> None:
-        """Go two ways from here."""
-        if self.alone and len(self.alone) < MOST:
-            it = self.alone[one % len(self.alone)]
-            self.alone.append(Conversation(list(it.tokens), copy_cache(it.cache)))
-
-    def save(self, one: int, _two: int) -> None:
-        """Through a file and back."""
-        if self.alone and self.rules.state_form == "whole":
-            it = self.alone[one % len(self.alone)]
-            blob = save_prompt_cache(it.cache, rules=self.rules)
-            it.cache, _ = load_prompt_cache(blob, rules=self.rules)
-
-    def admit(self, one: int, two: int) -> None:
-        """One that is alone, or a fresh one, joins the prompts."""
-        if len(self.prompts.rows) >= MOST:
-            return
-        it = Conversation([], self.model.make_cache())
-        if self.alone and two % 3:
-            it = self.alone.pop(one % len(self.alone))
-        self.prompts.join([it.tokens], merge_caches([it.cache]))
-
-    def prefill(self, one: int, two: int) -> None:
-        """Pieces of different lengths, padded on the right, for all prompts."""
-        batch = self.prompts
-        if not batch.rows:
-            return
-        lengths = [1 + (one + row * (two % 4)) % 5 for row in range(len(batch.rows))]
-        if max(lengths) > 1 and self.avoids_turned_rings and _has_turned(batch.cache):
-            return
-        pieces = [self.fresh(length) for length in lengths]
-        padding = [max(lengths) - length for length in lengths]
-        if max(padding) > 0:
-            for layer in batch.cache:
-                layer.prepare(lengths=lengths, right_padding=padding)
-        logits = self.model(right_padded([as_tokens(piece) for piece in pieces]), batch.cache)
-        if max(padding) > 0:
-            for layer in batch.cache:
-                layer.finalize()
-        for row, piece in enumerate(pieces):
-            batch.rows[row] = batch.rows[row] + piece
-            if len(piece) == max(lengths):
-                self.check(batch.rows[row], logits[row])
-
-    def promote(self, one: int, _two: int) -> None:
-        """A prompt is through: its row moves over to the generation, by a copy of the batch."""
-        if not self.prompts.rows or len(self.generation.rows) >= MOST:
-            return
-        row = one % len(self.prompts.rows)
-        moved = copy_cache(self.prompts.cache)
-        filter_cache(moved, [row])
-        tokens = self.prompts.rows[row]
-        self.prompts.keep(self.prompts.without(row))
-        column = self.fresh(1)
-        logits = self.model(np.array([column]), moved)
-        self.check([*tokens, *column], logits[0])
-        self.generation.join([[*tokens, *column]], moved)
-
-    def decode(self, _one: int, two: int) -> None:
-        """One token for every row, a few times."""
-        batch = self.generation
-        for _ in range((1 + two % 4) if batch.rows else 0):
-            column = self.fresh(len(batch.rows))
-            logits = self.model(np.array(column)[:, None], batch.cache)
-            for row, token in enumerate(column):
-                batch.rows[row] = [*batch.rows[row], token]
-                self.check(batch.rows[row], logits[row])
-
-    def leave(self, one: int, _two: int) -> None:
-        """A row of the generation is finished and goes on alone."""
-        batch = self.generation
-        if batch.rows:
-            row = one % len(batch.rows)
-            self._extract(batch, row)
-            batch.keep(batch.without(row))
-
-    def look(self, one: int, _two: int) -> None:
-        """A copy of a prompt's row goes on alone, as a checkpoint does."""
-        if self.prompts.rows:
-            self._extract(self.prompts, one % len(self.prompts.rows))
-
-    def _extract(self, batch: Batch, row: int) -> None:
-        if batch.rows[row] and len(self.alone) < MOST:
-            single = extract_cache(batch.cache, row)
-            self.alone.append(Conversation(list(batch.rows[row]), single))
-
-    def check(self, tokens: Sequence[int], logits: object) -> None:
-        """Bit for bit the cold answer."""
-        cold = self.oracle.logits(as_tokens(list(tokens)), (Token(0),))[0]
-        self.checked += 1
-        if not np.array_equal(cold, logits):
-            msg = f"after {len(tokens)} tokens"
-            raise DivergedError(msg)
+    @property
+    def unsound(self) -> int:
+        return sum(each.state_is_key is False for each in self.insertions)
 
 
-def _has_turned(cache: PromptCache) -> bool:
-    """A ring that turned while one of its rows was still padded: see `test_turned_rings`."""
-    return any(
-        isinstance(layer, BatchRotatingKVCache)
-        and layer.rotated
-        and bool((layer.left_padding > 0).any())
-        for layer in cache
+@dataclass(slots=True)
+class Watch:
+    """Holds every stored state against one computed afresh, number by number."""
+
+    by_numbers: list[bool] = field(default_factory=list)
+
+    def of(self, engine: MlxLm) -> None:
+        cold = ColdStates(engine.network)
+        real = sum(not shape.ledger for shape in engine.model.network.shapes)
+
+        def look(insertion: Insertion, cache: PromptCache) -> None:
+            self.by_numbers.append(all(cold.agree(insertion.key, cache[:real])))
+
+        engine.server.store.watch = look
+
+
+def play(
+    workload: Mapping[str, Any], *, provenance: bool = True, watch: Watch | None = None
+) -> Journey:
+    model = workload["model"]
+    window = {"window": model["window"]} if "window" in model else {}
+    spec = tiny(PRESETS[model["kind"]], vocabulary=VOCABULARY, **window)
+    network = build(spec, "ring")
+    more = {
+        "tokenizer": "words",
+        "chat_template": workload["template"],
+        "provenance": provenance,
+    }
+    engine = MlxLm(
+        Profile("mlx-lm", workload["version"]), network=network, options=workload["options"] | more
     )
+    if watch is not None:
+        watch.of(engine)
+    oracle = Oracle(network)
+    answers = [
+        answer for group in workload["steps"] for answer in _play_group(engine, oracle, group)
+    ]
+    insertions = tuple(each for each in engine.events if isinstance(each, Insertion))
+    return Journey(tuple(answers), insertions)
 
 
-ACTS = (
-    "begin",
-    "feed",
-    "feed",
-    "cut",
-    "copy",
-    "save",
-    "admit",
-    "admit",
-    "prefill",
-    "prefill",
-    "promote",
-    "promote",
-    "decode",
-    "decode",
-    "leave",
-    "look",
-)
+def _play_group(engine: MlxLm, oracle: Oracle, group: list[Any]) -> Iterator[Answered]:
+    tickets = [engine.submit(_request(engine, each)) for each in group]
+    engine.run()
+    engine.check_integrity()
+    for ticket in tickets:
+        reply = engine.reply(ticket)
+        assert reply is not None
+        same = None
+        if reply.error is None:
+            cold = oracle.logits(reply.prompt, reply.generated)
+            same = bool((cold == reply.logits).all())
+        yield Answered(reply, same, len(group) == 1)
+
+
+def _request(engine: MlxLm, request: Mapping[str, Any]) -> Request:
+    return Request(
+        prompt=engine.tokenizer.encode(request["text"]) if "text" in request else (),
+        messages=tuple(Message(**each) for each in request.get("messages", ())),
+        predict=request["max_tokens"],
+        reply=as_tokens(request["reply"]),
+        options={name: request[name] for name in ("seed", "stop_words") if name in request},
+    )

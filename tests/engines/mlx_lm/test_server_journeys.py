@@ -1,0 +1,122 @@
+"""Random workloads, parallel ones too: what is right, what is wrong, and where it says so."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journeys import Journey, Watch, play
+
+from cachesim.real.mlx_server_workloads import Workload, draw_workload
+
+RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
+NUMBERS = st.integers(0, 10**6)
+
+
+def drawn(release: str, kind: str, number: int) -> Workload:
+    """The workload of that number, for one kind of model."""
+    return draw_workload(release, seed=1, number=3 * number + ("attn", "swa", "hyb").index(kind))
+
+
+def losses_add_up(journey: Journey) -> bool:
+    return all(
+        each.reply.equal - each.reply.cached
+        == sum(loss.before - loss.after for loss in each.reply.losses)
+        for each in journey.answers
+        if each.reply.cached is not None
+    )
+
+
+@pytest.mark.parametrize("kind", ["attn", "hyb"])
+@settings(max_examples=12)
+@given(number=NUMBERS)
+def test_the_newest_release_is_right(kind: str, number: int) -> None:
+    journey = play(drawn("0.32.2", kind, number))
+
+    assert (0, 0) == (journey.wrong, journey.unsound)
+    assert losses_add_up(journey)
+
+
+@settings(max_examples=12)
+@given(number=NUMBERS)
+def test_windows_are_right_where_requests_come_one_by_one(number: int) -> None:
+    workload = drawn("0.32.2", "swa", number)
+    workload["steps"] = [[request] for group in workload["steps"] for request in group]
+    journey = play(workload)
+
+    assert (0, 0) == (journey.wrong, journey.unsound)
+    assert losses_add_up(journey)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@settings(max_examples=6)
+@given(number=NUMBERS, kind=st.sampled_from(["attn", "swa", "hyb"]))
+def test_what_the_ledger_says_of_a_state_is_what_its_numbers_say(
+    release: str, kind: str, number: int
+) -> None:
+    workload = drawn(release, kind, number)
+    if release == "0.30.7":
+        workload["options"].pop("prompt_cache_size", None)
+    watch = Watch()
+    journey = play(workload, watch=watch)
+
+    assert watch.by_numbers == [each.state_is_key for each in journey.insertions]
+    assert losses_add_up(journey)
+
+
+def found(release: str, kind: str, count: int = 12) -> Counter[str]:
+    """How many requests were answered, and how many of them wrongly."""
+    tally: Counter[str] = Counter()
+    for number in range(count):
+        journey = play(drawn(release, kind, number), provenance=False)
+        tally["answered"] += sum(each.same is not None for each in journey.answers)
+        tally["wrong"] += journey.wrong
+        tally["wrong alone"] += sum(each.alone and each.same is False for each in journey.answers)
+    return tally
+
+
+@pytest.mark.parametrize(
+    ("release", "kind"),
+    [("0.31.1", "attn"), ("0.31.1", "swa"), ("0.31.1", "hyb"), ("0.31.3", "hyb")],
+)
+def test_a_search_finds_the_wrong_answers_of_older_releases(release: str, kind: str) -> None:
+    tally = found(release, kind)
+
+    assert tally["wrong"] > 0
+    assert tally["answered"] > tally["wrong"]
+
+
+def test_a_search_finds_none_with_attention_in_0_31_3() -> None:
+    assert 0 == found("0.31.3", "attn")["wrong"]
+
+
+SHORTEST = {
+    "id": "shrunk",
+    "version": "0.31.3",
+    "model": {"kind": "hyb"},
+    "template": "chatml",
+    "options": {},
+    "steps": [
+        [
+            {"text": "w1 w2 w3 w4", "max_tokens": 1, "reply": [30]},
+            {"text": "w5 w6", "max_tokens": 1, "reply": [30]},
+        ]
+    ],
+}
+"""The shortest workload that 0.31.3 answers wrongly: two fresh prompts of different length."""
+
+
+@pytest.mark.parametrize(("release", "wrong"), [("0.31.2", 0), ("0.31.3", 1), ("0.32.2", 0)])
+def test_the_shortest_workload_that_0_31_3_gets_wrong(release: str, wrong: int) -> None:
+    journey = play(SHORTEST | {"version": release})
+
+    assert wrong == journey.wrong
+    assert [True, wrong == 0] == [each.same for each in journey.answers]
+
+
+@pytest.mark.parametrize(("release", "wrong"), [("0.30.7", 0), ("0.31.1", 1), ("0.31.2", 0)])
+def test_the_shortest_workload_that_0_31_1_gets_wrong(release: str, wrong: int) -> None:
+    chat = {"messages": [{"role": "user", "content": "w1"}], "max_tokens": 1, "reply": [30]}
+    journey = play(SHORTEST | {"version": release, "template": "think", "steps": [[chat]]})
+
+    assert wrong == journey.wrong
