@@ -1,7 +1,6 @@
 """Tokens per second of both arithmetics and of llama.cpp's server, on the same shapes in one run.
 
-The real server runs in one thread, with its defaults; what a call costs without its work is taken
-off. Decoding adds 256 tokens to a prompt. Growth is the exponent of prefill from 1,000 to 4,000
+The real server runs in one thread, with its defaults, and is timed by its own clock. Decoding adds 256 tokens to a prompt. Growth is the exponent of prefill from 1,000 to 4,000
 tokens: 1 is linear, 2 is quadratic. The best of some runs counts, because a machine is never slow
 by itself.
 """
@@ -28,14 +27,14 @@ from cachesim.real.flags import PRESETS as LOADED_BY
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import Played, RealServer
 from cachesim.real.logits import drawn_prompt
-from cachesim.real.workload import Release, Step
+from cachesim.real.workload import Outcome, Release, Step
 from cachesim.units import Tokens
 
 PREFILLS: Final = (100, 1_000, 4_000)
 DECODED: Final = 256
 AFTER: Final = (100, 1_000)
 UBATCH: Final = 512
-REPEATS: Final = 3
+REPEATS: Final = 5
 MANY: Final = 1_000_000
 ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
 RELEASES: Final[tuple[Release, ...]] = ("b9538", "b11549")
@@ -108,23 +107,25 @@ def measure_network(name: str, arithmetic: ArithmeticName) -> Speeds:
 
 
 def measure_real(server: Played) -> Speeds:
-    """What is loaded on a running server."""
+    """What is loaded on a running server, by its own clock."""
     random = np.random.default_rng(0)
 
-    def call(count: int, predict: int) -> float:
+    def ask(count: int, predict: int) -> Outcome:
         prompt = drawn_prompt(random, count)
         step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
-        start = time.perf_counter()
-        server.ask((step,))
-        return time.perf_counter() - start
+        (outcome,) = server.ask((step,))
+        return outcome
 
-    call(100, 2)
-    bare = best(call, 1, 1)
-    read = {count: best(call, count, 1) for count in {*PREFILLS, *AFTER}}
-    told = {count: best(call, count, DECODED + 1) for count in AFTER}
+    def read(count: int) -> float:
+        return ask(count, 1).prompt_seconds
+
+    def told(count: int) -> float:
+        return ask(count, DECODED + 1).reply_seconds  # the first token comes with the prompt
+
+    ask(100, 2)
     return Speeds(
-        tuple(max(read[count] - bare, 1e-9) for count in PREFILLS),
-        tuple(max(told[count] - read[count], 1e-9) for count in AFTER),
+        tuple(best(read, count) for count in PREFILLS),
+        tuple(best(told, count) for count in AFTER),
     )
 
 

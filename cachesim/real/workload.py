@@ -117,6 +117,8 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     top: tuple[Mapping[Token, float], ...] = ()  # per generated token: the likeliest, by log
+    prompt_seconds: float = field(default=0.0, compare=False)  # by the server's own clock
+    reply_seconds: float = field(default=0.0, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as a line of a vector file has it."""
