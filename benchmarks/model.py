@@ -1,8 +1,8 @@
 """Tokens per second of both arithmetics and of llama.cpp's server, on the same shapes in one run.
 
-The real server runs in one thread, with its defaults, and is timed by its own clock. Decoding adds 256 tokens to a prompt. Growth is the exponent of prefill from 1,000 to 4,000
-tokens: 1 is linear, 2 is quadratic. The best of some runs counts, because a machine is never slow
-by itself.
+The real server runs in one thread, with its defaults, and is timed by its own clock. Decoding adds
+256 tokens to a prompt. Growth is the exponent of prefill from 1,000 to 4,000 tokens: 1 is linear,
+2 is quadratic. The best of some runs counts, because a machine is never slow by itself.
 """
 
 import math
