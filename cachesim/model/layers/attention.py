@@ -43,7 +43,7 @@ class Attention:
     def read(cls, spec: ModelSpec, weights: Weights, layer: int) -> "Attention":
         """Prepare the tensors of one layer: queries carry the scale 1 / sqrt(head size)."""
         p, size = f"blk.{layer}.", spec.head_size
-        order, scale = halves_order(spec), 1 / math.sqrt(spec.head_size)
+        order = halves_order(spec)
         norm = weights[p + "attn_norm.weight"].astype(np.float64)
 
         def by_head(name: str, heads: int) -> Array:
@@ -52,14 +52,8 @@ class Attention:
         queries = by_head("attn_q.weight", spec.heads)  # each head's rows, then those of its gate
         queries, gate = queries[:, :size], queries[:, size:]
         keys = by_head("attn_k.weight", spec.kv_heads)
-        head_norms = None
-        if spec.qk_norm:
-            of_query, of_key = (
-                weights[p + f"attn_{which}_norm.weight"].astype(np.float64)[order] for which in "qk"
-            )
-            head_norms = np.stack([of_query * scale] * spec.heads + [of_key] * spec.kv_heads)
-        else:
-            queries = queries * scale
+        if not spec.qk_norm:
+            queries = queries / math.sqrt(size)
         parts = [queries[:, order], keys[:, order], by_head("attn_v.weight", spec.kv_heads), gate]
         post = weights[p + "post_attention_norm.weight"] if spec.post_norms else None
         return cls(
@@ -67,7 +61,7 @@ class Attention:
             layer,
             packed(*(part.reshape(-1, spec.width) for part in parts)),
             packed(weights[p + "attn_output.weight"]),
-            head_norms,
+            head_norms(spec, weights, layer) if spec.qk_norm else None,
             None if post is None else post.astype(np.float64),
         )
 
@@ -99,6 +93,15 @@ class Attention:
             result = rms_norm(result, spec.norm_epsilon)
             result *= self.post_norm
         return result
+
+
+def head_norms(spec: ModelSpec, weights: Weights, layer: int) -> Array:
+    """Norm weights (H + K, size) of queries, which carry the scale, and of keys."""
+    query, key = (
+        weights[f"blk.{layer}.attn_{which}_norm.weight"].astype(np.float64)[halves_order(spec)]
+        for which in "qk"
+    )
+    return np.stack([query / math.sqrt(spec.head_size)] * spec.heads + [key] * spec.kv_heads)
 
 
 def attend(queries: Array, lane: Lane, out: Array, run: Run) -> None:

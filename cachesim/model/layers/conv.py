@@ -42,6 +42,19 @@ def carry(joined: Array, taps: int, back: int) -> Array:
     return joined[:, stop - taps + 1 : stop].reshape(joined.shape[0], -1)
 
 
+def states_after(joined: Array, taps: int, planes: int, row: int) -> Array:
+    """Rows (S, planes, row) to be kept, newest first: carried rows in front, the rest to be filled.
+
+    Plane `j` is for the state after the last token but `j`; no set has more planes than tokens.
+    """
+    sets, length = joined.shape[0], joined.shape[1] - taps + 1
+    after = np.empty((sets, min(planes, length), row))
+    for back in range(after.shape[1]):
+        carried = carry(joined, taps, back)
+        after[:, back, : carried.shape[1]] = carried
+    return after
+
+
 @dataclass(frozen=True, slots=True)
 class ShortConv:
     """LFM2's layer: a convolution between two gates; its state is the carried rows alone."""
@@ -75,7 +88,7 @@ class ShortConv:
         hidden = np.zeros((x.shape[0], width))
         convolved = convolve(joined, self.taps).reshape(count, width)
         np.multiply(convolved, mixed[:count, width : 2 * width], out=hidden[:count])
-        planes = min(run.store.planes, count // run.sets)
-        states = [carry(joined, len(self.taps), back) for back in range(planes)]
-        run.store.keep_states(self.layer, np.stack(states, axis=1))
+        row = spec.conv_row(self.layer)
+        after = states_after(joined, len(self.taps), run.store.planes, row)
+        run.store.keep_states(self.layer, after)
         return product(hidden, self.exit, run.ladder)[:, :width]

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.model.layers.conv import carry, convolve, extended
+from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
@@ -71,10 +71,7 @@ class Delta:
         conv_row = spec.conv_row(self.layer)
         joined = extended(before[:, :conv_row], fresh)
         convolved = silu(convolve(joined, self.taps))
-        planes = min(run.store.planes, fresh.shape[1])
-        after = np.empty((sets, planes, before.shape[1]))
-        for back in range(planes):
-            after[:, back, :conv_row] = carry(joined, len(self.taps), back)
+        after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])
 
         kept = after[:, :, conv_row:]
         out = self.scan(convolved, decay.reshape(sets, -1, heads), beta, before[:, conv_row:], kept)

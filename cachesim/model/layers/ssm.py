@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.model.layers.conv import carry, convolve, extended
+from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import rms_norm, silu, softplus
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
@@ -73,10 +73,7 @@ class Ssm:
         convolved = convolve(joined, self.taps)
         convolved += self.bias
         convolved = silu(convolved)
-        planes = min(run.store.planes, fresh.shape[1])
-        after = np.empty((sets, planes, before.shape[1]))
-        for back in range(planes):
-            after[:, back, :conv_row] = carry(joined, len(self.taps), back)
+        after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])
 
         y = self.scan(convolved, steps, before[:, conv_row:], after[:, :, conv_row:])
         run.store.keep_states(self.layer, after)
