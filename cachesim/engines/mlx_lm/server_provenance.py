@@ -17,12 +17,15 @@ from cachesim.engines.mlx_lm.rotating_kv_cache import RotatingKVCache
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.histories import NodeId
 from cachesim.model.trace import Traced
-from cachesim.units import Integers, Token, Tokens
+from cachesim.units import Integers, Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What the layers of one place hold, under a key that promises something."""
+    """What the layers of one place hold, under a key that promises something.
+
+    `tokens` says it where it is not what the key promises.
+    """
 
     place: str
     sound: bool
@@ -51,21 +54,22 @@ def _holding(
 ) -> Holding:
     if isinstance(layer, ArraysCache):
         node = _node_of(layer)
-        tokens = network.histories.tokens(node, place)
-        return Holding(place=shape.place, sound=node == key_nodes[-1], tokens=tokens)
+        sound = node == key_nodes[-1]
+        tokens = () if sound else network.histories.tokens(node, place)
+        return Holding(place=shape.place, sound=sound, tokens=tokens)
     count = len(key_nodes) - 1
     positions, nodes = _cells(network, layer)
     needed = min(count, layer.max_size) if isinstance(layer, RotatingKVCache) else count
     newest = slice(len(nodes) - needed, None)
     expected = np.arange(count - needed, count)
-    sound = (
+    sound = bool(
         getattr(layer, "offset", None) == count
         and len(nodes) >= needed
         and np.array_equal(positions[newest], expected)
         and np.array_equal(nodes[newest], np.array(key_nodes)[expected + 1])
     )
-    tokens = tuple(_last_token(network, int(node), place) for node in nodes)
-    return Holding(place=shape.place, sound=bool(sound), tokens=tokens)
+    tokens = () if sound else tuple(network.histories.token(int(node)) for node in nodes)
+    return Holding(place=shape.place, sound=sound, tokens=tokens)
 
 
 def _node_of(layer: ArraysCache) -> NodeId:
@@ -86,11 +90,6 @@ def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:
         keys = np.zeros((1, 1, 0, 2))
     rows = keys[0, 0].astype(np.int64)
     return rows[:, -1] - 1, network.nodes_of_births(rows[:, 0])
-
-
-def _last_token(network: Traced, node: NodeId, place: int) -> Token:
-    tokens = network.histories.tokens(node, place)
-    return tokens[-1] if tokens else Token(-1)
 
 
 def described(network: Network, cache: Sequence[LayerCache]) -> tuple[dict[str, Any], ...]:
