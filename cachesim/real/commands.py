@@ -14,16 +14,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.errors import OptionError
+from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.compare import Difference, SideBySide, Tally
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.flags import PRESETS
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import as_release, environment_for
+from cachesim.real.logits import real_logits
 from cachesim.real.mlx_commands import real_mlx_lm
 from cachesim.real.scenarios import StepPlayed, play_scenario, releases_of
 from cachesim.real.server_log import calls_of
+from cachesim.real.vectors import replay
 from cachesim.real.workload import Workload
 from cachesim.scenario.load import load
 
@@ -36,6 +38,30 @@ def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> i
     return 0
 
 
+def real_vectors(*files: Path) -> int:
+    """Replay recorded results of real engines, and say where the simulator first differs.
+
+    Example: cachesim real vectors tests/vectors/*.jsonl.gz
+
+    Parameters
+    ----------
+    files
+        Files in the format of `tests/vectors`: one sequence or workload per line.
+
+    """
+    if not files:
+        msg = "name at least one file, as in: cachesim real vectors tests/vectors/*.jsonl.gz"
+        raise ScenarioError(msg)
+    out, all_equal = console(), True
+    for path in files:
+        summary = replay(path)
+        out.print(f"{path}: {summary}", markup=False)
+        for line in summary.first.lines() if summary.first else ():
+            out.print(line, markup=False)
+        all_equal = all_equal and summary.first is None
+    return 0 if all_equal else 1
+
+
 def real_llama_cpp(
     *,
     release: str = "b9538",
@@ -44,6 +70,7 @@ def real_llama_cpp(
     models: Sequence[str] = (),
     first: int = 0,
     scenario: Path | None = None,
+    logits: bool = False,
 ) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -63,10 +90,14 @@ def real_llama_cpp(
         The number of the first workload, to come back to one of a longer run.
     scenario
         A scenario file to play instead.
+    logits
+        Compare logits and greedy tokens of cold prompts instead, the same weights in both.
 
     """
     if scenario is not None:
         return _real_scenario(scenario)
+    if logits:
+        return real_logits(release=release, seed=seed)
     presets = tuple(models) or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
