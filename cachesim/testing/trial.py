@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from cachesim.engines.base import Reply
 from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -94,7 +95,7 @@ def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     if reply is None or reply.error is not None:
         trial.exercised["refusal"] += 1
         trial.cached.append(None)
-        return None
+        return _broken_batch(record, reply)
     trial.cached.append(reply.cached)
     trial.exercised["reuse"] += bool(reply.cached)
     explained = sum(loss.before - loss.after for loss in reply.losses)
@@ -109,6 +110,13 @@ def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     off = f"logits off by {verdict.max_difference:.3g}"
     detail = f"{reply.cached} of {len(reply.prompt)} tokens cached, {off}"
     return Finding(kind="wrong answer", step=step, detail=detail)
+
+
+def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
+    """A batch that memory calls invalid: the server's books do not agree with its memory."""
+    if reply is None or "Invalid input batch" not in reply.message:
+        return None
+    return Finding(kind="broken invariant", step=record.index, detail=reply.message)
 
 
 def _count(record: Record, exercised: Counter[str]) -> None:

@@ -1,0 +1,400 @@
+"""Bugs of llama.cpp's memory and server, historical and plausible."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.llamacpp import batching, checkpointing, depth, reuse, selection
+from cachesim.engines.llamacpp import swap as swapping
+from cachesim.engines.llamacpp.memory import recurrent_state
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.mask import WindowMask
+from cachesim.engines.llamacpp.memory.planes import PlaneWriter
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.engines.llamacpp.prompt_cache import PromptCache
+from cachesim.units import Count
+from tests.mutants.switches import Mutant, Swap, always, swap, wrapped
+
+SOUND: Final = "llama.cpp@b11549+erase-equal"
+RECORDS: Final = "server-b11549"
+SMALL: Final = {"longest": 60, "flags": False}
+
+
+def answers(name: str, about: str, swaps: tuple[Swap, ...] = (), **more: Any) -> Mutant:
+    """A bug that shows in answers."""
+    return Mutant(
+        name=name,
+        about=about,
+        caught_by="answers",
+        swaps=swaps,
+        **{"profile": SOUND, "shape": SMALL, **more},
+    )
+
+
+def counts(name: str, about: str, swaps: tuple[Swap, ...] = (), **more: Any) -> Mutant:
+    """A bug that shows in what the server reports."""
+    return Mutant(
+        name=name, about=about, caught_by="records", swaps=swaps, **{"records": RECORDS, **more}
+    )
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _zeroing_trim(self: RecurrentMemory, _seq: int, tail: int, p0: int) -> bool:
+    """Says yes and forgets the state instead of refusing."""
+    for rows in self.planes.rows.values():
+        rows[tail :: self.size] = 0
+    self.cells.pos[tail] = p0 - 1
+    return True
+
+
+def _ignoring_trim(self: RecurrentMemory, _seq: int, tail: int, p0: int) -> bool:
+    """Says yes, moves the position, keeps the state."""
+    self.cells.pos[tail] = p0 - 1
+    return True
+
+
+def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int) -> Any:
+    """A blob that shares its rows with the live memory: a shallow copy."""
+    fields = original(memory, seq)
+    blocks = [each for each in fields if isinstance(each, recurrent_state.RowBlock)]
+    cells = [c for c, seqs in enumerate(memory.cells.seqs) if seq in seqs]
+    if len(cells) != 1:
+        return fields
+    live = []
+    for part in ("r", "s"):
+        for layer in memory.layers:
+            row = cells[0]
+            piece = memory.planes.rows[layer][row : row + 1]
+            live.append(piece[:, recurrent_state._part(memory, layer, part)])
+    swapped = iter(replace(block, data=data) for block, data in zip(blocks, live, strict=True))
+    return [
+        next(swapped) if isinstance(each, recurrent_state.RowBlock) else each for each in fields
+    ]
+
+
+def _first_plane_only(self: PlaneWriter, layer: int, states: Any) -> None:
+    rows = self.rows.rows[layer]
+    at = self.window.head + np.arange(self.ubatch.n_seqs)
+    rows[at] = states[:, 0]
+
+
+def _late_state(self: PlaneWriter, layer: int, states: Any) -> None:
+    """Keeps the state before the ubatch's last token."""
+    rows = self.rows.rows[layer]
+    at = self.window.head + np.arange(self.ubatch.n_seqs)
+    rows[at] = states[:, min(1, states.shape[1] - 1)] * 0 + self.start[layer]
+
+
+def _interval(low: int, high: int) -> Any:
+    def change(original: Any, self: WindowMask, queries: Any, *, causal: bool = True) -> Any:
+        lowest, highest = original(self, queries, causal=causal)
+        return lowest + (low if self.kind != "none" else 0), highest + high
+
+    return wrapped(change)
+
+
+MEMORY: Final = (
+    answers(
+        "trim-zeroes-the-state",
+        "a recurrent trim says yes and forgets the state",
+        swap(RecurrentMemory, "_roll_back", lambda _: _zeroing_trim)
+        + swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
+        upstream="ml-explore/mlx-lm#1254",
+    ),
+    answers(
+        "trim-ignores-the-state",
+        "a recurrent trim says yes and keeps what was cut",
+        swap(RecurrentMemory, "_roll_back", lambda _: _ignoring_trim)
+        + swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
+        upstream="ikawrakow/ik_llama.cpp#1689",
+    ),
+    answers(
+        "shallow-copy-of-a-state",
+        "a saved state shares its rows with the live memory",
+        swap(recurrent_state, "write", wrapped(_aliased_rows)),
+    ),
+    answers(
+        "restore-forgets-the-rows",
+        "a restored state has its position and not its numbers",
+        swap(
+            recurrent_state,
+            "_queue_rows",
+            wrapped(
+                lambda original, memory, reader, cells: reader.queue.__delitem__(
+                    slice((original(memory, reader, cells), 0)[1], None)
+                )
+            ),
+        ),
+    ),
+    answers(
+        "state-before-the-batch",
+        "the state kept is the one the ubatch began with",
+        swap(PlaneWriter, "keep_states", lambda _: _late_state),
+    ),
+    answers(
+        "stale-planes",
+        "only the newest of the rollback's states is kept",
+        swap(PlaneWriter, "keep_states", lambda _: _first_plane_only),
+        model="hybrid-mtp",
+        shape={"longest": 40, "replies": 24},
+        profile="llama.cpp@b11549+erase-equal",
+        upstream="ggml-org/llama.cpp#26695",
+    ),
+    answers(
+        "window-too-narrow",
+        "the mask hides one position too many",
+        swap(WindowMask, "interval", _interval(1, 0)),
+        model="swa",
+        profile="llama.cpp@b11549+erase-equal",
+    ),
+    answers(
+        "sees-the-future",
+        "causality is off by one",
+        swap(WindowMask, "interval", _interval(0, 1)),
+        model="dense",
+        profile="llama.cpp@b11549",
+    ),
+    answers(
+        "wrong-pos-min-of-a-window",
+        "a window reports that it still holds everything",
+        swap(WindowPair, "seq_pos_min", always(0)),
+        model="swa",
+        profile="llama.cpp@b11549+erase-equal",
+        shape={"longest": 200, "max_steps": 8},
+    ),
+    answers(
+        "attention-not-cut",
+        "removal forgets nothing",
+        swap(AttentionCache, "seq_rm", always(True)),
+        model="dense",
+        profile="llama.cpp@b11549",
+    ),
+    answers(
+        "removal-one-too-late",
+        "removal begins one position behind",
+        swap(
+            AttentionCache,
+            "seq_rm",
+            wrapped(
+                lambda original, self, seq, p0, p1: original(
+                    self, seq, p0 + 1 if p0 > 0 else p0, p1
+                )
+            ),
+        ),
+        model="dense",
+        profile="llama.cpp@b11549",
+    ),
+)
+
+
+# -- the start of a prompt -------------------------------------------------------------------------
+
+NEVER: Final = (("never", lambda _c, _p: False),)
+BEYOND_BY_ONE: Final = ("pos_max > pos_next + 1", lambda c, p: c.pos_max > p.pos_next + 1)
+
+
+def _more(extra: int) -> Any:
+    def change(original: Any, *args: Any) -> Any:
+        prefix = original(*args)
+        return replace(prefix, n_past=prefix.n_past + extra, pos_next=prefix.pos_next + extra)
+
+    return wrapped(change)
+
+
+def _late_checkpoint(original: Any, server: Any, slot: Any, checkpoint: Any) -> None:
+    original(server, slot, replace(checkpoint, n_tokens=Count(checkpoint.n_tokens + 1)))
+
+
+def _without(erasure: str, test: Any) -> Any:
+    return lambda erased: {**erased, erasure: test}
+
+
+START: Final = (
+    answers(
+        "depth-test-skipped",
+        "memory is taken to reach back as far as is asked",
+        swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
+    ),
+    answers(
+        "any-checkpoint-will-do",
+        "the newest checkpoint is taken, wherever it stands",
+        swap(depth, "EXACT_TESTS", lambda tests: {**tests, "threshold": NEVER})
+        + swap(depth, "BEYOND", lambda _: NEVER[0])
+        + swap(depth, "ERASED", _without("equal", lambda _c, _p: False)),
+    ),
+    answers(
+        "search-one-too-far",
+        "a checkpoint one token beyond the match may be taken",
+        swap(depth, "BEYOND", lambda _: BEYOND_BY_ONE)
+        + swap(depth, "EXACT_TESTS", lambda tests: {**tests, "threshold": NEVER})
+        + swap(depth, "ERASED", _without("equal", lambda c, p: c.pos_max > p.pos_next + 1)),
+        upstream="ikawrakow/ik_llama.cpp#1888",
+    ),
+    answers(
+        "nothing-is-erased",
+        "checkpoints of another prompt stay in the list",
+        swap(depth, "ERASED", _without("equal", lambda _c, _p: False)),
+    ),
+    answers(
+        "erasure-off-by-one",
+        "the released erasure: a checkpoint at pos_next stays",
+        profile="llama.cpp@b11549",
+        shape={},
+        upstream="ggml-org/llama.cpp#24035",
+    ),
+    answers(
+        "checkpoint-one-token-late",
+        "a checkpoint is recorded as one token longer than it is",
+        swap(checkpointing, "create_checkpoint", wrapped(_late_checkpoint)),
+    ),
+    answers(
+        "restore-counts-one-more",
+        "after a restore one token too many is taken as present",
+        swap(depth, "_continue_from", _more(1)),
+    ),
+    answers(
+        "prefix-counts-one-more",
+        "the common prefix is one token too long",
+        swap(
+            reuse,
+            "get_common_prefix",
+            wrapped(
+                lambda original, one, other: Count(
+                    min(original(one, other) + 1, len(one), len(other))
+                )
+            ),
+        ),
+        model="dense",
+        profile="llama.cpp@b11549",
+    ),
+    answers(
+        "window-beyond-the-match",
+        "b9538: a window checkpoint beyond the match is taken",
+        profile="llama.cpp@b9538",
+        model="swa",
+        shape={},
+        upstream="ggml-org/llama.cpp#24411",
+    ),
+    counts(
+        "threshold-off-by-one",
+        "a checkpoint that ends right at the prefix is refused",
+        swap(
+            depth,
+            "EXACT_TESTS",
+            lambda tests: {
+                **tests,
+                "threshold": (("late", lambda c, p: c.pos_min >= p.thold - 1 and c.pos_min),),
+            },
+        ),
+    ),
+    counts(
+        "last-token-not-kept-back",
+        "a prompt that is all cached needs no token",
+        swap(reuse, "OneTokenNeeded", lambda original: original)
+        + swap(
+            reuse,
+            "commit",
+            wrapped(
+                lambda original, slot, task, n_past: original(
+                    slot, task, max(0, n_past - 1) if n_past == task.n_tokens - 1 else n_past
+                )
+            ),
+        ),
+    ),
+)
+
+# -- slots, prompt cache, checkpoints --------------------------------------------------------------
+
+
+def _first_of_equals(server: Any) -> Any:
+    idle = [slot for slot in server.slots if not slot.is_processing]
+    return min(idle, key=lambda slot: slot.t_last_used, default=None)
+
+
+def _keeps_entry(original: Any, server: Any, cache: PromptCache, *rest: Any) -> Any:
+    held = list(cache.entries)
+    loaded = original(server, cache, *rest)
+    cache.entries[:] = held
+    return loaded
+
+
+def _loses_checkpoints(
+    original: Any, server: Any, cache: PromptCache, slot: Any, *rest: Any
+) -> Any:
+    loaded = original(server, cache, slot, *rest)
+    slot.prompt.checkpoints = []
+    return loaded
+
+
+def _newest_first(self: PromptCache, _log: Any) -> None:
+    while 0 < self.limit_size < self.size and self.entries:
+        self.entries.pop()
+
+
+KEEPING: Final = (
+    counts(
+        "ties-to-the-lowest-slot",
+        "of slots never used the lowest is taken",
+        swap(selection, "_least_recently_used", lambda _: _first_of_equals),
+    ),
+    counts(
+        "f-keep-half-is-too-little",
+        "a slot of which exactly half stays is parked",
+        swap(selection, "HALF", lambda half: np.float32(half + np.float32(0.05))),
+    ),
+    counts(
+        "load-keeps-the-entry",
+        "what was loaded stays in the prompt cache",
+        swap(swapping, "prompt_load", wrapped(_keeps_entry)),
+        upstream="ggml-org/llama.cpp#24143",
+    ),
+    counts(
+        "load-without-checkpoints",
+        "a loaded conversation comes without its checkpoints",
+        swap(swapping, "prompt_load", wrapped(_loses_checkpoints)),
+    ),
+    counts(
+        "nothing-is-parked",
+        "every prompt is taken for one that an entry holds already",
+        swap(PromptCache, "contains", always(True)),
+    ),
+    counts(
+        "prefixes-stay",
+        "shorter entries are not dropped for a longer one",
+        swap(PromptCache, "_drop_prefixes_of", always(None)),
+    ),
+    counts(
+        "entries-by-similarity-alone",
+        "an entry need not keep more than the slot does",
+        swap(PromptCache, "_beats", lambda _: lambda _self, _k, sim, _bk, best: bool(best < sim)),
+    ),
+    counts(
+        "no-cut-before-the-end",
+        "no batch ends four tokens before the prompt's end",
+        swap(batching, "next_stop", lambda _: lambda _s, _slot, task: int(task.n_tokens)),
+        upstream="ggml-org/llama.cpp#20288",
+    ),
+    counts(
+        "list-drops-nothing-for-its-length",
+        "a full list makes no room",
+        swap(checkpointing, "make_room", always(None)),
+    ),
+    counts(
+        "spacing-is-ignored",
+        "checkpoints are taken however close they lie",
+        swap(checkpointing, "_is_far_enough", always(True)),
+        records="server-b9538",
+    ),
+    counts(
+        "newest-entry-goes-first",
+        "a cache over its limit drops what came last",
+        swap(PromptCache, "update", lambda _: _newest_first),
+        records="server-b9538",
+    ),
+)
+
+LLAMA_CPP: Final = MEMORY + START + KEEPING
