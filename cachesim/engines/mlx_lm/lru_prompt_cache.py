@@ -100,10 +100,6 @@ class LRUPromptCache:
                 key=found.exact,
                 equal=Count(len(tokens)),
             )
-        if self.rules.longer_beside_shorter:
-            return self._longer(found, tokens) or self._shorter(found, tokens)
-        if found.shorter is not None:
-            return self._shorter(found, tokens)
         return self._longer(found, tokens) or self._shorter(found, tokens)
 
     def search(self, model: Hashable, tokens: Key) -> PromptTrieResult:
@@ -127,12 +123,7 @@ class LRUPromptCache:
         entry = self.trie.get(found.model, found.longer)
         equal = Count(found.common_prefix)
         if not can_trim_prompt_cache(entry.prompt_cache):
-            if not self.rules.reuses_untrimmed:
-                return None
-            cache, rest = deepcopy(entry.prompt_cache), tokens[equal:]
-            return Fetched(
-                prompt_cache=cache, rest=rest, kind="untrimmed", key=found.longer, equal=equal
-            )
+            return self._untrimmed(found, entry, tokens) if self.rules.reuses_untrimmed else None
         cache = deepcopy(entry.prompt_cache)
         prefix = Count(min(len(tokens) - 1, equal))
         wanted = len(found.longer) - prefix
@@ -147,6 +138,17 @@ class LRUPromptCache:
             key=found.longer,
             equal=equal,
             losses=losses,
+        )
+
+    @staticmethod
+    def _untrimmed(found: PromptTrieResult, entry: CacheEntry, tokens: Key) -> Fetched:
+        """#1186: the longer entry as it is, although it holds tokens of another prompt."""
+        return Fetched(
+            prompt_cache=deepcopy(entry.prompt_cache),
+            rest=tokens[found.common_prefix :],
+            kind="untrimmed",
+            key=found.longer,
+            equal=Count(found.common_prefix),
         )
 
     def _shorter(self, found: PromptTrieResult, tokens: Key) -> Fetched:
