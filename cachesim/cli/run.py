@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from itertools import groupby
+from typing import Any, Final, Literal, TypeAlias
 
 from rich.console import Console
 from rich.progress import Progress
@@ -11,14 +13,21 @@ from rich.text import Text
 
 from cachesim.cli.shipped import load_all
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.workers import workers
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.build import build
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
 from cachesim.report.tables import closing, summary
 from cachesim.scenario import Scenario, full_profile, run
+from cachesim.scenario.models import spec_of
+from cachesim.verify.oracle import Oracle
+
+SOON_DONE: Final = 8
+"""So many runs are over before anyone looks at a bar."""
 
 Format: TypeAlias = Literal["text", "json", "jsonl"]
 
@@ -86,19 +95,43 @@ def status(runs: Sequence[dict[str, Any]]) -> int:
 def play(
     jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool
 ) -> Iterator[dict[str, Any]]:
-    """The runs, with a bar on standard error where someone is watching."""
+    """The runs in order, with a bar on standard error where someone is watching."""
+    groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
-    with Progress(
-        console=screen, transient=True, disable=not screen.is_terminal or len(jobs) < 4
-    ) as bar:
+    with (
+        Progress(console=screen, transient=True, disable=not watched(screen, jobs)) as bar,
+        workers(len(groups)) as do,
+    ):
         task = bar.add_task("running", total=len(jobs))
-        for job in jobs:
-            try:
-                yield run(job.scenario, job.profile, arithmetic=arithmetic, verify=verify)
-            except ScenarioError as error:
-                lines = (f"{job.source}: {each}" for each in error.problems)
-                raise ScenarioError(*lines) from None
-            bar.advance(task)
+        for runs in do(partial(play_group, arithmetic=arithmetic, verify=verify), groups):
+            if isinstance(runs, ScenarioError):
+                raise runs
+            bar.advance(task, len(runs))
+            yield from runs
+
+
+def watched(screen: Console, jobs: Sequence[Job]) -> bool:
+    """Whether a bar is worth the trouble."""
+    return screen.is_terminal and len(jobs) > SOON_DONE
+
+
+def play_group(
+    jobs: Sequence[Job], *, arithmetic: ArithmeticName, verify: bool
+) -> list[dict[str, Any]] | ScenarioError:
+    """The profiles of one scenario, which share their cold answers; or what is wrong with it."""
+    oracle: Oracle | None = None
+    runs = []
+    for job in jobs:
+        try:
+            if oracle is None:
+                oracle = Oracle(build(spec_of(job.scenario.model), arithmetic))
+            runs.append(
+                run(job.scenario, job.profile, arithmetic=arithmetic, verify=verify, oracle=oracle)
+            )
+        except InputError as error:
+            problems = error.problems if isinstance(error, ScenarioError) else (str(error),)
+            return ScenarioError(*(f"{job.source}: {each}" for each in problems))
+    return runs
 
 
 def _stream(jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool) -> int:

@@ -37,7 +37,8 @@ def step_cell(step: Mapping[str, Any]) -> Text:
         return Text(f"{'-':>6} ") + Text("cancelled", style="quiet")
     cell = Text(f"{step['cached']:>6} ") + answer_text(step["answer"])
     if step["reuse"] == "lost":
-        cell.append(f"  lost {lost(step)}", style="lost")
+        cell.pad_right(max(0, 15 - cell.cell_len))
+        cell.append(f"{lost(step):>5}", style="lost")
     return cell
 
 

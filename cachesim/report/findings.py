@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from cachesim.report.cells import lost
-from cachesim.report.paragraphs import paragraph
+from cachesim.report.paragraphs import paragraph, step_facts
+from cachesim.report.rules import Fact
 from cachesim.report.tables import side_by_side
 from cachesim.scenario.format import Scenario
 
@@ -39,19 +39,24 @@ def heading(scenario: Scenario, runs: Sequence[Mapping[str, Any]]) -> Renderable
         Text(" · ".join(facts), style="quiet"),
     ]
     if scenario.about:
-        lines.append(Padding(Text(scenario.about), (0, 0, 0, 0)))
+        lines.append(Text(" ".join(scenario.about.split())))
     return Group(*lines)
 
 
 def findings(runs: Sequence[Mapping[str, Any]], *, source: str) -> Iterator[RenderableType]:
-    """A paragraph for each step that went wrong, or that lost more on one profile than another."""
+    """A paragraph for each step that went wrong, or that lost more on one profile than another.
+
+    Profiles of which the same is to be said share one.
+    """
     for index in range(len(runs[0]["steps"])):
-        steps = [run["steps"][index] for run in runs]
-        for run, step in zip(runs, steps, strict=True):
-            if is_of_interest(step, steps):
-                others = [other for other in runs if other is not run]
-                yield Text()
-                yield paragraph(run, index, others, source=source)
+        told: dict[tuple[Fact, ...], list[Mapping[str, Any]]] = {}
+        for run in runs:
+            if is_of_interest(run["steps"][index], [each["steps"][index] for each in runs]):
+                facts = tuple(step_facts(run, index, runs, source=source))
+                told.setdefault(facts, []).append(run)
+        for facts, alike in told.items():
+            yield Text()
+            yield paragraph(alike, index, facts)
 
 
 def is_of_interest(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -62,5 +67,5 @@ def is_of_interest(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) 
         return False
     if len(steps) == 1:
         return lost(step) > 1
-    best = max(each["cached"] or 0 for each in steps)
-    return bool(step["cached"] < best)
+    right = [each["cached"] or 0 for each in steps if each["answer"] != "diverged"]
+    return bool(step["cached"] < max(right, default=0))

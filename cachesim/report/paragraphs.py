@@ -12,20 +12,22 @@ from cachesim.report.rules import Fact, checkpoint_word, rule_facts
 
 
 def paragraph(
-    run: Mapping[str, Any], index: int, others: Sequence[Mapping[str, Any]], *, source: str
+    runs: Sequence[Mapping[str, Any]], index: int, facts: Sequence[Fact]
 ) -> RenderableType:
     """A heading, and facts with a word in front of each."""
-    step = run["steps"][index]
-    facts = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-    facts.add_column(style="quiet", min_width=10, no_wrap=True)
-    facts.add_column(overflow="fold")
-    for word, fact in step_facts(run, index, others, source=source):
-        facts.add_row(f"  {word}", fact)
-    return Group(_heading(run, step), facts)
+    table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(style="quiet", min_width=10, no_wrap=True)
+    table.add_column(overflow="fold")
+    for word, fact in facts:
+        table.add_row(f"  {word}", fact)
+    return Group(_heading(runs, index), table)
 
 
-def _heading(run: Mapping[str, Any], step: Mapping[str, Any]) -> Text:
-    text = Text(f"{run['profile']}, step {step['name']}: ", style="name")
+def _heading(runs: Sequence[Mapping[str, Any]], index: int) -> Text:
+    step = runs[0]["steps"][index]
+    profiles = [run["profile"] for run in runs]
+    names = ", ".join([profiles[0], *map(short_profile, profiles[1:])])
+    text = Text(f"{names}, step {step['name']}: ", style="name")
     if step["error"] is not None:
         return text.append(step["error"], style="wrong")
     if step["answer"] == "diverged":
@@ -36,18 +38,41 @@ def _heading(run: Mapping[str, Any], step: Mapping[str, Any]) -> Text:
 
 
 def step_facts(
-    run: Mapping[str, Any], index: int, others: Sequence[Mapping[str, Any]], *, source: str
+    run: Mapping[str, Any], index: int, runs: Sequence[Mapping[str, Any]], *, source: str
 ) -> Iterator[Fact]:
     """Everything worth saying of one step, in the order a reader asks."""
     step = run["steps"][index]
     if step["message"]:
         yield "server", step["message"]
     yield from rule_facts(step)
+    yield from consumed(run, index)
     yield from wrong_facts(step)
     yield from slipped(run, index)
-    yield from _elsewhere(index, others)
+    yield from _elsewhere(step, index, runs)
     if step["answer"] == "diverged":
         yield "prove it", f"cachesim real {run['profile'].partition('@')[0]} --scenario {source}"
+
+
+def consumed(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
+    """Which earlier step took a parked conversation that this one would have needed."""
+    step = run["steps"][index]
+    explanation = step["explanation"] or {}
+    if explanation.get("ideal", 0) <= explanation.get("equal", 0):
+        return
+    for earlier in reversed(run["steps"][:index]):
+        taken = [
+            event["n_tokens"]
+            for event in earlier["events"]
+            if event["event"] == "cache-entry-loaded" and not event["kept"]
+        ]
+        if max(taken, default=0) >= explanation["ideal"]:
+            shared = earlier["explanation"]["equal"]
+            fact = (
+                f"step {earlier['name']} loaded the parked {taken[0]} tokens for the {shared} it"
+                " shares with them; the entry left the prompt cache, the rest was overwritten"
+            )
+            yield "consumed", fact
+            return
 
 
 def wrong_facts(step: Mapping[str, Any]) -> Iterator[Fact]:
@@ -129,9 +154,14 @@ def _kept_before(
             yield name, event
 
 
-def _elsewhere(index: int, others: Sequence[Mapping[str, Any]]) -> Iterator[Fact]:
-    for other in others:
-        step = other["steps"][index]
-        if step["error"] is None and step["answer"] in {"same", "rounding"}:
-            text = f"answer {step['answer']}, {step['cached']} of {step['prompt_tokens']} reused"
-            yield "but with", f"{short_profile(other['profile'])}: {text}"
+def _elsewhere(
+    step: Mapping[str, Any], index: int, runs: Sequence[Mapping[str, Any]]
+) -> Iterator[Fact]:
+    """Where the same step went better."""
+    for run in runs:
+        other = run["steps"][index]
+        right = other["error"] is None and other["answer"] in {"same", "rounding"}
+        wrong = step["answer"] == "diverged" or step["error"] is not None
+        if right and (wrong or (other["cached"] or 0) > (step["cached"] or 0)):
+            text = f"answer {other['answer']}, {other['cached']} of {other['prompt_tokens']} reused"
+            yield "but with", f"{short_profile(run['profile'])}: {text}"

@@ -10,13 +10,17 @@ from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
 
-CELL: Final = 22
+CELL_HEADING: Final = "cached answer   lost"
+"""Over the cells that `step_cell` makes."""
+
+CELL: Final = len(CELL_HEADING) + 2
 """Columns that one profile takes."""
 
 
 def side_by_side(runs: Sequence[Mapping[str, Any]], *, width: int = 80) -> RenderableType:
     """One scenario: a row per step, a column per profile, as many tables as the width asks for."""
-    per_table = max(1, (width - 14) // CELL)
+    names = max(len(step["name"]) for step in runs[0]["steps"])
+    per_table = max(1, (width - max(4, names) - 10) // CELL)
     parts = [runs[start : start + per_table] for start in range(0, len(runs), per_table)]
     return Group(*(_side_by_side(part) for part in parts))
 
@@ -26,7 +30,9 @@ def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("step")
     table.add_column("prompt", justify="right")
     for run in runs:
-        table.add_column(f"{short_profile(run['profile'])}\ncached answer", min_width=18)
+        table.add_column(
+            f"{short_profile(run['profile'])}\ncached answer", min_width=18, no_wrap=True
+        )
     for index, step in enumerate(runs[0]["steps"]):
         prompt = str(step["prompt_tokens"]) if step["do"] == "complete" else step["do"]
         cells = (step_cell(run["steps"][index]) for run in runs)
@@ -35,25 +41,20 @@ def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
-    """A line per scenario and profile."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("scenario", overflow="fold", ratio=4)
-    table.add_column("profile", overflow="fold", ratio=3)
-    table.add_column("cached, step by step", overflow="fold", ratio=3)
+    """A line per scenario and profile, under the name of the scenario."""
+    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("profile", overflow="fold", max_width=34)
+    table.add_column("cached, step by step", overflow="fold")
     table.add_column("answer", min_width=9)
     table.add_column("", min_width=2)
     before = ""
     for run in runs:
-        name = run["scenario"] if run["scenario"] != before else ""
+        if run["scenario"] != before:
+            table.add_row(Text(run["scenario"], style="name", overflow="ignore", no_wrap=True))
         before = run["scenario"]
         mark = Text("ok", style="right") if run["as_expected"] else Text("NO", style="wrong")
-        table.add_row(
-            name,
-            run["profile"],
-            cached_row(run["steps"]),
-            answer_text(worst_answer(run["steps"])),
-            mark,
-        )
+        answer = answer_text(worst_answer(run["steps"]))
+        table.add_row(f"  {run['profile']}", cached_row(run["steps"]), answer, mark)
     return table
 
 

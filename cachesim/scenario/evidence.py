@@ -27,8 +27,10 @@ class Evidence:
 class Witness:
     """Holds every reply of a session against the cold recompute."""
 
-    def __init__(self, session: Session) -> None:
-        self.oracle = Oracle(session.network)
+    def __init__(self, session: Session, oracle: Oracle | None = None) -> None:
+        """`oracle` may have been asked before, about the same network."""
+        shared = oracle is not None and oracle.network is session.network
+        self.oracle = oracle if oracle and shared else Oracle(session.network)
         self.trace = session.trace
         self.ideal = IdealCache()
         self.heard: list[Record] = []

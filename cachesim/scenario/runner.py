@@ -12,6 +12,7 @@ from cachesim.scenario.evidence import Evidence, Witness
 from cachesim.scenario.expectations import mismatches
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session
+from cachesim.verify.oracle import Oracle
 
 
 def run(
@@ -20,15 +21,20 @@ def run(
     *,
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
+    oracle: Oracle | None = None,
 ) -> dict[str, Any]:
     """Run a scenario on one profile: one entry of "runs".
 
-    Where an answer diverged the run is played once more with every memory keeping, beside its
-    data, whose data it is; so the wrong state can be named.
+    Several runs of one scenario may share an oracle: cold answers are computed once. Where an
+    answer diverged the run is played once more with every memory keeping, beside its data, whose
+    data it is; so the wrong state can be named.
     """
-    steps = list(run_steps(Session(scenario, profile, arithmetic=arithmetic), verify=verify))
+    session = Session(scenario, profile, arithmetic=arithmetic)
+    oracle = oracle or Oracle(session.network)
+    steps = list(run_steps(session, oracle, verify=verify))
     if any(step["answer"] == "diverged" for step in steps):
-        steps = list(run_steps(Session(scenario, profile, arithmetic=arithmetic, traced=True)))
+        traced = Session(scenario, profile, arithmetic=arithmetic, traced=True)
+        steps = list(run_steps(traced, oracle))
     unmet = mismatches(scenario, profile, steps, verified=verify)
     return {
         "scenario": scenario.name,
@@ -40,9 +46,11 @@ def run(
     }
 
 
-def run_steps(session: Session, *, verify: bool = True) -> Iterator[dict[str, Any]]:
+def run_steps(
+    session: Session, oracle: Oracle | None = None, *, verify: bool = True
+) -> Iterator[dict[str, Any]]:
     """The steps of a session, each as soon as it is done."""
-    witness = Witness(session) if verify else None
+    witness = Witness(session, oracle) if verify else None
     for record in session.run():
         yield step_entry(record, witness.judge(record) if witness else Evidence())
 

@@ -1,0 +1,41 @@
+"""Many scenarios at once: one process for each processor, results in the order asked for."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+Do: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+ALONE: Final = 6
+"""Up to so many tasks a single process is quicker than starting others."""
+
+
+@contextmanager
+def workers(tasks: int) -> Iterator[Do]:
+    """Something that maps a function over items, in this process or in several."""
+    count = min(processors(), tasks)
+    if tasks <= ALONE or count == 1:
+        yield map
+        return
+    pool = ProcessPoolExecutor(count, initializer=_leave_interrupts_to_the_parent)
+    try:
+        yield pool.map
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    able: Sequence[int] | set[int] = range(os.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):
+        able = os.sched_getaffinity(0)
+    return len(able)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
