@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from cachesim.engines.events import Event, Loss
+from cachesim.engines.events import Event, EventLog, Loss
+from cachesim.engines.held import Held
 from cachesim.engines.profile import Profile
 from cachesim.errors import ProfileError
 from cachesim.model.arithmetic import ArithmeticName, Network
@@ -122,6 +123,15 @@ class Engine(ABC):
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
         """What the server holds now, as plain data: slots, cells, checkpoints, prompt cache."""
+
+    def held(self) -> Held:
+        """What the server holds now, and whose it is where the network is traced."""
+        return Held()
+
+    def after_each_event(self, hear: Callable[[], None]) -> None:
+        """Have something done whenever an event was noted, in the middle of a turn too."""
+        if isinstance(self.events, EventLog):
+            self.events.hear = hear
 
     @abstractmethod
     def check_integrity(self) -> None:

@@ -1,7 +1,7 @@
 """Events: what happened, as small frozen values; an engine's only output besides replies."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -49,3 +49,15 @@ class Loss:
             "to": self.after,
             "detail": dict(self.detail),
         }
+
+
+class EventLog(list[Event]):
+    """A list of events; whoever wants to look at the server after each of them may."""
+
+    hear: Callable[[], None] | None = None
+
+    def append(self, event: Event) -> None:
+        """Keep an event, and say that it happened."""
+        super().append(event)
+        if self.hear is not None:
+            self.hear()

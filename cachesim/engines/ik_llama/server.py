@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, EventLog
+from cachesim.engines.held import Held
 from cachesim.engines.ik_llama import events
 from cachesim.engines.ik_llama.batching import Batching
 from cachesim.engines.ik_llama.checkpointing import Checkpointing
@@ -16,6 +17,7 @@ from cachesim.engines.ik_llama.companion import (
     WindowCompanion,
 )
 from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama.held import held
 from cachesim.engines.ik_llama.matching import token_prefix
 from cachesim.engines.ik_llama.options import Options, read_options
 from cachesim.engines.ik_llama.prepare import Preparation
@@ -50,7 +52,7 @@ class IkLlama(Engine):
         self.rules = rules_of(profile)
         self.options: Options = read_options(profile, self.rules, options)
         text_of = texts(self.options.chat_template)
-        self._record: list[Event] = []
+        self._record = EventLog()
         self._replies: dict[Ticket, Reply] = {}
         self._queue: deque[tuple[Ticket, Request]] = deque()
         self._deferred: deque[tuple[Ticket, Request]] = deque()
@@ -240,6 +242,10 @@ class IkLlama(Engine):
     def snapshot(self) -> dict[str, Any]:
         """Slots, cells, rows, checkpoints, prompt cache, companion, as plain data."""
         return snapshot(self)
+
+    def held(self) -> Held:
+        """The same with the ledgers of a traced network."""
+        return held(self)
 
     def check_integrity(self) -> None:
         """Raise where the server's own books disagree."""

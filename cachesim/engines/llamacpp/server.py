@@ -5,6 +5,7 @@ from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
+from cachesim.engines.held import Held
 from cachesim.engines.llamacpp.batching import (
     Failure,
     PendingBatch,
@@ -17,6 +18,7 @@ from cachesim.engines.llamacpp.batching import (
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
 from cachesim.engines.llamacpp.generation import sample_slots
+from cachesim.engines.llamacpp.held import held
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.requests import to_task
 from cachesim.engines.llamacpp.save import run_slot_action
@@ -128,6 +130,10 @@ class LlamaCpp(Engine):
     def snapshot(self) -> dict[str, Any]:
         """What the server holds now, as plain data."""
         return snapshot(self._server)
+
+    def held(self) -> Held:
+        """The same with the ledgers of a traced network."""
+        return held(self._server)
 
     def check_integrity(self) -> None:
         """Raise ContractError where slots, memory and cache disagree."""

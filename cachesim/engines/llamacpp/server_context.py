@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.base import Reply
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, EventLog
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import PromptCleared, RequestRefused, SlotReleased
@@ -41,7 +41,7 @@ class ServerContext:
     companion_type: SeqRm = SeqRm.NO
     queue: deque[Task] = field(default_factory=deque)
     deferred: deque[Task] = field(default_factory=deque)
-    events: list[Event] = field(default_factory=list)
+    events: EventLog = field(default_factory=EventLog)
     replies: dict[int, list[Reply]] = field(default_factory=dict)
     now: int = 0  # logical time: one tick per release
     empty_turns: int = 0

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, EventLog
+from cachesim.engines.held import Held
 from cachesim.engines.mlx_lm.events import ModelCalled
 from cachesim.engines.mlx_lm.generate_forward import Forward
+from cachesim.engines.mlx_lm.held import held
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import rules_of
 from cachesim.engines.mlx_lm.request import Job, job_of
@@ -36,7 +38,7 @@ class MlxLm(Engine):
             options, rules.server, vocabulary=network.spec.vocabulary
         )
         traced = network if isinstance(network, Traced) else Traced(network)
-        self._events: list[Event] = []
+        self._events = EventLog()
         self.model = Forward(
             traced if self.options.provenance else network,
             rules.caches,
@@ -103,6 +105,10 @@ class MlxLm(Engine):
             "queued": [int(job.ticket) for job in self.server.requests],
             "worker": self.server.dead or "alive",
         }
+
+    def held(self) -> Held:
+        """The stored prompt caches, with the ledgers of a traced network."""
+        return held(self.server.store, self.model.network)
 
     def check_integrity(self) -> None:
         """Raise ContractError where the server's own books disagree."""

@@ -1,0 +1,140 @@
+"""What a server holds at one moment, and whose it is: the raw sheet that pages are drawn from.
+
+Cells and rows of a traced network (`cachesim.model.trace`) come with their ledger: a cell with the
+birth of its token, a row with the node of the last token folded in. Without a trace, and in
+companions, that is missing and positions are all there is to see.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.units import Array, Integers, Tokens
+
+UNKNOWN: Final = -1
+"""The birth or node of what no ledger was kept of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring cells with rising positions, the same owners and rising births."""
+
+    cell: int
+    position: int
+    count: int
+    owners: int  # bit `s` is set where sequence `s` sees the cells
+    birth: int
+
+
+Runs: TypeAlias = tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellsHeld:
+    """The cells in use of one part of a memory, stream by stream."""
+
+    part: str  # attention, or window
+    stream: int
+    size: int
+    window: int | None
+    runs: Runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowHeld:
+    """One recurrent state: where it stands, who sees it, which tokens it has folded in."""
+
+    row: int
+    position: int
+    owners: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointHeld:
+    """A saved state: the row's node, and the cells of a window."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    node: int = UNKNOWN
+    runs: Runs = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotHeld:
+    """A slot: the tokens it believes to have, and its checkpoints."""
+
+    id: int
+    state: str
+    tokens: Tokens
+    checkpoints: tuple[CheckpointHeld, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryHeld:
+    """A parked conversation; `held` names places whose state is not that of its tokens."""
+
+    tokens: Tokens
+    checkpoints: int
+    size: int
+    kind: str = ""
+    held: tuple[tuple[str, Tokens], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Everything; two moments that hold the same are equal, and hash alike."""
+
+    slots: tuple[SlotHeld, ...] = ()
+    cells: tuple[CellsHeld, ...] = ()
+    rows: tuple[RowHeld, ...] = ()
+    companion_cells: tuple[CellsHeld, ...] = ()
+    companion_rows: tuple[RowHeld, ...] = ()
+    entries: tuple[EntryHeld, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """The ledger layers of a network, by the place they watch; none where it is not traced."""
+
+    layers: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: Network) -> "Ledgers":
+        """Those among the network's layers."""
+        return cls.among(network.shapes)
+
+    @classmethod
+    def among(cls, shapes: Sequence[LayerShape]) -> "Ledgers":
+        """Those among some layers."""
+        return cls({shape.place: shape.layer for shape in shapes if shape.ledger})
+
+    def births(self, keys: Mapping[int, Array], place: str, at: Any) -> Integers | None:  # noqa: ANN401 - an index of NumPy's
+        """The births that a buffer of keys has written down for some rows."""
+        layer = self.layers.get(place)
+        if layer is None or layer not in keys:
+            return None
+        births: Integers = keys[layer][at].reshape(-1).astype(np.int64)
+        return births
+
+
+def runs_of(
+    cells: Integers, positions: Integers, owners: Array, births: Integers | None
+) -> tuple[Run, ...]:
+    """Cells as runs; wherever one of the four breaks step a new one begins."""
+    if not len(cells):
+        return ()
+    known = births is not None
+    marks = births if births is not None else np.full(len(cells), UNKNOWN, dtype=np.int64)
+    breaks = (np.diff(cells) != 1) | (np.diff(positions) != 1) | (owners[1:] != owners[:-1])
+    breaks |= np.diff(marks) != int(known)
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    ends = np.append(starts[1:], len(cells))
+    return tuple(
+        Run(int(cells[a]), int(positions[a]), int(b - a), int(owners[a]), int(marks[a]))
+        for a, b in zip(starts, ends, strict=True)
+    )

@@ -1,0 +1,93 @@
+"""What ik_llama.cpp's server holds, with the ledgers that a traced network has written."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cachesim.engines.held import (
+    UNKNOWN,
+    CellsHeld,
+    CheckpointHeld,
+    EntryHeld,
+    Held,
+    Ledgers,
+    RowHeld,
+    SlotHeld,
+    runs_of,
+)
+from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama.slot import Slot
+from cachesim.units import SeqId
+
+if TYPE_CHECKING:
+    from cachesim.engines.ik_llama.server import IkLlama
+
+
+def held(server: "IkLlama") -> Held:
+    """Slots, the primary's cells and rows, the prompt cache."""
+    return Held(
+        slots=tuple(_slot(slot, server.primary) for slot in server.slots),
+        cells=_cells(server.primary),
+        rows=_rows(server),
+        entries=tuple(
+            EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
+            for each in server.cache.entries
+        ),
+    )
+
+
+def _cells(context: Context) -> tuple[CellsHeld, ...]:
+    """One table for all layers: shown once for each kind of attention there is."""
+    cells = context.cells
+    used = np.flatnonzero(cells.pos >= 0)
+    ledgers = Ledgers.of(context.network)
+    own = [shape for shape in context.network.shapes if not shape.ledger]
+    places = [place for place in ("attention", "window") if place in {s.place for s in own}]
+    return tuple(
+        CellsHeld(
+            part=place,
+            stream=0,
+            size=cells.size,
+            window=context.network.spec.window if place == "window" else None,
+            runs=runs_of(
+                used, cells.pos[used], cells.held[used], ledgers.births(context.keys, place, used)
+            ),
+        )
+        for place in places
+    )
+
+
+def _rows(server: "IkLlama") -> tuple[RowHeld, ...]:
+    """Each slot's recurrent row; nothing in it says at which position it stands."""
+    context = server.primary
+    if not context.rows:
+        return ()
+    layer = Ledgers.of(context.network).layers.get("recurrent")
+    return tuple(
+        RowHeld(
+            row=int(slot.id),
+            position=int(context.cells.seq_pos_max(SeqId(slot.id))),
+            owners=1 << int(slot.id),
+            node=UNKNOWN if layer is None else int(context.rows[layer][slot.id, 0]),
+        )
+        for slot in server.slots
+        if context.cells.of(SeqId(slot.id)).size
+    )
+
+
+def _slot(slot: Slot, context: Context) -> SlotHeld:
+    layer = Ledgers.of(context.network).layers.get("recurrent")
+    return SlotHeld(
+        id=int(slot.id),
+        state=slot.state.value,
+        tokens=tuple(slot.cache_tokens),
+        checkpoints=tuple(
+            CheckpointHeld(
+                pos_min=int(each.pos_min),
+                pos_max=int(each.pos_max),
+                n_tokens=int(each.n_tokens),
+                node=UNKNOWN if layer not in each.state.rows else int(each.state.rows[layer][0]),
+            )
+            for each in slot.checkpoints
+        ),
+    )

@@ -1,0 +1,155 @@
+"""What llama-server holds, with the ledgers that a traced network has written into its memory."""
+
+import numpy as np
+
+from cachesim.engines.held import (
+    UNKNOWN,
+    CellsHeld,
+    CheckpointHeld,
+    EntryHeld,
+    Held,
+    Ledgers,
+    RowHeld,
+    Runs,
+    SlotHeld,
+    runs_of,
+)
+from cachesim.engines.llamacpp.checkpoint import Checkpoint
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.blob import Blob, CellList, RowBlock
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.module import Memory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.rows import MARGIN
+from cachesim.engines.llamacpp.memory.sizes import LEDGER
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import Slot
+from cachesim.units import Integers
+
+
+def held(server: ServerContext) -> Held:
+    """Slots, both memories, prompt cache."""
+    cells, rows = _context(server.contexts.target, server)
+    companion = server.contexts.companion
+    other = ((), ()) if companion is None else _context(companion, server)
+    return Held(
+        slots=tuple(_slot(slot, server) for slot in server.slots),
+        cells=cells,
+        rows=rows,
+        companion_cells=other[0],
+        companion_rows=other[1],
+        entries=tuple(
+            EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
+            for each in (server.cache.entries if server.cache else ())
+        ),
+    )
+
+
+def _context(
+    context: Context, server: ServerContext
+) -> tuple[tuple[CellsHeld, ...], tuple[RowHeld, ...]]:
+    attention, recurrent = _parts(context.memory)
+    window = server.network.spec.window
+    cells = tuple(
+        held
+        for part, cache in attention
+        for held in _cells(part, cache, window if part == "window" else None)
+    )
+    return cells, () if recurrent is None else _rows(recurrent)
+
+
+def _parts(memory: Memory) -> tuple[list[tuple[str, AttentionCache]], RecurrentMemory | None]:
+    """The attention caches and the recurrent rows that a memory is made of."""
+    match memory:
+        case HybridMemory():
+            return _parts(memory.attention)[0], memory.recurrent
+        case WindowPair():
+            return [("attention", memory.base), ("window", memory.swa)], None
+        case AttentionCache():
+            return [("attention", memory)], None
+        case RecurrentMemory():
+            return [], memory
+        case _:
+            return [], None
+
+
+def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHeld]:
+    """The used cells of each stream; parts without a layer of the model's own are left out."""
+    if all(shape.ledger for shape in cache.shapes):
+        return []
+    ledgers = Ledgers.among(cache.shapes)
+    found = []
+    for stream, (cells, rows) in enumerate(zip(cache.streams.cells, cache.rows, strict=True)):
+        used = np.flatnonzero(cells.pos >= 0)
+        births = ledgers.births(rows.keys, part, used + MARGIN)
+        runs = runs_of(used, cells.pos[used], cells.bits[0, used], births)
+        size = cache.streams.size
+        found.append(CellsHeld(part=part, stream=stream, size=size, window=window, runs=runs))
+    return found
+
+
+def _rows(memory: RecurrentMemory) -> tuple[RowHeld, ...]:
+    """The live states; one that was rolled back is read from the plane it stands in now."""
+    layer = Ledgers.among(memory.shapes).layers.get("recurrent")
+    cells = memory.cells
+    found = []
+    for row in range(memory.size):
+        if not cells.seqs[row]:
+            continue
+        plane = memory.rs_idx[min(cells.seqs[row])]
+        node = (
+            UNKNOWN
+            if layer is None
+            else int(memory.planes.rows[layer][plane * memory.size + row, 0])
+        )
+        owners = sum(1 << seq for seq in cells.seqs[row])
+        found.append(RowHeld(row=row, position=int(cells.pos[row]), owners=owners, node=node))
+    return tuple(found)
+
+
+def _slot(slot: Slot, server: ServerContext) -> SlotHeld:
+    _, recurrent = _parts(server.contexts.target.memory)
+    return SlotHeld(
+        id=int(slot.id),
+        state=slot.state.value,
+        tokens=tuple(slot.prompt.tokens),
+        checkpoints=tuple(
+            _checkpoint(each, has_row=recurrent is not None) for each in slot.prompt.checkpoints
+        ),
+    )
+
+
+def _checkpoint(checkpoint: Checkpoint, *, has_row: bool) -> CheckpointHeld:
+    blob = checkpoint.state.target
+    ledgers = [] if blob is None else _ledgers(blob)
+    node = UNKNOWN
+    if has_row and ledgers:
+        node = int(ledgers.pop()[1][-1])
+    runs: Runs = ()
+    if ledgers:
+        positions, births = ledgers[-1]
+        runs = runs_of(np.arange(len(positions)), positions, np.ones(len(positions)), births)
+    return CheckpointHeld(
+        pos_min=int(checkpoint.pos_min),
+        pos_max=int(checkpoint.pos_max),
+        n_tokens=int(checkpoint.n_tokens),
+        node=node,
+        runs=runs,
+    )
+
+
+def _ledgers(blob: Blob) -> list[tuple[Integers, Integers]]:
+    """For each list of cells in a blob, its positions and what the first ledger says of them."""
+    found: list[tuple[Integers, Integers]] = []
+    positions: Integers | None = None
+    for part in blob.fields:
+        if isinstance(part, CellList):
+            positions = part.positions
+        elif positions is not None and isinstance(part, RowBlock) and part.kind == LEDGER:
+            data = part.data
+            if data is not None and data.size:
+                found.append((positions, data.reshape(len(positions), -1)[:, 0]))
+                positions = None
+    return found
