@@ -330,11 +330,6 @@ def _loses_checkpoints(
     return loaded
 
 
-def _newest_first(self: PromptCache, _log: Any) -> None:
-    while 0 < self.limit_size < self.size and self.entries:
-        self.entries.pop()
-
-
 KEEPING: Final = (
     counts(
         "ties-to-the-lowest-slot",
@@ -387,12 +382,6 @@ KEEPING: Final = (
         "spacing-is-ignored",
         "checkpoints are taken however close they lie",
         swap(checkpointing, "_is_far_enough", always(True)),
-        records="server-b9538",
-    ),
-    counts(
-        "newest-entry-goes-first",
-        "a cache over its limit drops what came last",
-        swap(PromptCache, "update", lambda _: _newest_first),
         records="server-b9538",
     ),
 )
