@@ -39,7 +39,7 @@ class Difference:
         return {
             name: (real.get(name), simulated.get(name))
             for name in COMPARED
-            if real.get(name) != simulated.get(name)
+            if real.get(name) != simulated.get(name) and not (name in real and real[name] is None)
         }
 
 
@@ -186,5 +186,5 @@ def _differing(real: Sequence[Outcome], simulated: Sequence[Outcome]) -> Iterato
             yield 0
         return
     for index, (one, other) in enumerate(zip(real, simulated, strict=True)):
-        if one.as_dict() != other.as_dict():
+        if not one.agrees_with(other):
             yield index

@@ -1,14 +1,18 @@
 """Steps as HTTP calls of llama-server, and its answers as outcomes."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import CachesimError
-from cachesim.real.vocabulary import word
+from cachesim.real.chats import chat_of, text_of
 from cachesim.real.workload import Outcome, Step
 from cachesim.units import Token, as_tokens
 
 Json: TypeAlias = dict[str, Any]
+
+PLAIN_WORD: Final = re.compile(r"\[(\d+)\]")
+"""The text of a token that greedy decoding may yield."""
 
 GREEDY: Final[Mapping[str, Any]] = {
     "temperature": 0,
@@ -50,7 +54,6 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
     prompts = [list(step.prompt) for step in group]
     body: Json = {
         **GREEDY,
-        "prompt": prompts if len(prompts) > 1 else prompts[0],
         "n_predict": first.predict,
         "cache_prompt": first.cache_prompt,
         "n_probs": probabilities,
@@ -58,35 +61,16 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
     }
     if first.slot >= 0:
         body["id_slot"] = first.slot
-    return {"path": "/completion", "body": body | _messages(first)}
-
-
-def _messages(step: Step) -> Json:
-    """Where messages begin, in the server's own terms: texts, and bytes of a prompt as text."""
-    fields: Json = {}
-    if "message_delimiters" in step.options:
-        fields["message_delimiters"] = [
-            {"role": each["role"], "delimiter": _text(each["delimiter"])}
-            for each in step.options["message_delimiters"]
+    if first.chat:
+        del body["response_fields"]
+        messages = [
+            {"role": each.role, "content": text_of(each.content)} for each in chat_of(first.prompt)
         ]
-    if "message_spans" in step.options:
-        fields["prompt"] = _text(step.prompt)
-        starts = [each["start"] for each in step.options["message_spans"]]
-        fields["message_spans"] = [
-            {
-                "role": each["role"],
-                "pos": len(_text(step.prompt[:start])),
-                "len": len(_text(step.prompt[start:end])),
-            }
-            for each, start, end in zip(
-                step.options["message_spans"], starts, [*starts[1:], None], strict=True
-            )
-        ]
-    return fields
-
-
-def _text(tokens: Sequence[int]) -> str:
-    return "".join(word(token) for token in tokens)
+        return {"path": "/v1/chat/completions", "body": body | {"messages": messages}}
+    return {
+        "path": "/completion",
+        "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
+    }
 
 
 def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
@@ -100,6 +84,8 @@ def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
     if len(replies) != len(group):
         msg = f"the real server answered {len(replies)} of {len(group)} prompts"
         raise RealServerError(msg)
+    if group[0].chat:
+        return tuple(_chat_outcome(reply) for reply in replies)
     return tuple(_outcome(reply) for reply in replies)
 
 
@@ -119,4 +105,17 @@ def _outcome(reply: Json) -> Outcome:
             {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
             for token in reply.get("completion_probabilities", ())
         ),
+    )
+
+
+def _chat_outcome(reply: Json) -> Outcome:
+    """A chat reply is text, and keeps its slot to itself."""
+    timings = reply["timings"]
+    content = reply["choices"][0]["message"]["content"] or ""
+    return Outcome(
+        cached=timings["cache_n"],
+        processed=timings["prompt_n"],
+        reply=as_tokens([int(number) for number in PLAIN_WORD.findall(content)]),
+        slot=None,
+        truncated=None,
     )

@@ -34,7 +34,7 @@ class StepPlayed:
     @property
     def agrees(self) -> bool:
         """True when both say the same."""
-        return self.real.as_dict() == self.simulated.as_dict()
+        return self.real.agrees_with(self.simulated)
 
 
 def releases_of(scenario: Scenario) -> tuple[Release, ...]:

@@ -10,9 +10,13 @@ from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.real.chats import starts_of
 from cachesim.real.workload import CRASH, Outcome, Step, Workload
 from cachesim.scenario.session import MemoryStore, SlotActions
 from cachesim.units import Tokens
+
+KNOW_MESSAGES: Final = ("b9538", "b11549")
+"""Releases that cut prompts where messages begin."""
 
 SPARE: Final = 2
 """How many tokens more than the real reply are forced: a server that goes on too long shows."""
@@ -68,7 +72,7 @@ class SimulatedServer:
         if group[0].do != "complete":
             return (self._slot_action(group[0]),)
         tickets = [
-            self.engine.submit(_request(step, replies[index] if replies else None))
+            self.engine.submit(self._request(step, replies[index] if replies else None))
             for index, step in enumerate(group)
         ]
         self.engine.run()
@@ -102,14 +106,16 @@ class SimulatedServer:
             error=reply.error,
         )
 
-
-def _request(step: Step, reply: Tokens | None) -> Request:
-    forced = None if reply is None else reply + reply[-1:] * SPARE
-    return Request(
-        prompt=step.prompt,
-        predict=step.predict,
-        reply=forced,
-        slot=step.slot,
-        cache_prompt=step.cache_prompt,
-        options=step.options or None,
-    )
+    def _request(self, step: Step, reply: Tokens | None) -> Request:
+        forced = None if reply is None else reply + reply[-1:] * SPARE
+        options = dict(step.options)
+        if step.chat and self.engine.profile.release in KNOW_MESSAGES:
+            options["message_spans"] = starts_of(step.prompt)
+        return Request(
+            prompt=step.prompt,
+            predict=step.predict,
+            reply=forced,
+            slot=step.slot,
+            cache_prompt=step.cache_prompt,
+            options=options or None,
+        )

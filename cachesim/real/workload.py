@@ -28,6 +28,7 @@ class Step:
     slot: int = -1
     cache_prompt: bool = True
     with_previous: bool = False
+    chat: bool = False  # the prompt is the rendering of a chat, and is asked for as messages
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
 
@@ -38,7 +39,7 @@ class Step:
             plain |= {"prompt": list(self.prompt), "predict": self.predict}
         else:
             plain |= {"do": self.do}
-        for key in ("slot", "cache_prompt", "with_previous", "file", "options"):
+        for key in _STEP_DEFAULTS:
             value = getattr(self, key)
             if value != _STEP_DEFAULTS[key]:
                 plain[key] = dict(value) if key == "options" else value
@@ -55,6 +56,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "slot": -1,
     "cache_prompt": True,
     "with_previous": False,
+    "chat": False,
     "file": "",
     "options": {},
 }
@@ -106,19 +108,28 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a server answered to one step; a refusal or a crash has `error` set."""
+    """What a server answered to one step; a refusal or a crash has `error` set.
+
+    Chat replies do not say which slot was used, nor whether it was truncated: None.
+    """
 
     cached: int | None = None
     processed: int | None = None
     reply: Tokens = ()
     slot: int | None = None
-    truncated: bool = False
+    truncated: bool | None = False
     error: str | None = None
     drafted: int = 0
     accepted: int = 0
     top: tuple[Mapping[Token, float], ...] = ()  # per generated token: the likeliest, by log
     prompt_seconds: float = field(default=0.0, compare=False)  # by the server's own clock
     reply_seconds: float = field(default=0.0, compare=False)
+
+    def agrees_with(self, other: "Outcome") -> bool:
+        """True when the other one says the same, as far as this one says anything."""
+        theirs = other.as_dict()
+        said = {key: value for key, value in self.as_dict().items() if value is not None}
+        return all(theirs.get(key) == value for key, value in said.items())
 
     def as_dict(self) -> dict[str, Any]:
         """The outcome as a line of a vector file has it."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from cachesim.real.chats import ChatTree
 from cachesim.real.flags import PRESETS, draw_options, draw_preset
 from cachesim.real.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
 FIRST_WORD: Final = 265  # the ids below are control and byte tokens
-USER_MARK, ASSISTANT_MARK = Token(509), Token(510)
 PREDICTIONS: Final = (0, 1, 1, 2, 2, 4, 4, 8, 8, 20, 20, 40)
 
 
@@ -99,7 +99,8 @@ class _Tree:
         self._files: list[str] = []
         # Few different words make prompts meet by accident, which similarity and chunks turn on.
         self._words = self._rng.choice((2, 4, 30, 240, 240, 240, 240, 240))
-        self._speaks = self._rng.random() < 0.25  # prompts are messages, and the server is told
+        self._chats = ChatTree(self._rng, self._words, setting.context)
+        self._speaks = self._rng.random() < 0.2  # all prompts are chats
 
     def next_group(self, number: int) -> tuple[Step, ...]:
         """One step, or several that go out together."""
@@ -107,10 +108,9 @@ class _Tree:
             return (self._slot_action(number),)
         first = self._completion(number)
         slots = self._setting.options["parallel"]
-        if slots == 1 or self._rng.random() > 0.15:
+        if slots == 1 or self._speaks or self._rng.random() > 0.15:
             return (first,)
-        options = {key: value for key, value in first.options.items() if key != "message_spans"}
-        first = replace(first, slot=-1, options=options)
+        first = replace(first, slot=-1)
         others = (
             replace(
                 first,
@@ -128,6 +128,8 @@ class _Tree:
         for step, outcome in zip(group, outcomes, strict=True):
             if step.do == "complete" and outcome.error is None:
                 self._turns.append((step.prompt, outcome.reply))
+                if step.chat:
+                    self._chats.learn(step.prompt, outcome.reply)
 
     def _slot_action(self, number: int) -> Step:
         rng = self._rng
@@ -143,14 +145,14 @@ class _Tree:
     def _completion(self, number: int) -> Step:
         rng = self._rng
         slots = self._setting.options["parallel"]
-        prompt = self._prompt()
         return Step(
             name=f"r{number}",
-            prompt=prompt,
+            prompt=self._chats.prompt() if self._speaks else self._prompt(),
+            chat=self._speaks,
             predict=self._predict(),
             slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
             cache_prompt=rng.random() > 0.05,
-            options=self._request_options(prompt),
+            options=self._request_options(),
         )
 
     def _predict(self) -> int:
@@ -160,27 +162,14 @@ class _Tree:
             return rng.choice((100, 300)) if self._setting.options.get("context_shift") else -1
         return rng.choice(PREDICTIONS)
 
-    def _request_options(self, prompt: Tokens) -> dict[str, Any]:
+    def _request_options(self) -> dict[str, Any]:
         rng = self._rng
-        fields: dict[str, Any] = self._message_fields(prompt) if self._speaks else {}
+        fields: dict[str, Any] = {}
         if rng.random() < 0.04:
             fields["n_cache_reuse"] = rng.choice((0, 1, 4, 16))
         if self._setting.options.get("context_shift") and rng.random() < 0.1:
             fields |= {"n_keep": rng.choice((-1, 0, 10)), "n_discard": rng.choice((0, 7, 100))}
         return fields
-
-    def _message_fields(self, prompt: Tokens) -> dict[str, Any]:
-        """Where messages begin: older releases take offsets, newer ones delimiters."""
-        roles = {USER_MARK: "user", ASSISTANT_MARK: "assistant"}
-        match self._setting.release:
-            case "b9538":
-                spans = [
-                    {"role": roles[token], "start": at}
-                    for at, token in enumerate(prompt)
-                    if token in roles
-                ]
-                return {"message_spans": spans} if spans else {}
-        return {}
 
     def _prompt(self) -> Tokens:
         ways: list[tuple[Callable[[], Tokens], int]] = [(self._new, 3 if self._turns else 1)]
@@ -204,11 +193,7 @@ class _Tree:
 
     def _fresh(self, count: int) -> Tokens:
         rng = self._rng
-        tokens = [Token(FIRST_WORD + rng.randrange(self._words)) for _ in range(count)]
-        if self._speaks:
-            for at in range(rng.randrange(30), count, rng.randint(10, 100)):
-                tokens[at] = rng.choice((USER_MARK, USER_MARK, ASSISTANT_MARK))
-        return tuple(tokens)
+        return tuple(Token(FIRST_WORD + rng.randrange(self._words)) for _ in range(count))
 
     def _length(self) -> int:
         rng = self._rng

@@ -121,6 +121,9 @@ class AttentionCache:
         if not self.can_shift:
             where = "llama_kv_cache::update"
             raise UpstreamAbort(where, "the model's keys cannot be shifted")
+        if all(kind == LEDGER for kind in self.kinds.values()):
+            # The base cache of a model whose every attention layer has a window.
+            raise UpstreamAbort("set_input_k_shift", "no layer gave the shifts a buffer")
         for cells, rows in zip(self.streams.cells, self.rows, strict=True):
             moved = np.flatnonzero(cells.shift)
             if moved.size and self.rotate is not None:
