@@ -90,7 +90,7 @@ class Track:
         if self.stale or len(cells) == 1:
             return
         last = pos + len(cells) - 1
-        if not self._reach(last):
+        if not self._reach(last, self.count + len(cells)):
             self.stale = True
             return
         at = pos - self.origin
@@ -155,14 +155,14 @@ class Track:
             self.sparse, self.cells = held, at
             return
         self._start(self.lo)
-        self._reach(self.hi)
+        self._reach(self.hi, self.count)
         self.table[held - self.origin] = at
 
     def _start(self, pos: int) -> None:
         self.origin = pos // BLOCK * BLOCK
 
     def _append(self, pos: int, cell: int) -> None:
-        if not self._reach(pos):
+        if not self._reach(pos, self.count + 1):
             self.stale = True
             return
         bent = self.straight is not None and (
@@ -174,12 +174,12 @@ class Track:
         self.hi = pos
         self.count += 1
 
-    def _reach(self, pos: int) -> bool:
-        """Make the table long enough for `pos`; False if that would be mostly holes."""
+    def _reach(self, pos: int, count: int) -> bool:
+        """Make the table long enough for `pos`; False if `count` tokens leave mostly holes."""
         needed = pos - self.origin + 1
         if needed <= len(self.table):
             return True
-        if pos - self.lo > 8 * (self.count + pos - self.hi) + _HOLES and pos - self.hi > _HOLES:
+        if pos - self.lo > 8 * count + _HOLES:
             return False
         start = self.lo // BLOCK * BLOCK
         old = self.table[start - self.origin : self.hi + 1 - self.origin]

@@ -117,7 +117,7 @@ class Lab:
         if not isinstance(pair, WindowPair):
             return True
         for s, said in enumerate(self.said):
-            if said and pair.swa.seq_pos_min(s) > max(0, len(said) + 1 - WINDOW):
+            if said and not 0 <= pair.swa.seq_pos_min(s) <= max(0, len(said) + 1 - WINDOW):
                 return False
         return True
 
