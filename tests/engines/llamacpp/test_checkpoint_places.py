@@ -8,28 +8,26 @@ from tests.engines.llamacpp.play import Play, run
 
 B9093, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
 
-WORKED: list[tuple[int, list[int], dict[str, int], list[int], list[int], list[int] | None]] = [
-    # prompt, user starts, options, October, June, May
-    (4, [], {}, [], [], []),
-    (5, [], {}, [1], [1], []),
-    (10, [], {}, [6], [6], []),
-    (70, [], {}, [66], [66], [66]),
-    (516, [], {}, [512], [512], [512]),
-    (517, [], {}, [1, 513], [1, 513], [1, 513]),
-    (600, [], {}, [84, 596], [84, 596], [84, 596]),
-    (3000, [], {}, [2484, 2996], [2484, 2996], [2484, 2996]),
-    (10, [3], {}, [3, 6], [3], None),
-    (70, [5, 40], {}, [5, 40, 66], [40], None),
-    (70, [67], {}, [66, 67], [67], None),
-    (600, [20, 300, 500], {}, [20, 84, 500, 596], [500], None),
-    (600, [598], {}, [84, 596, 598], [598], None),
-    (3000, [50, 1000, 2900], {}, [50, 2484, 2900, 2996], [2900], None),
-    (3000, [50, 1000, 2200], {}, [50, 2200, 2484, 2996], [2200, 2484, 2996], None),
-    (
-        3000, [50, 400, 1000, 2200], {"checkpoint_min_step": 300},
-        [50, 400, 1000, 2200, 2484, 2996], [2200, 2996], None,
-    ),
-]  # fmt: skip
+Worked = tuple[int, list[int], list[int], list[int], "list[int] | None"]
+
+WORKED: list[Worked] = [
+    # prompt, user starts, October, June, May
+    (4, [], [], [], []),
+    (5, [], [1], [1], []),
+    (10, [], [6], [6], []),
+    (70, [], [66], [66], [66]),
+    (516, [], [512], [512], [512]),
+    (517, [], [1, 513], [1, 513], [1, 513]),
+    (600, [], [84, 596], [84, 596], [84, 596]),
+    (3000, [], [2484, 2996], [2484, 2996], [2484, 2996]),
+    (10, [3], [3, 6], [3], None),
+    (70, [5, 40], [5, 40, 66], [40], None),
+    (70, [67], [66, 67], [67], None),
+    (600, [20, 300, 500], [20, 84, 500, 596], [500], None),
+    (600, [598], [84, 596, 598], [598], None),
+    (3000, [50, 1000, 2900], [50, 2484, 2900, 2996], [2900], None),
+    (3000, [50, 1000, 2200], [50, 2200, 2484, 2996], [2200, 2484, 2996], None),
+]
 
 
 def places(profile: str, n: int, users: list[int], options: dict[str, int]) -> list[int]:
@@ -44,15 +42,19 @@ def places(profile: str, n: int, users: list[int], options: dict[str, int]) -> l
     return play.checkpoints()
 
 
-@pytest.mark.parametrize(("n", "users", "options", "october", "june", "may"), WORKED)
-def test_worked_positions_of_a_fresh_slot(
-    n: int, users: list[int], options: dict[str, int], october: list[int], june: list[int],
-    may: list[int] | None,
-) -> None:  # fmt: skip
-    assert places(OCTOBER, n, users, options) == october
-    assert places(JUNE, n, users, options) == june
+@pytest.mark.parametrize("worked", WORKED, ids=lambda worked: f"{worked[0]}-{worked[1]}")
+def test_worked_positions_of_a_fresh_slot(worked: Worked) -> None:
+    n, users, october, june, may = worked
+    assert places(OCTOBER, n, users, {}) == october
+    assert places(JUNE, n, users, {}) == june
     if may is not None:
-        assert places(B9093, n, users, options) == may
+        assert places(B9093, n, users, {}) == may
+
+
+def test_worked_positions_with_a_smaller_step() -> None:
+    users, step = [50, 400, 1000, 2200], {"checkpoint_min_step": 300}
+    assert places(OCTOBER, 3000, users, step) == [50, 400, 1000, 2200, 2484, 2996]
+    assert places(JUNE, 3000, users, step) == [2200, 2996]
 
 
 @pytest.mark.parametrize(("profile", "held"), [(OCTOBER, [32, 96]), (JUNE, [32])])
