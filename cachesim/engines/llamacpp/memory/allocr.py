@@ -34,12 +34,19 @@ class BatchAllocr:
     """Checks batches against a memory and makes them ready to be cut."""
 
     def __init__(
-        self, rules: MemoryRules, *, n_seq_max: int, unified: bool, vocabulary: int
+        self,
+        rules: MemoryRules,
+        *,
+        n_seq_max: int,
+        unified: bool,
+        vocabulary: int,
+        sections: bool = False,
     ) -> None:
         self.rules = rules
         limit = rules.batch_ids_when_unified if unified else None
         self.n_ids = n_seq_max if limit is None else limit
         self.vocabulary = vocabulary
+        self.sections = sections  # a token's position has several (M-RoPE)
 
     def init(self, batch: Batch, memory: Positions) -> Splitter | Refusal:
         """Follows `llama_batch_allocr::init`, in its order of checks."""
@@ -94,7 +101,7 @@ class BatchAllocr:
                 for s in ids:
                     by_seq.setdefault(s, []).append(pos)
         return (
-            not_consecutive(by_seq, memory)
+            (not_ahead if self.sections else not_consecutive)(by_seq, memory)
             or diverged(distinct, memory)
             # Upstream's check on incompatible sequence sets stands here. It intersects, for each
             # id, sets that all contain the id, so it never fires: {0,1} then {1,2} is accepted.
@@ -115,6 +122,15 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Positions) -> str:
             return f"sequence {s} has last position {last} and the batch starts at {low}"
         if high - low + 1 > len(set(by_seq[s])):
             return f"sequence {s} positions are not continuous"
+    return ""
+
+
+def not_ahead(by_seq: dict[int, list[int]], memory: Positions) -> str:
+    """Positions of several sections (M-RoPE) need only lie behind the last one; gaps may be."""
+    for s in sorted(by_seq):
+        last = memory.seq_pos_max(s)
+        if last >= 0 and min(by_seq[s]) <= last:
+            return f"sequence {s} has last position {last} and the batch is not ahead of it"
     return ""
 
 

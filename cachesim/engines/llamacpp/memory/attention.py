@@ -40,8 +40,7 @@ class AttentionCache:
         cells: int,
         mask: WindowMask = NO_WINDOW,
         rotate: Rotate | None = None,
-        can_shift: bool = True,
-        ext: int = 0,
+        sections: bool = False,
         element: int = 1,  # f16
     ) -> None:
         self.rules = rules
@@ -51,8 +50,9 @@ class AttentionCache:
         self.n_seq_max = n_seq_max
         self.mask = mask
         self.rotate = rotate
-        self.can_shift = can_shift
-        self.ext = ext  # bytes beside each saved cell
+        self.sections = sections  # a token's position has several (M-RoPE)
+        self.can_shift = not sections
+        self.ext = rules.ext_bytes if sections else 0  # bytes beside each saved cell
         self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
         self.kinds = {s.layer: LEDGER if s.ledger else element for s in self.shapes}
         self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]
@@ -92,11 +92,18 @@ class AttentionCache:
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Follows `llama_kv_cache::seq_add`; the keys turn at the next update."""
+        self._require_one_section("seq_add")
         self.streams.seq_add(seq, p0, p1, delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
         """Follows `llama_kv_cache::seq_div`."""
+        self._require_one_section("seq_div")
         self.streams.seq_div(seq, p0, p1, divisor)
+
+    def _require_one_section(self, caller: str) -> None:
+        if self.sections:
+            where = f"llama_kv_cache::{caller}"
+            raise UpstreamAbort(where, "positions of several sections cannot be moved")
 
     def seq_pos_min(self, seq: int) -> int:
         """Lowest position, -1 if none."""
@@ -123,7 +130,8 @@ class AttentionCache:
             raise UpstreamAbort(where, "the model's keys cannot be shifted")
         if all(kind == LEDGER for kind in self.kinds.values()):
             # The base cache of a model whose every attention layer has a window.
-            raise UpstreamAbort("set_input_k_shift", "no layer gave the shifts a buffer")
+            where = "llama_kv_cache::set_input_k_shift"
+            raise UpstreamAbort(where, "no layer gave the shifts a buffer")
         for cells, rows in zip(self.streams.cells, self.rows, strict=True):
             moved = np.flatnonzero(cells.shift)
             if moved.size and self.rotate is not None:

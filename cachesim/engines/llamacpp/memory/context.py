@@ -62,6 +62,7 @@ class Context:
         n_seq_max: int,
         unified: bool,
         n_rs_seq: int = 0,
+        sections: bool = False,
     ) -> None:
         self.network = network
         self.memory = memory
@@ -74,7 +75,11 @@ class Context:
         self.n_rs_seq = n_rs_seq
         self.all_outputs = False  # an embedding context: every token's output is wanted
         self.allocr = BatchAllocr(
-            rules, n_seq_max=n_seq_max, unified=unified, vocabulary=network.spec.vocabulary
+            rules,
+            n_seq_max=n_seq_max,
+            unified=unified,
+            vocabulary=network.spec.vocabulary,
+            sections=sections,
         )
         self.reached: list[tuple[Ubatch, UbatchStore | None]] = []  # by the last decode
         self.refusal = ""  # why the last batch was invalid

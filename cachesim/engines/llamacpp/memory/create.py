@@ -77,6 +77,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
         n_seq_max=params.n_seq_max,
         unified=params.kv_unified,
         n_rs_seq=n_rs_seq,
+        sections=has_position_sections(network),
     )
 
 
@@ -128,8 +129,7 @@ def create_memory(
             cells=n_cells,
             mask=mask,
             rotate=network.rotate,
-            can_shift=not sections,
-            ext=rules.ext_bytes if sections else 0,
+            sections=sections,
         )
 
     def attention() -> AttentionCache | WindowPair:

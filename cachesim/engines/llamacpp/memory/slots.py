@@ -160,6 +160,9 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     (traps): cells that a purge emptied beside them stay empty, so a failed decode can cost
     window positions; and heads are put back by list number instead of stream number.
     """
+    if len(ubatches) == 1 and len(streams) == 1:  # what it would leave, its own apply does too
+        slot = find_slot(streams, ubatches[0])
+        return None if slot is None else [slot]
     slots: list[SlotInfo] = []
     saved: list[_Saved] = []
     for ubatch in ubatches:

@@ -1,7 +1,6 @@
 """How a batch is cut into ubatches: simple, equal (with a kept tail), by sequence."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
 from cachesim.errors import UpstreamAbort
@@ -16,7 +15,8 @@ class Splitter:
         self.positions = positions
         self.seqs = seqs
         self.outputs = outputs
-        self.coupled = any(len(ids) > 1 for ids in set(seqs))
+        self.distinct = set(seqs)
+        self.coupled = any(len(ids) > 1 for ids in self.distinct)
         self._sets: list[frozenset[int]] = []
         self.reset()
 
@@ -94,6 +94,9 @@ class Splitter:
 
     def _pools(self, n_ubatch: int, *, sequential: bool) -> list[list[int]]:
         """The unused tokens of each set that takes part, sets that do not overlap."""
+        if len(self.distinct) == 1:
+            rest = list(range(self._first_unused(), len(self)))
+            return [rest] if rest else []
         sets = self._sequence_sets()
         chosen: list[frozenset[int]] = []
         seen: set[frozenset[int]] = set()
@@ -131,8 +134,7 @@ class Splitter:
         return [n] * len(pools)
 
     def _ubatch(self, rows: tuple[int, ...], n_seqs: int) -> Ubatch:
-        straight = rows[-1] - rows[0] + 1 == len(rows) and all(b > a for a, b in pairwise(rows))
-        if straight:
+        if rows == tuple(range(rows[0], rows[0] + len(rows))):
             positions = self.positions[rows[0] : rows[-1] + 1]
             seqs = self.seqs[rows[0] : rows[-1] + 1]
         else:
@@ -148,7 +150,7 @@ class Splitter:
 
     def _sequence_sets(self) -> list[frozenset[int]]:
         if not self._sets:
-            known = {ids: frozenset(ids) for ids in set(self.seqs)}
+            known = {ids: frozenset(ids) for ids in self.distinct}
             self._sets = [known[ids] for ids in self.seqs]
         return self._sets
 

@@ -2,7 +2,11 @@
 
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import Context
-from cachesim.engines.llamacpp.memory.create import create_memory, rollback_depth
+from cachesim.engines.llamacpp.memory.create import (
+    create_memory,
+    has_position_sections,
+    rollback_depth,
+)
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
@@ -62,6 +66,7 @@ class Lab:
             n_seq_max=n_seq_max,
             unified=unified,
             n_rs_seq=depth,
+            sections=has_position_sections(self.network),
         )
         self.unified = unified
         self.said: list[list[int]] = [[] for _ in range(n_seq_max)]

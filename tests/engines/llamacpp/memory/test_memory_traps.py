@@ -314,3 +314,32 @@ def test_a_window_pair_can_shift_only_with_equal_sizes(rules: MemoryRules) -> No
     sizes = {"n_swa": 4, "swa_type": "standard"}
     assert not Bench(rules, "iswa", cells=32, swa_cells=16, **sizes).context.can_shift
     assert Bench(rules, "iswa", cells=32, swa_cells=32, **sizes).context.can_shift
+
+
+@both
+def test_positions_of_several_sections_may_leave_gaps_but_cannot_be_moved(
+    rules: MemoryRules,
+) -> None:
+    lab = Lab("hybrid-delta", rules)
+    assert lab.go_on(0, 3)
+    assert not lab.context.can_shift
+    for move in (lab.context.seq_add, lab.context.seq_div):
+        with pytest.raises(UpstreamAbort, match="several sections"):
+            move(0, 0, -1, 1)
+
+    assert 0 == lab.context.decode(Batch.of((300,), start=7))
+    assert -1 == lab.context.decode(Batch.of((300,), start=7))
+    assert "is not ahead of it" in lab.context.refusal
+    assert -1 == Lab("dense", rules).context.decode(
+        Batch(tokens=(300, 301), positions=(0, 2), seqs=((0,), (0,)))
+    )
+
+
+@both
+def test_a_shift_of_a_window_pair_whose_base_has_no_layers_aborts(rules: MemoryRules) -> None:
+    lab = Lab("hybrid-swa", rules)
+    assert lab.go_on(0, 3)
+    lab.context.seq_add(0, 0, -1, 1)
+
+    with pytest.raises(UpstreamAbort, match="no layer gave the shifts a buffer"):
+        lab.context.decode(Batch.of((300,), start=4))
