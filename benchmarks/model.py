@@ -25,8 +25,8 @@ from cachesim.model.store import Ubatch
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.flags import PRESETS as LOADED_BY
 from cachesim.real.gguf import write_model
+from cachesim.real.greedy import drawn_prompt
 from cachesim.real.llamacpp_server import Played, RealServer
-from cachesim.real.logits import drawn_prompt
 from cachesim.real.workload import Outcome, Release, Step
 from cachesim.units import Tokens
 

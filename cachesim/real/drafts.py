@@ -18,8 +18,8 @@ from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.store import Ubatch
 from cachesim.real.gguf import write_model
+from cachesim.real.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llamacpp_server import RealServer
-from cachesim.real.logits import PRECISE, drawn_prompt, generate
 from cachesim.real.workload import Release, Step
 from cachesim.units import Array, Tokens
 

@@ -5,40 +5,33 @@ what is left is rounding. One thing is more: ggml looks GELU up in a table of ha
 numbers, so the one preset with GELU is off by as much as such numbers are coarse.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from cachesim.model.network import FloatNetwork
-from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset
-from cachesim.model.spec import FIRST_PLAIN
-from cachesim.model.store import Ubatch
+from cachesim.real.drafts import compare_drafts
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.flags import PRESETS as LOADED_BY
 from cachesim.real.gguf import write_model
+from cachesim.real.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llamacpp_server import Played, RealServer, as_release, environment_for
 from cachesim.real.workload import Outcome, Release, Step
-from cachesim.units import Array, Token, Tokens, as_tokens
-
-PRECISE: Final[Mapping[str, Any]] = {
-    "parallel": 1,
-    "flash_attn": False,
-    "cache_type_k": "f32",
-    "cache_type_v": "f32",
-    "cache_ram": 0,
-}
-"""A server that rounds as little as it can."""
+from cachesim.units import Array, Tokens
 
 TOP: Final = 8
 """How many of the likeliest tokens are compared at each step."""
+
+ENOUGH: Final = 0.99
+"""The share of prompts that must agree token by token: now and then two logits nearly tie."""
 
 TOLERANCE: Final = 1e-3
 """How far log probabilities may lie apart: a hundred times what float32 was seen to do."""
@@ -63,7 +56,7 @@ class Agreement:
     @property
     def agrees(self) -> bool:
         """99 of 100 prompts with equal tokens, and no log probability too far off."""
-        enough = self.equal >= 0.99 * len(self.distances)
+        enough = self.equal >= ENOUGH * len(self.distances)
         return enough and max(self.distances) <= self.tolerance
 
 
@@ -95,12 +88,6 @@ def compare_logits(
     return found
 
 
-def drawn_prompt(random: np.random.Generator, length: int) -> Tokens:
-    """Plain tokens."""
-    vocabulary = PRESETS["dense"].vocabulary
-    return as_tokens(random.integers(FIRST_PLAIN, vocabulary, length).tolist())
-
-
 def _play(
     network: FloatNetwork, server: Played, prompt: Tokens, predict: int
 ) -> tuple[bool, float]:
@@ -109,23 +96,6 @@ def _play(
     (outcome,) = server.ask((step,))
     mine, rows = generate(network, prompt, predict)
     return mine == outcome.reply, distance(outcome, mine, rows)
-
-
-def generate(network: FloatNetwork, prompt: Tokens, predict: int) -> tuple[Tokens, list[Array]]:
-    """The greedy continuation, and the log probabilities that each of its tokens came from."""
-    store = PlainStore(network)
-    reply: list[Token] = []
-    rows: list[Array] = []
-    ids, first = np.array(prompt), 0
-    for _ in range(predict):
-        positions = np.arange(first, first + len(ids))
-        last = np.array([len(ids) - 1])
-        ubatch = Ubatch(tokens=ids, positions=positions, outputs=last)
-        (logits,) = network.run(ubatch, store).logits
-        rows.append(logits - np.logaddexp.reduce(logits))
-        reply.append(network.sample(logits))
-        ids, first = np.array(reply[-1:]), first + len(ids)
-    return tuple(reply), rows
 
 
 def distance(outcome: Outcome, reply: Tokens, rows: Sequence[Array]) -> float:
@@ -142,14 +112,14 @@ def distance(outcome: Outcome, reply: Tokens, rows: Sequence[Array]) -> float:
 def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) -> int:
     """Compare the network's log probabilities with those of a real llama.cpp server.
 
-    Example: cachesim real logits --release b9538 --prompts 100
+    Example: cachesim real llama.cpp --logits --release b9538
 
     Parameters
     ----------
     release
         b9093, b9538 or b11549.
     prompts
-        How many for each preset: 64 tokens, then 16 generated ones.
+        How many for each preset: 64 tokens, then 16 generated ones; as many for the MTP head.
     seed
         What weights and prompts are drawn from.
 
@@ -162,8 +132,15 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
         return 1
     names = [name for name, releases in LOADED_BY.items() if wheel in releases]
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
-    Console().print(agreement_table(release, found))
-    return 0 if all(each.agrees for each in found) else 1
+    out = Console(soft_wrap=True)
+    out.print(agreement_table(release, found))
+    agree = all(each.agrees for each in found)
+    if any(PRESETS[name].mtp_depth for name in names):
+        pairs = compare_drafts(wheel, prompts=prompts, seed=seed)
+        same = sum(real == expected for real, expected in pairs)
+        out.print(f"drafts of the MTP head: counted alike on {same} of {len(pairs)} prompts")
+        agree = agree and same >= ENOUGH * len(pairs)
+    return 0 if agree else 1
 
 
 def agreement_table(release: str, found: Sequence[Agreement]) -> Table:
