@@ -64,13 +64,17 @@ class PlaneWriter:
         Trap: of those only the live row moves; their planes stay where they were.
         """
         rows = self.rows.rows[layer]
-        head, n_seqs = self.window.head, self.ubatch.n_seqs
+        head, n_seqs, sources = self.window.head, self.ubatch.n_seqs, self.window.sources
         if self.window.zeroed >= 0:
             rows[self.window.zeroed] = 0
-        read = rows[list(self.window.sources)]
-        rows[head + n_seqs : head + len(read)] = read[n_seqs:]
-        self.start[layer] = read[:n_seqs]
-        return read[:n_seqs].copy()
+        if len(sources) == 1:
+            start = rows[sources[0] : sources[0] + 1].copy()
+        else:
+            read = rows[list(sources)]
+            rows[head + n_seqs : head + len(read)] = read[n_seqs:]
+            start = read[:n_seqs]
+        self.start[layer] = start
+        return start.copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Plane `j` of each set's cell gets the state after its last token but `j`.
@@ -80,12 +84,14 @@ class PlaneWriter:
         unasked is undefined: here zeros, which no state is that a rollback could ask for.
         """
         rows, cells = self.rows.rows[layer], self.rows.cells
-        at = self.window.head + np.arange(self.ubatch.n_seqs)
-        split = self.rows.split(layer)
+        head, n_seqs = self.window.head, self.ubatch.n_seqs
         reached = min(self.ubatch.n_seq_tokens, self.planes)
         for plane in range(reached):
-            rows[plane * cells + at] = states[:, plane]
+            first = plane * cells + head
+            rows[first : first + n_seqs] = states[:, plane]
+        split = self.rows.split(layer)
         for plane in range(reached, self.planes):
-            rows[plane * cells + at, :split] = self.start[layer][:, :split]
+            first = plane * cells + head
+            rows[first : first + n_seqs, :split] = self.start[layer][:, :split]
             if self.short_ubatch == "undefined":
-                rows[plane * cells + at, split:] = 0
+                rows[first : first + n_seqs, split:] = 0
