@@ -1,7 +1,7 @@
 """Events: what happened, as small frozen values; an engine's only output besides replies."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -61,3 +61,8 @@ class EventLog(list[Event]):
         super().append(event)
         if self.hear is not None:
             self.hear()
+
+    def extend(self, events: Iterable[Event]) -> None:
+        """Keep several, one after the other."""
+        for event in events:
+            self.append(event)

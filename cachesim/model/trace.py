@@ -97,6 +97,11 @@ class Traced:
         """The tokens of a node, oldest first."""
         return self.histories.tokens(node)
 
+    @property
+    def births(self) -> int:
+        """How many tokens went through, and one: the number of the next token's birth."""
+        return self._born.count
+
     def nodes_of_births(self, births: Integers) -> Integers:
         """The nodes of cells, from what their ledger holds."""
         return self._nodes_of(births, births)

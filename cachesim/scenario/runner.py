@@ -8,6 +8,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.checks import full_profile, scenario_of
+from cachesim.scenario.detail import Watcher, with_details
 from cachesim.scenario.evidence import Evidence, Witness
 from cachesim.scenario.expectations import mismatches
 from cachesim.scenario.format import Scenario
@@ -22,21 +23,24 @@ def run(
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
     oracle: Oracle | None = None,
+    detail: bool = False,
 ) -> dict[str, Any]:
     """Run a scenario on one profile: one entry of "runs".
 
     Several runs of one scenario may share an oracle: cold answers are computed once. Where an
     answer diverged the run is played once more with every memory keeping, beside its data, whose
-    data it is; so the wrong state can be named.
+    data it is; so the wrong state can be named. With `detail` it is played so at once, and what
+    the server held after each event is told too.
     """
-    session = Session(scenario, profile, arithmetic=arithmetic)
+    session = Session(scenario, profile, arithmetic=arithmetic, traced=detail)
     oracle = oracle or Oracle(session.network)
-    steps = list(run_steps(session, oracle, verify=verify))
-    if any(step["answer"] == "diverged" for step in steps):
+    watcher = Watcher(session) if detail else None
+    steps = list(run_steps(session, oracle, verify=verify, watcher=watcher))
+    if watcher is None and any(step["answer"] == "diverged" for step in steps):
         traced = Session(scenario, profile, arithmetic=arithmetic, traced=True)
         steps = list(run_steps(traced, oracle))
     unmet = mismatches(scenario, profile, steps, verified=verify)
-    return {
+    entry = {
         "scenario": scenario.name,
         "profile": str(profile),
         "as_expected": not unmet,
@@ -44,14 +48,21 @@ def run(
         "arithmetic": arithmetic,
         "mismatches": unmet,
     }
+    return entry if watcher is None else with_details(entry, watcher, oracle if verify else None)
 
 
 def run_steps(
-    session: Session, oracle: Oracle | None = None, *, verify: bool = True
+    session: Session,
+    oracle: Oracle | None = None,
+    *,
+    verify: bool = True,
+    watcher: Watcher | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The steps of a session, each as soon as it is done."""
     witness = Witness(session, oracle) if verify else None
     for record in session.run():
+        if watcher is not None:
+            watcher.heard(record)
         yield step_entry(record, witness.judge(record) if witness else Evidence())
 
 
@@ -118,13 +129,15 @@ def run_scenario(
     profile: str | None = None,
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
+    detail: bool = False,
 ) -> dict[str, Any]:
     """Run what a scenario file says, given as a mapping: one entry of "runs".
 
     `profile` overrides what the mapping lists; without it the mapping names exactly one.
     """
     scenario = scenario_of(mapping)
-    return run(scenario, chosen(scenario, profile), arithmetic=arithmetic, verify=verify)
+    wanted = chosen(scenario, profile)
+    return run(scenario, wanted, arithmetic=arithmetic, verify=verify, detail=detail)
 
 
 def chosen(scenario: Scenario, profile: str | None) -> Profile:

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from types import MappingProxyType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from cachesim.scenario.format import ACTIONS, LONGEST, Scenario, key_of
+from cachesim.scenario.schema_detail import run_detail, step_detail
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -50,14 +52,15 @@ def _nested(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a type
     return _table(kind)
 
 
-def _object(about: str, properties: dict[str, Any], *, closed: bool = False) -> dict[str, Any]:
-    schema: dict[str, Any] = {
+def _object(
+    about: str, properties: dict[str, Any], optional: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    return {
         "type": "object",
         "description": about,
-        "properties": properties,
+        "properties": properties | dict(optional),
         "required": list(properties),
     }
-    return schema | {"additionalProperties": False} if closed else schema
 
 
 def _list(items: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +85,7 @@ def _step() -> dict[str, Any]:
     )
     entry = _object("One parked conversation.", {"n_tokens": _COUNT, "checkpoints": _COUNT})
     event = _object("One thing that happened.", {"event": _TEXT})
+    optional = {"detail": step_detail()}
     answers = ["same", "rounding", "by-design", "diverged", None]
     return _object(
         "One step of a scenario, as the server left it.",
@@ -106,6 +110,7 @@ def _step() -> dict[str, Any]:
             "explanation": {"type": ["object", "null"]},
             "slots": _list(_object("One slot.", {"id": _COUNT, "n_tokens": _COUNT})),
         },
+        optional,
     )
 
 
@@ -121,6 +126,7 @@ def output_schema() -> dict[str, Any]:
             "arithmetic": {"enum": ["float", "ring"]},
             "mismatches": _list(_TEXT),
         },
+        {"detail": run_detail()},
     )
     top = _object(
         "Every run, in the order asked for.", {"format": {"const": 1}, "runs": _list(run)}

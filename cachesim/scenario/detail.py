@@ -1,0 +1,142 @@
+"""The heavy part of a run, written when asked for: what the server held after every event.
+
+A session is watched while it runs. Once it is over every token in memory is traced back to the
+step that brought it (`provenance`), and equal moments are told once: steps name them by number.
+
+    "detail" of a run     about, issue, kind, model, options, the scenario's text, "states"
+    "detail" of a step    its prompt and the parts it is made of, the states "before" it and
+                          after each event ("at"), the logits of each token, cached and cold
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.held import Held
+from cachesim.errors import ContractError
+from cachesim.model.trace import Traced
+from cachesim.scenario.provenance import Provenance
+from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.scenario.states import state_of
+from cachesim.scenario.writing import to_toml
+from cachesim.units import Array
+from cachesim.verify.oracle import Oracle
+
+ROWS: Final = 8
+"""Generated tokens whose logits are told, from the first one on."""
+
+TOP: Final = 4
+"""Tokens told of each row: those largest in the cached one, and those largest in the cold one."""
+
+
+class Watcher:
+    """Looks at a traced session's server after each event."""
+
+    def __init__(self, session: Session) -> None:
+        if session.trace is None:
+            msg = "only a traced session can be watched"
+            raise ContractError(msg)
+        self.session = session
+        self.trace: Traced = session.trace
+        self.moments: dict[Held, int] = {}
+        self.at: list[int] = []  # the moment after each event
+        self.first = self._moment()
+        self.records: list[Record] = []
+        self.births: list[int] = []  # how many there were when each record was done
+        session.engine.after_each_event(self._hear)
+
+    def _moment(self) -> int:
+        return self.moments.setdefault(self.session.engine.held(), len(self.moments))
+
+    def _hear(self) -> None:
+        self.at.append(self._moment())
+
+    def heard(self, record: Record) -> None:
+        """A step is done."""
+        self.records.append(record)
+        self.births.append(self.trace.births)
+
+    def run_detail(self) -> dict[str, Any]:
+        """The whole run's detail; the session must be over."""
+        scenario = self.session.scenario
+        origins = self._origins()
+        return {
+            "about": " ".join(scenario.about.split()),
+            "issue": scenario.source.issue,
+            "kind": scenario.kind,
+            "model": scenario.model.preset or " ".join(scenario.model.layers or ()),
+            "options": dict(scenario.engine.options),
+            "toml": to_toml(scenario),
+            "states": [state_of(held, origins) for held in self.moments],
+        }
+
+    def _origins(self) -> Provenance:
+        origins = Provenance(self.trace, self.records)
+        by_index = {record.index: record for record in self.records}
+        ends = {record.index: end for record, end in zip(self.records, self.births, strict=True)}
+        for group in groups_of(self.session.scenario):
+            origins.learn([by_index[index] for index in group], ends[group[-1]])
+        return origins
+
+    def step_details(self, oracle: Oracle | None) -> list[dict[str, Any]]:
+        """The detail of every step, in order."""
+        numbers = {id(event): i for i, event in enumerate(self.session.engine.events)}
+        details, before = [], self.first
+        for record in self.records:
+            at = [self.at[numbers[id(event)]] for event in record.events]
+            details.append(
+                {
+                    "prompt": [int(token) for token in record.prompt],
+                    "parts": [
+                        {"name": part.name, "start": part.start, "end": part.end}
+                        for part in record.parts
+                    ],
+                    "before": before,
+                    "at": at,
+                    "logits": [] if oracle is None else logits_of(record, oracle),
+                }
+            )
+            before = at[-1] if at else before
+        return details
+
+
+def logits_of(record: Record, oracle: Oracle) -> list[dict[str, Any]]:
+    """For each generated token what the server's row says, and what the cold one does."""
+    reply = record.reply
+    if reply is None or reply.error is not None or not reply.generated:
+        return []
+    cold = oracle.logits(reply.prompt, reply.generated)
+    network = oracle.network
+    rows = list(zip(reply.logits, cold, strict=True))[:ROWS]
+    return [
+        {
+            "index": index,
+            "token": int(reply.generated[index]),
+            "cached": int(network.sample(one)),
+            "cold": int(network.sample(other)),
+            "difference": float(network.difference(one, other)),
+            "top": top_of(one, other),
+        }
+        for index, (one, other) in enumerate(rows)
+    ]
+
+
+def top_of(cached: Array, cold: Array) -> list[dict[str, Any]]:
+    """The largest logits of both rows, largest cold one first; words of the ring have no order."""
+    if not np.issubdtype(cold.dtype, np.floating):
+        return []
+    chosen = {int(token) for row in (cached, cold) for token in np.argsort(-row)[:TOP]}
+    return [
+        {"token": token, "cached": float(cached[token]), "cold": float(cold[token])}
+        for token in sorted(chosen, key=lambda token: -cold[token])
+    ]
+
+
+def with_details(
+    entry: Mapping[str, Any], watcher: Watcher, oracle: Oracle | None
+) -> dict[str, Any]:
+    """An entry of "runs" with everything that was seen while it ran."""
+    steps = zip(entry["steps"], watcher.step_details(oracle), strict=True)
+    told = [{**step, "detail": detail} for step, detail in steps]
+    return {**entry, "steps": told, "detail": watcher.run_detail()}

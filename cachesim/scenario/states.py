@@ -1,0 +1,140 @@
+"""What a server held at one moment, as plain data: every token with the step it comes from."""
+
+from typing import Any
+
+from cachesim.engines.held import (
+    CellsHeld,
+    CheckpointHeld,
+    EntryHeld,
+    Held,
+    RowHeld,
+    Run,
+    Runs,
+    SlotHeld,
+)
+from cachesim.scenario.provenance import Origin, Provenance, pieces
+
+
+def state_of(held: Held, origins: Provenance) -> dict[str, Any]:
+    """One moment."""
+    companion = None
+    if held.companion_cells or held.companion_rows:
+        companion = _memory(held.companion_cells, held.companion_rows, origins)
+    return {
+        "slots": [_slot(each, origins) for each in held.slots],
+        "memory": _memory(held.cells, held.rows, origins),
+        "companion": companion,
+        "prompt_cache": [_entry(each, origins) for each in held.entries],
+    }
+
+
+def _memory(
+    cells: tuple[CellsHeld, ...], rows: tuple[RowHeld, ...], origins: Provenance
+) -> dict[str, Any]:
+    return {
+        "cells": [
+            {
+                "part": each.part,
+                "stream": each.stream,
+                "size": each.size,
+                "window": each.window,
+                "runs": _runs(each.runs, origins),
+            }
+            for each in cells
+        ],
+        "rows": [
+            {
+                "row": each.row,
+                "position": each.position,
+                "slots": owners(each.owners),
+                "tokens": origins.folded(each.node),
+            }
+            for each in rows
+        ],
+    }
+
+
+def _slot(slot: SlotHeld, origins: Provenance) -> dict[str, Any]:
+    return {
+        "id": slot.id,
+        "state": slot.state,
+        "tokens": origins.spelled(slot.tokens),
+        "checkpoints": [_checkpoint(each, origins) for each in slot.checkpoints],
+    }
+
+
+def _checkpoint(checkpoint: CheckpointHeld, origins: Provenance) -> dict[str, Any]:
+    return {
+        "pos_min": checkpoint.pos_min,
+        "pos_max": checkpoint.pos_max,
+        "n_tokens": checkpoint.n_tokens,
+        "row": origins.folded(checkpoint.node),
+        "cells": _runs(checkpoint.runs, origins),
+    }
+
+
+def _entry(entry: EntryHeld, origins: Provenance) -> dict[str, Any]:
+    return {
+        "n_tokens": len(entry.tokens),
+        "tokens": origins.spelled(entry.tokens),
+        "checkpoints": entry.checkpoints,
+        "bytes": entry.size,
+        "kind": entry.kind,
+        "holds": [
+            {"place": place, "tokens": origins.spelled(tokens)} for place, tokens in entry.held
+        ],
+    }
+
+
+def _runs(runs: Runs, origins: Provenance) -> list[dict[str, Any]]:
+    """Runs of cells, joined where one token follows the other in one step's text."""
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        for start, tokens in _cut(run, origins):
+            count = tokens["count"] if "count" in tokens else len(tokens["tokens"])
+            entry = {
+                "cell": run.cell + start,
+                "position": run.position + start,
+                "count": count,
+                "slots": owners(run.owners),
+                "holds": tokens,
+            }
+            if not (found and _joins(found[-1], entry)):
+                found.append(entry)
+    return found
+
+
+def _cut(run: Run, origins: Provenance) -> list[tuple[int, dict[str, Any]]]:
+    """A run in pieces of one origin each, with where they begin; whole where nothing is known."""
+    born: list[Origin] = origins.born(run.birth, run.count)
+    if not born:
+        return [(0, {"count": run.count})]
+    cuts, start = [], 0
+    for piece in pieces(born):
+        cuts.append((start, piece))
+        start += piece["count"] if "count" in piece else len(piece["tokens"])
+    return cuts
+
+
+def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
+    """Whether a run goes on where the last one ended; then it is made longer."""
+    ours, theirs = last["holds"], entry["holds"]
+    follows = (
+        last["slots"] == entry["slots"]
+        and last["cell"] + last["count"] == entry["cell"]
+        and last["position"] + last["count"] == entry["position"]
+        and ours.get("step") == theirs.get("step") is not None
+        and ours["at"] + ours["count"] == theirs["at"]
+    )
+    if follows:
+        last["count"] += entry["count"]
+        ours["count"] += theirs["count"]
+    return bool(follows)
+
+
+def owners(bits: int) -> list[int]:
+    """The sequences of a bit set, in increasing order."""
+    return [seq for seq in range(bits.bit_length()) if bits >> seq & 1]
+
+
+__all__ = ["owners", "state_of"]
