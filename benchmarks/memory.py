@@ -38,9 +38,8 @@ Operation = Callable[[Context, int], None]
 
 def filled(kind: str, cells: int) -> tuple[Context, int]:
     """A context with three quarters of its cells in use by sequence 0."""
-    context = counter_context(
-        {"n_seq_max": 4, "unified": True, "cells": cells, **KINDS[kind]}, B11434
-    )
+    memory = {"n_seq_max": 4, "unified": True, "cells": cells, **KINDS[kind]}
+    context = counter_context(memory, B11434)
     context.n_ubatch = 512
     n = cells // 4 * 3
     for start in range(0, n, 2048):
@@ -123,7 +122,7 @@ def seconds(operation: Operation, context: Context, n: int) -> float:
 
 def run(out: Console) -> None:
     """Print the table."""
-    table = Table(title="memory layer of llama.cpp b11434: operations per second")
+    table = Table(title="memory of llama.cpp b11434, operations per second", title_style="")
     table.add_column("operation")
     table.add_column("memory")
     for cells in CELLS:
