@@ -269,14 +269,21 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         window_size: int | None = None,
         return_array: bool = False,  # noqa: ARG002
     ) -> Mask:
-        """A windowed mask without each row's padding, rolled for a single column of a ring."""
+        """A windowed mask without each row's padding, rolled for a single column of a ring.
+
+        On a turned ring `_idx` is not the number of rows, and the rows that the write is about to
+        drop are overlooked: padding seems longer than it is (an oddity, see `ring-mask`).
+        """
         window = window_size or self.max_size
         offset = min(self.max_size - 1, self._offset)
         keys = np.arange(offset + columns)[None]
         queries = np.arange(offset, offset + columns)[:, None] if offset else keys.T
         mask = (queries >= keys) & (queries < keys + window)
         left_padding = self.left_padding
-        excess = self._idx - self.max_size + int(columns > 1)
+        rows = self._idx
+        if self.rules.ring_mask_counts_rows and self.rotated and columns > 1:
+            rows = rows_of(self.keys)
+        excess = rows - self.max_size + int(columns > 1)
         if excess > 0:
             left_padding = left_padding - excess
         turning = columns == 1 and (self.rotated or self._idx >= self.max_size)

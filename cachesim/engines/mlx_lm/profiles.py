@@ -110,6 +110,7 @@ STORE_RELEASES: Final[Mapping[str, StoreRules]] = {
 CACHE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     "923": {"bytes_skip_missing_slots": True},
     "999": {"rotating_unrolls_on_trim": True},
+    "ring-mask": {"ring_mask_counts_rows": True},
     "1253": {"arrays_trim_resets": True},
     "1254": {"arrays_trim_resets": True},
 }

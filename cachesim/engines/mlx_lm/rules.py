@@ -81,6 +81,11 @@ class CacheRules:
     """#999 (closed): rings can always be trimmed, by unrolling them and dropping rows; position
     and fill are counted apart."""
 
+    ring_mask_counts_rows: bool = False
+    """Patch "ring-mask", cachesim's own: the mask of several columns on a ring that has turned
+    counts its rows. Every release takes the write index for that number, and so hides one token
+    too many of each padded row (found by random journeys)."""
+
     arrays_trim_resets: bool = False
     """#1253, #1254 (closed): recurrent states can be trimmed, which forgets them."""
 

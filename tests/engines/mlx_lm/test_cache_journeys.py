@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.mlx_lm.caches import BatchRotatingKVCache, RotatingKVCache
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.profiles import CACHE_PATCHES, CACHE_RELEASES
 from cachesim.engines.mlx_lm.raised import UpstreamRaise
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import ArithmeticName, Network
@@ -150,6 +150,19 @@ def test_0_31_3_is_wrong_about_fresh_hybrids_of_unequal_length_and_about_nothing
     assert set() == outcomes("dense", rules, 12, set()) | outcomes("swa", rules, 12, set())
 
 
+TURNED: list[Step] = [
+    (ACTS.index(name), one, two)
+    for name, one, two in (
+        ("begin", 5, 0),
+        ("admit", 0, 1),
+        ("admit", 0, 0),
+        ("prefill", 0, 0),
+        ("prefill", 0, 1),
+    )
+]
+"""Six tokens and a fresh row in a batch; one column for both, then one and two."""
+
+
 def test_turned_rings_hide_the_first_token_of_a_padded_row() -> None:
     """Found by these journeys in 0.31.2 to 0.32.2, and seen on the real classes and on Gemma 3.
 
@@ -168,6 +181,21 @@ def test_turned_rings_hide_the_first_token_of_a_padded_row() -> None:
 
     with pytest.raises(DivergedError):
         journey.walk([(ACTS.index(name), one, two) for name, one, two in names])
+
+
+@given(steps=STEPS)
+def test_with_the_mask_mended_turned_rings_hide_nothing(steps: list[Step]) -> None:
+    rules = replace(RULES, **CACHE_PATCHES["ring-mask"])
+
+    Journey(tiny("swa"), rules, avoids_turned_rings=False).walk(steps)
+
+
+def test_the_found_journey_is_right_with_the_mask_mended() -> None:
+    rules = replace(RULES, **CACHE_PATCHES["ring-mask"])
+    journey = Journey(tiny("swa"), rules, avoids_turned_rings=False)
+    journey.walk(TURNED)
+
+    assert 2 < journey.checked
 
 
 def test_the_mask_of_a_turned_ring_counts_a_row_too_many_as_padding() -> None:
