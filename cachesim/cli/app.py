@@ -9,15 +9,16 @@ from cyclopts import App, Parameter
 
 from cachesim.cli import VERSION
 from cachesim.cli.run import Format
+from cachesim.cli.shipped import STDIN
 from cachesim.model.arithmetic import ArithmeticName
 
 INTRODUCTION: Final = """\
 cachesim says whether an LLM server's cached answer is the answer.
 
-  cachesim run llama.cpp-three-requests   play a scenario: what was reused, and was it right?
-  cachesim explain llama.cpp-24143        the same, step by step, with every rule at work
-  cachesim list                           the scenarios shipped; also engines, patches, presets
-  cachesim --help                         every command"""
+  cachesim run llama.cpp-three-requests      what was reused, and was it right?
+  cachesim explain llama.cpp-three-requests  the same, step by step
+  cachesim list                              the scenarios that are shipped
+  cachesim --help                            every command"""
 
 Names = Annotated[
     tuple[str, ...],
@@ -168,9 +169,10 @@ def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 
     if not words:
         sys.stdout.write(f"{INTRODUCTION}\n")
         return 0
-    whole = App(name="cachesim", **LOOKS)
+    whole = App(name="cachesim", suppress_keyboard_interrupt=False, **LOOKS)
     for name, command in COMMANDS.items():
         whole.command(command, name=name)
     mount(whole, words)
+    words = [STDIN if word == "-" else word for word in words]  # the parser takes `-` for an option
     status = whole(words, result_action="return_value", **settings)
     return status if isinstance(status, int) else 0

@@ -4,10 +4,15 @@ import difflib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import cachesim
 from cachesim.errors import ScenarioError
 from cachesim.scenario import Scenario, load, load_stream
+from cachesim.scenario.readers import short
+
+STDIN: Final = "<stdin>"
+"""What `-` becomes."""
 
 
 def shipped_folder() -> Path | None:
@@ -44,21 +49,21 @@ def load_all(names: Iterable[str]) -> list[tuple[str, Scenario]]:
 
 
 def _load(source: Path | str) -> Scenario:
-    return load_stream(sys.stdin.buffer) if source == "-" else load(Path(source))
+    return load_stream(sys.stdin.buffer) if source == STDIN else load(Path(source))
 
 
 def sources(name: str) -> list[Path | str]:
     """What one argument stands for."""
     path = Path(name)
-    if name == "-":
-        return ["-"]
+    if name in {"-", STDIN}:
+        return [STDIN]
     try:
         if path.is_dir():
             return _in_folder(path)
         if path.is_file():
             return [path]
-    except (OSError, ValueError) as error:
-        msg = f"{name[:80]!r} is no name for a file: {error}"
+    except (OSError, ValueError):
+        msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
     by_name = {each.stem: each for each in shipped_files()}
     if path.name.removesuffix(".toml") in by_name and len(path.parts) == 1:

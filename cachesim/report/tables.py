@@ -65,7 +65,7 @@ def closing(runs: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
         for line in run["mismatches"]:
             yield Text(f"{run['scenario']} on {run['profile']}: {line}", style="wrong")
     diverged = sum(worst_answer(run["steps"]) == "diverged" for run in runs)
-    text = f"{len(runs)} runs, {len(runs) - len(wrong)} as expected"
+    text = f"{len(runs)} run{'s'[: len(runs) != 1]}, {len(runs) - len(wrong)} as expected"
     if diverged:
         text += f"; {diverged} show a wrong answer" if diverged > 1 else "; 1 shows a wrong answer"
     yield Text(text)

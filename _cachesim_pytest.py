@@ -1,0 +1,117 @@
+"""The pytest plug-in: scenario files are tests.
+
+Any TOML file below a folder that pytest is pointed at, and that looks like a scenario (a line
+`format = ...` and a `[[step]]`), becomes one test per profile. The module lies outside the package
+so that pytest can load it without importing cachesim.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from cachesim.engines.profile import Profile
+    from cachesim.scenario import Scenario
+
+LOOKS_LIKE_ONE = re.compile(r"^format\s*=.*^\s*\[\[\s*step\s*\]\]", re.MULTILINE | re.DOTALL)
+LARGEST = 4 * 2**20
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options, all with the project's name in front."""
+    group = parser.getgroup("cachesim", "scenarios of LLM servers' caches")
+    group.addoption(
+        "--cachesim-profile",
+        action="append",
+        default=[],
+        metavar="PROFILE",
+        help="run scenarios on this profile instead of those they list; may be repeated",
+    )
+    group.addoption(
+        "--cachesim-arithmetic",
+        choices=("float", "ring"),
+        default="float",
+        help="float: a real network; ring: exact words, faster",
+    )
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":
+    """Take a TOML file that looks like a scenario."""
+    if file_path.suffix != ".toml" or file_path.stat().st_size > LARGEST:
+        return None
+    if not LOOKS_LIKE_ONE.search(file_path.read_text(encoding="utf-8", errors="replace")):
+        return None
+    return ScenarioFile.from_parent(parent, path=file_path)
+
+
+class ScenarioFile(pytest.File):
+    """One file: a test for each profile."""
+
+    def collect(self) -> Iterator["ScenarioItem"]:
+        """Read the file; what is wrong with it is an error of collection."""
+        from cachesim.errors import InputError  # noqa: PLC0415
+        from cachesim.scenario import full_profile, load  # noqa: PLC0415
+
+        try:
+            scenario = load(self.path)
+            wanted = self.config.getoption("--cachesim-profile") or scenario.engine.profiles
+            profiles = [full_profile(scenario.engine.name, each) for each in wanted]
+        except InputError as error:
+            raise self.CollectError(str(error)) from None
+        for profile in profiles:
+            yield ScenarioItem.from_parent(
+                self, name=str(profile), scenario=scenario, profile=profile
+            )
+
+
+class ScenarioItem(pytest.Item):
+    """One scenario on one profile."""
+
+    def __init__(self, *, scenario: "Scenario", profile: "Profile", **rest: Any) -> None:  # noqa: ANN401
+        super().__init__(**rest)
+        self.scenario = scenario
+        self.profile = profile
+
+    def runtest(self) -> None:
+        """Run it; whatever was not as expected fails the test."""
+        from cachesim.scenario import run  # noqa: PLC0415
+
+        arithmetic = self.config.getoption("--cachesim-arithmetic")
+        entry = run(self.scenario, self.profile, arithmetic=arithmetic)
+        if not entry["as_expected"]:
+            raise UnexpectedError(entry)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:  # noqa: ANN401
+        """What was expected and what was found, then the report of `cachesim run`."""
+        if isinstance(excinfo.value, UnexpectedError):
+            return excinfo.value.told(self.scenario, str(self.path))
+        return str(super().repr_failure(excinfo))
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """How pytest names it."""
+        return self.path, 0, f"{self.scenario.name} on {self.profile}"
+
+
+class UnexpectedError(Exception):
+    """A run that was not as its scenario expects."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        super().__init__("; ".join(entry["mismatches"]))
+        self.entry = entry
+
+    def told(self, scenario: "Scenario", source: str) -> str:
+        """The mismatches and the report, as plain text."""
+        from io import StringIO  # noqa: PLC0415
+
+        from rich.console import Console  # noqa: PLC0415
+
+        from cachesim.report.consoles import THEME, show  # noqa: PLC0415
+        from cachesim.report.findings import one_scenario  # noqa: PLC0415
+
+        screen = Console(width=80, file=StringIO(), color_system=None, theme=THEME, _environ={})
+        show(screen, one_scenario(scenario, [self.entry], source=source, width=80))
+        lines = (*self.entry["mismatches"], "", screen.file.getvalue())  # type: ignore[attr-defined]
+        return "\n".join(lines)

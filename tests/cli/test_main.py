@@ -1,0 +1,254 @@
+"""The program as a whole: what each way out says, and its status."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.cli import run as run_module
+from cachesim.cli.main import main
+from cachesim.errors import ContractError
+from cachesim.scenario import load, output_schema
+from tests.scenario.json_schema import errors
+
+ROOT = Path(__file__).parents[2]
+DENSE = "llama.cpp-three-requests-dense"
+STALE = "llama.cpp-three-requests"
+
+Capture = pytest.CaptureFixture[str]
+
+
+def spoken(capsys: Capture) -> tuple[str, str]:
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def as_json(command: str, capsys: Capture) -> Any:
+    assert main([*command.split(), "--format", "json", "--arithmetic", "ring"]) in {0, 1}
+    return json.loads(spoken(capsys)[0])
+
+
+def test_all_as_expected_is_0(capsys: Capture) -> None:
+    assert main(["run", STALE, "--arithmetic", "ring"]) == 0
+    assert "3 runs, 3 as expected; 2 show a wrong answer" in spoken(capsys)[0]
+
+
+def test_a_wrong_answer_nobody_expected_is_1(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    file = tmp_path / "unexpected.toml"
+    text = (ROOT / "scenarios" / f"{STALE}.toml").read_text()
+    file.write_text(text.partition("[[expect]]")[0])
+
+    assert main(["run", str(file), "--arithmetic", "ring", "-p", "b9538"]) == 1
+    assert "the answer is wrong, and no expectation says so" in spoken(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rnu"], 'Did you mean "run"?'),
+        (["run"], "name a scenario to run"),
+        (["run", "x", "--profil", "y"], "Did you mean --profile?"),
+        (["run", DENSE, "--format", "xml"], '"text", "json", "jsonl"'),
+        (["run", DENSE, "--seed", "many"], "--seed"),
+        (["run", "llama.cpp-three-request"], "did you mean llama.cpp-three-requests"),
+        (["run", "no/such/file.toml"], "there is no such file, folder or shipped scenario"),
+        (["run", "a" * 5000], "cannot be the name of a file"),
+        (["run", DENSE, "-p", "b9539"], "no llama.cpp release 'b9539'"),
+        (["run", DENSE, "-p", "b9538+24413"], "there is no llama.cpp patch '24413'; did you mean"),
+        (["run", DENSE, "-p", "@"], "is not a profile"),
+        (["run", DENSE, "-p", "lama@b1"], "there is no engine 'lama'"),
+        (["explain", "?"], "`cachesim list` names those shipped"),
+        (["list", "preset-s"], "did you mean 'presets'?"),
+        (["show", "hybird"], "did you mean 'hybrid'?"),
+        (["schema", "outptu"], "there are scenario, output"),
+        (["new", "a/b"], "'a/b' cannot be a name"),
+        (["diff", "b9538", "b11549"], "requires an argument"),
+        (["real", "gguf"], "requires an argument"),
+    ],
+)
+def test_wrong_usage_is_2_and_says_what_to_write(
+    arguments: list[str], expected: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+
+    assert main(arguments) == 2
+
+    out, err = spoken(capsys)
+    assert out == ""
+    assert expected in err
+    assert "Traceback" not in err
+
+
+def test_every_error_of_every_file_is_said_before_anything_runs(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "a.toml").write_text('format = 1\nname = "a"\nmodl = 3')
+    (tmp_path / "b.toml").write_text("[[[")
+
+    assert main(["run", DENSE, str(tmp_path)]) == 2
+
+    out, err = spoken(capsys)
+    assert out == ""
+    assert "a.toml: modl: unknown key 'modl'; did you mean 'model'?" in err
+    assert "b.toml: is not TOML" in err
+
+
+def test_a_broken_contract_is_3_and_asks_for_a_report(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        msg = "7 cells for 8 tokens"
+        raise ContractError(msg)
+
+    monkeypatch.setattr(run_module, "run", broken)
+
+    assert main(["run", DENSE]) == 3
+    assert "7 cells for 8 tokens\ncachesim: this is a bug in cachesim" in spoken(capsys)[1]
+
+
+def test_a_mistake_of_ours_is_3_without_a_traceback(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "run", lambda *_, **__: {}["nothing"])
+    monkeypatch.delenv("CACHESIM_TRACEBACK", raising=False)
+
+    assert main(["run", DENSE]) == 3
+
+    err = spoken(capsys)[1]
+    assert "please report it" in err
+    assert "Traceback" not in err
+
+
+def test_an_interrupt_is_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "run", interrupted)
+
+    assert main(["run", DENSE]) == 130
+    assert spoken(capsys)[1] == "cachesim: interrupted\n"
+
+
+def test_json_is_one_valid_object_and_the_same_every_time(capsys: Capture) -> None:
+    first = as_json(f"run {STALE}", capsys)
+    second = as_json(f"run {STALE}", capsys)
+
+    assert errors(first, output_schema()) == []
+    assert json.dumps(first) == json.dumps(second)
+    assert [run["profile"] for run in first["runs"]] == [
+        "llama.cpp@b9538", "llama.cpp@b11549", "llama.cpp@b11549+erase-equal",
+    ]  # fmt: skip
+
+
+def test_json_lines_hold_a_line_per_step_and_one_per_run(capsys: Capture) -> None:
+    assert main(["run", DENSE, "--format", "jsonl", "--arithmetic", "ring"]) == 0
+
+    lines = [json.loads(line) for line in spoken(capsys)[0].splitlines()]
+
+    assert ["step" in line for line in lines] == [True, True, True, False] * 2
+    assert lines[3]["as_expected"]
+
+
+def test_a_scenario_comes_through_a_pipe(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe:
+        buffer = io.BytesIO((ROOT / "scenarios" / f"{DENSE}.toml").read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Pipe)
+
+    assert as_json("run -", capsys)["runs"][0]["scenario"] == DENSE
+
+
+def test_without_verification_answers_are_null(capsys: Capture) -> None:
+    steps = as_json(f"run {DENSE} --no-verify", capsys)["runs"][0]["steps"]
+
+    assert {step["answer"] for step in steps} == {None}
+    assert [step["cached"] for step in steps] == [0, 0, 20]
+
+
+def test_the_reasons_add_up(capsys: Capture) -> None:
+    for run in as_json("run llama.cpp-24143-hybrid llama.cpp-28302-thinning", capsys)["runs"]:
+        for step in run["steps"]:
+            lost = sum(each["from"] - each["to"] for each in step["why"])
+            assert step["explanation"]["equal"] - step["cached"] == lost
+
+
+def test_many_scenarios_in_several_processes_come_in_the_order_asked_for(
+    capsys: Capture,
+) -> None:
+    names = [f"llama.cpp-{each}" for each in (
+        "three-requests-dense", "26191-f-keep", "22083-two-chats", "28139-pinned-to-empty",
+        "25070-room-evicts-the-needed", "context-limit", "24143-load-consumes-entry",
+    )]  # fmt: skip
+
+    runs = as_json(" ".join(["run", *names]), capsys)["runs"]
+
+    assert list(dict.fromkeys(run["scenario"] for run in runs)) == names
+
+
+def test_another_seed_gives_other_tokens_and_the_same_counts(capsys: Capture) -> None:
+    one, other = (as_json(f"run {STALE} --seed {seed}", capsys)["runs"][0] for seed in (1, 2))
+
+    assert [s["cached"] for s in one["steps"]] == [s["cached"] for s in other["steps"]]
+    assert one["steps"][2]["generated"] != other["steps"][2]["generated"]
+
+
+def test_watching_without_a_terminal_prints_every_event(capsys: Capture) -> None:
+    assert main(["run", STALE, "--watch", "-p", "b11549", "--arithmetic", "ring"]) == 0
+
+    out = spoken(capsys)[0]
+    assert "checkpoint restored  n_tokens 1[0..0]" in out
+    assert "checkpoint kept  n_tokens 1[0..0]" in out
+
+
+def test_the_new_scenario_runs(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+
+    assert main(["new", "mine", "-o", str(file)]) == 0
+    assert load(file).name == "mine"
+    assert main(["run", str(file), "--arithmetic", "ring"]) == 0
+    assert main(["new", "mine", "-o", str(file)]) == 2
+    assert "cannot be written: File exists" in spoken(capsys)[1]
+
+
+def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = ["b9538", "b9538+24143"]
+    monkeypatch.setenv("COLUMNS", "200")
+
+    assert main(["diff", *profiles, "llama.cpp-24143-hybrid", "--arithmetic", "ring"]) == 1
+
+    out = spoken(capsys)[0]
+    assert "2 of 4 steps differ; the first is C" in out
+    assert "b9538+24143: cache entry loaded  n_tokens 703  checkpoints 2  kept yes" in out
+    assert main(["diff", "b9538", "b11549", DENSE, "--arithmetic", "ring"]) == 0
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "diff", "list", "show", "new", "schema"])
+def test_every_command_has_help_that_ends_with_an_example(command: str, capsys: Capture) -> None:
+    assert main([command, "--help"]) == 0
+    assert "Example: cachesim" in spoken(capsys)[0]
+
+
+@pytest.mark.parametrize("kind", ["scenarios", "engines", "releases", "patches", "presets"])
+def test_every_list_has_a_line_for_each_thing(kind: str, capsys: Capture) -> None:
+    assert main(["list", kind]) == 0
+    assert spoken(capsys)[0].strip()
+
+
+def test_the_program_itself_ends_quietly_when_its_reader_goes() -> None:
+    command = f"{sys.executable} -m cachesim schema | head -1"
+
+    done = subprocess.run(  # noqa: S602 - a pipe is what is tested
+        command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+    assert done.stdout == "{\n"
+    assert done.stderr == ""

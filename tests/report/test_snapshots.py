@@ -1,0 +1,87 @@
+"""Whole terminal pages, 80 columns wide and without colour.
+
+`CACHESIM_UPDATE_SNAPSHOTS=1` writes what is printed now; look at the difference before keeping it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+PAGES = {
+    "first-screen": "run scenarios/llama.cpp-three-requests.toml",
+    "consumed-entry": "run scenarios/llama.cpp-24143-load-consumes-entry.toml",
+    "stale-neighbour": "run scenarios/llama.cpp-stale-neighbour-hybrid.toml --arithmetic ring",
+    "window": "explain scenarios/llama.cpp-24411-window-beyond.toml --profile b9538",
+    "refused": "run scenarios/llama.cpp-context-limit.toml --arithmetic ring --profile b9538",
+    "explain": "explain llama.cpp-three-requests --profile b11549",
+    "diff": "diff b9538 b9538+24143 llama.cpp-24143-hybrid --arithmetic ring",
+    "many": "run llama.cpp-three-requests-dense llama.cpp-26191-f-keep --arithmetic ring",
+    "list-patches": "list patches",
+    "list-presets": "list presets",
+    "show-patch": "show erase-equal",
+    "introduction": "",
+}
+
+
+def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    status = main(command.split())
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return f"$ cachesim {command}\n{captured.out}exit {status}\n"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_as_it_was(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    file = SNAPSHOTS / f"{name}.txt"
+
+    page = printed(PAGES[name], capsys)
+
+    if os.environ.get("CACHESIM_UPDATE_SNAPSHOTS"):
+        file.write_text(page)
+    assert page == file.read_text()
+    lines = page.splitlines()[1:]
+    assert max(map(len, lines)) <= 80
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_colour_is_an_addition_and_says_nothing_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import re  # noqa: PLC0415
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    coloured = printed(PAGES["first-screen"], capsys)
+
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert coloured != plain
+    assert [line.rstrip() for line in plain.splitlines()] == [
+        line.rstrip() for line in (SNAPSHOTS / "first-screen.txt").read_text().splitlines()
+    ]
+
+
+def test_no_color_leaves_no_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    page = printed(PAGES["first-screen"], capsys)
+
+    assert "\x1b[3" not in page  # foreground colours
+    assert "DIVERGED" in page

@@ -1,0 +1,47 @@
+"""The scenarios that are shipped: every one is right, sourced, and as it expects to be."""
+
+from pathlib import Path
+
+import pytest
+
+from cachesim.engines.profile import Profile
+from cachesim.scenario import full_profile, load, run
+
+FOLDER = Path(__file__).parents[2] / "scenarios"
+FILES = sorted(FOLDER.glob("*.toml"))
+
+
+def runs() -> list[tuple[Path, Profile]]:
+    found = []
+    for file in FILES:
+        scenario = load(file)
+        found += [(file, full_profile(scenario.engine.name, p)) for p in scenario.engine.profiles]
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) -> None:
+    scenario = load(file)
+
+    assert file.stem == scenario.name
+    assert len(scenario.about.split()) > 8
+    assert scenario.kind is not None
+    assert scenario.source.issue or scenario.source.upstream
+    assert scenario.engine.profiles
+    assert scenario.expect
+
+
+@pytest.mark.parametrize(
+    ("file", "profile"), runs(), ids=lambda each: getattr(each, "stem", None) or str(each)
+)
+def test_a_scenario_shows_what_it_expects(file: Path, profile: Profile) -> None:
+    entry = run(load(file), profile, arithmetic="ring")
+
+    assert entry["mismatches"] == []
+
+
+def test_the_touchstones_are_there() -> None:
+    names = {file.stem for file in FILES}
+
+    for number in ("24143", "24035", "24411", "28302", "26557", "27148", "28139", "28276", "25913"):
+        assert any(f"llama.cpp-{number}" in name for name in names), number
