@@ -1,6 +1,7 @@
 """Bugs of llama.cpp's memory and server, historical and plausible."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,29 +16,14 @@ from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.units import Count
-from tests.mutants.switches import Mutant, Swap, always, swap, wrapped
+from tests.mutants.switches import always, answers, counts, swap, wrapped
 
 SOUND: Final = "llama.cpp@b11549+erase-equal"
 RECORDS: Final = "server-b11549"
-SMALL: Final = {"longest": 60, "flags": False}
 
 
-def answers(name: str, about: str, swaps: tuple[Swap, ...] = (), **more: Any) -> Mutant:
-    """A bug that shows in answers."""
-    return Mutant(
-        name=name,
-        about=about,
-        caught_by="answers",
-        swaps=swaps,
-        **{"profile": SOUND, "shape": SMALL, **more},
-    )
-
-
-def counts(name: str, about: str, swaps: tuple[Swap, ...] = (), **more: Any) -> Mutant:
-    """A bug that shows in what the server reports."""
-    return Mutant(
-        name=name, about=about, caught_by="records", swaps=swaps, **{"records": RECORDS, **more}
-    )
+released = partial(answers, profile=SOUND)
+reported = partial(counts, records=RECORDS)
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -98,26 +84,26 @@ def _interval(low: int, high: int) -> Any:
 
 
 MEMORY: Final = (
-    answers(
+    released(
         "trim-zeroes-the-state",
         "a recurrent trim says yes and forgets the state",
         swap(RecurrentMemory, "_roll_back", lambda _: _zeroing_trim)
         + swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
         upstream="ml-explore/mlx-lm#1254",
     ),
-    answers(
+    released(
         "trim-ignores-the-state",
         "a recurrent trim says yes and keeps what was cut",
         swap(RecurrentMemory, "_roll_back", lambda _: _ignoring_trim)
         + swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
         upstream="ikawrakow/ik_llama.cpp#1689",
     ),
-    answers(
+    released(
         "shallow-copy-of-a-state",
         "a saved state shares its rows with the live memory",
         swap(recurrent_state, "write", wrapped(_aliased_rows)),
     ),
-    answers(
+    released(
         "restore-forgets-the-rows",
         "a restored state has its position and not its numbers",
         swap(
@@ -130,12 +116,12 @@ MEMORY: Final = (
             ),
         ),
     ),
-    answers(
+    released(
         "state-before-the-batch",
         "the state kept is the one the ubatch began with",
         swap(PlaneWriter, "keep_states", lambda _: _late_state),
     ),
-    answers(
+    released(
         "stale-planes",
         "only the newest of the rollback's states is kept",
         swap(PlaneWriter, "keep_states", lambda _: _first_plane_only),
@@ -144,21 +130,21 @@ MEMORY: Final = (
         profile="llama.cpp@b11549+erase-equal",
         upstream="ggml-org/llama.cpp#26695",
     ),
-    answers(
+    released(
         "window-too-narrow",
         "the mask hides one position too many",
         swap(WindowMask, "interval", _interval(1, 0)),
         model="swa",
         profile="llama.cpp@b11549+erase-equal",
     ),
-    answers(
+    released(
         "sees-the-future",
         "causality is off by one",
         swap(WindowMask, "interval", _interval(0, 1)),
         model="dense",
         profile="llama.cpp@b11549",
     ),
-    answers(
+    released(
         "wrong-pos-min-of-a-window",
         "a window reports that it still holds everything",
         swap(WindowPair, "seq_pos_min", always(0)),
@@ -166,14 +152,14 @@ MEMORY: Final = (
         profile="llama.cpp@b11549+erase-equal",
         shape={"longest": 200, "max_steps": 8},
     ),
-    answers(
+    released(
         "attention-not-cut",
         "removal forgets nothing",
         swap(AttentionCache, "seq_rm", always(True)),
         model="dense",
         profile="llama.cpp@b11549",
     ),
-    answers(
+    released(
         "removal-one-too-late",
         "removal begins one position behind",
         swap(
@@ -214,19 +200,19 @@ def _without(erasure: str, test: Any) -> Any:
 
 
 START: Final = (
-    answers(
+    released(
         "depth-test-skipped",
         "memory is taken to reach back as far as is asked",
         swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
     ),
-    answers(
+    released(
         "any-checkpoint-will-do",
         "the newest checkpoint is taken, wherever it stands",
         swap(depth, "EXACT_TESTS", lambda tests: {**tests, "threshold": NEVER})
         + swap(depth, "BEYOND", lambda _: NEVER[0])
         + swap(depth, "ERASED", _without("equal", lambda _c, _p: False)),
     ),
-    answers(
+    released(
         "search-one-too-far",
         "a checkpoint one token beyond the match may be taken",
         swap(depth, "BEYOND", lambda _: BEYOND_BY_ONE)
@@ -234,29 +220,29 @@ START: Final = (
         + swap(depth, "ERASED", _without("equal", lambda c, p: c.pos_max > p.pos_next + 1)),
         upstream="ikawrakow/ik_llama.cpp#1888",
     ),
-    answers(
+    released(
         "nothing-is-erased",
         "checkpoints of another prompt stay in the list",
         swap(depth, "ERASED", _without("equal", lambda _c, _p: False)),
     ),
-    answers(
+    released(
         "erasure-off-by-one",
         "the released erasure: a checkpoint at pos_next stays",
         profile="llama.cpp@b11549",
         shape={},
         upstream="ggml-org/llama.cpp#24035",
     ),
-    answers(
+    released(
         "checkpoint-one-token-late",
         "a checkpoint is recorded as one token longer than it is",
         swap(checkpointing, "create_checkpoint", wrapped(_late_checkpoint)),
     ),
-    answers(
+    released(
         "restore-counts-one-more",
         "after a restore one token too many is taken as present",
         swap(depth, "_continue_from", _more(1)),
     ),
-    answers(
+    released(
         "prefix-counts-one-more",
         "the common prefix is one token too long",
         swap(
@@ -271,7 +257,7 @@ START: Final = (
         model="dense",
         profile="llama.cpp@b11549",
     ),
-    answers(
+    released(
         "window-beyond-the-match",
         "b9538: a window checkpoint beyond the match is taken",
         profile="llama.cpp@b9538",
@@ -279,7 +265,7 @@ START: Final = (
         shape={},
         upstream="ggml-org/llama.cpp#24411",
     ),
-    counts(
+    reported(
         "threshold-off-by-one",
         "a checkpoint that ends right at the prefix is refused",
         swap(
@@ -291,7 +277,7 @@ START: Final = (
             },
         ),
     ),
-    counts(
+    reported(
         "last-token-not-kept-back",
         "a prompt that is all cached needs no token",
         swap(reuse, "OneTokenNeeded", lambda original: original)
@@ -331,54 +317,54 @@ def _loses_checkpoints(
 
 
 KEEPING: Final = (
-    counts(
+    reported(
         "ties-to-the-lowest-slot",
         "of slots never used the lowest is taken",
         swap(selection, "_least_recently_used", lambda _: _first_of_equals),
     ),
-    counts(
+    reported(
         "f-keep-half-is-too-little",
         "a slot of which exactly half stays is parked",
         swap(selection, "HALF", lambda half: np.float32(half + np.float32(0.05))),
     ),
-    counts(
+    reported(
         "load-keeps-the-entry",
         "what was loaded stays in the prompt cache",
         swap(swapping, "prompt_load", wrapped(_keeps_entry)),
         upstream="ggml-org/llama.cpp#24143",
     ),
-    counts(
+    reported(
         "load-without-checkpoints",
         "a loaded conversation comes without its checkpoints",
         swap(swapping, "prompt_load", wrapped(_loses_checkpoints)),
     ),
-    counts(
+    reported(
         "nothing-is-parked",
         "every prompt is taken for one that an entry holds already",
         swap(PromptCache, "contains", always(True)),
     ),
-    counts(
+    reported(
         "prefixes-stay",
         "shorter entries are not dropped for a longer one",
         swap(PromptCache, "_drop_prefixes_of", always(None)),
     ),
-    counts(
+    reported(
         "entries-by-similarity-alone",
         "an entry need not keep more than the slot does",
         swap(PromptCache, "_beats", lambda _: lambda _self, _k, sim, _bk, best: bool(best < sim)),
     ),
-    counts(
+    reported(
         "no-cut-before-the-end",
         "no batch ends four tokens before the prompt's end",
         swap(batching, "next_stop", lambda _: lambda _s, _slot, task: int(task.n_tokens)),
         upstream="ggml-org/llama.cpp#20288",
     ),
-    counts(
+    reported(
         "list-drops-nothing-for-its-length",
         "a full list makes no room",
         swap(checkpointing, "make_room", always(None)),
     ),
-    counts(
+    reported(
         "spacing-is-ignored",
         "checkpoints are taken however close they lie",
         swap(checkpointing, "_is_far_enough", always(True)),

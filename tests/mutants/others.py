@@ -14,23 +14,10 @@ from cachesim.engines.mlx_lm.kv_cache import KVCache
 from cachesim.engines.mlx_lm.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.trie import PromptTrie
-from tests.mutants.switches import Mutant, always, swap, wrapped
+from tests.mutants.switches import always, answers, counts, swap, wrapped
 
 IK: Final = "ik_llama.cpp@d2da6da05+2105"
 MLX: Final = "mlx-lm@0.32.2"
-SMALL: Final = {"longest": 60, "flags": False}
-
-
-def answers(name: str, about: str, swaps: Any = (), **more: Any) -> Mutant:
-    """A bug that shows in answers."""
-    return Mutant(
-        name=name, about=about, caught_by="answers", swaps=swaps, **{"shape": SMALL, **more}
-    )
-
-
-def counts(name: str, about: str, swaps: Any = (), **more: Any) -> Mutant:
-    """A bug that shows in what is reported."""
-    return Mutant(name=name, about=about, caught_by="records", swaps=swaps, **more)
 
 
 def _without_rows(original: Any, self: Context, seq: Any, state: Any) -> bool:

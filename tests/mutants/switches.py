@@ -75,3 +75,19 @@ def wrapped(change: Callable[..., Any]) -> Make:
         return replaced
 
     return make
+
+
+SMALL = {"longest": 60, "flags": False}
+"""Workloads that are small and turn no flags: most bugs need no more."""
+
+
+def answers(name: str, about: str, swaps: tuple[Swap, ...] = (), **more: Any) -> Mutant:
+    """A bug that shows in answers."""
+    return Mutant(
+        name=name, about=about, caught_by="answers", swaps=swaps, **{"shape": SMALL, **more}
+    )
+
+
+def counts(name: str, about: str, swaps: tuple[Swap, ...] = (), **more: Any) -> Mutant:
+    """A bug that shows in what the server reports."""
+    return Mutant(name=name, about=about, caught_by="records", swaps=swaps, **more)
