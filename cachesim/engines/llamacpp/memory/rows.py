@@ -52,10 +52,12 @@ class Rows:
 
     def put_keys(self, layer: int, cells: Integers, data: Array) -> None:
         """Write the keys of some cells."""
+        self.cover(int(cells.max()))
         self.keys[layer][cells + MARGIN] = data
 
     def put_values(self, layer: int, cells: Integers, data: Array) -> None:
         """Write the values of some cells."""
+        self.cover(int(cells.max()))
         self.values[layer][cells + MARGIN] = data
 
     def zero(self, cells: Integers) -> None:

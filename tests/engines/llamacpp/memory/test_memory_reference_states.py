@@ -5,6 +5,7 @@ import pytest
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
 from cachesim.errors import UpstreamAbort
 from tests.engines.llamacpp.memory.bench import BOTH, NAMES, Bench
+from tests.engines.llamacpp.memory.lab import Lab
 
 both = pytest.mark.parametrize("rules", BOTH, ids=NAMES)
 
@@ -67,6 +68,18 @@ def test_v20_a_whole_restore_of_several_streams(rules: MemoryRules, first: list[
 
     assert b.load(saved, -1)
     assert (first, [0, 4]) == (b.pos(0), b.pos(1))
+
+
+@both
+def test_a_whole_restore_brings_all_rows_of_the_last_stream_back(rules: MemoryRules) -> None:
+    lab = Lab("dense", rules, n_seq_max=2, cells=1024, unified=False, n_ubatch=512)
+    assert lab.go_on(0, 500)
+    assert lab.go_on(1, 700)
+    saved = lab.context.state_write(-1)
+    lab.context.clear(data=True)
+
+    assert saved.size == lab.context.state_read(saved, -1)
+    assert lab.go_on(1)
 
 
 @both
