@@ -33,6 +33,9 @@ Profiles = Annotated[
     ),
 ]
 Arithmetic = Annotated[ArithmeticName, Parameter(help="float: a real network; ring: exact words.")]
+Report = Annotated[
+    Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
+]
 Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
 
 LOOKS: Final[dict[str, Any]] = {
@@ -53,6 +56,10 @@ def run(
     arithmetic: Arithmetic = "float",
     verify: Annotated[bool, Parameter(help="Compare every answer with a cold recompute.")] = True,
     watch: Annotated[bool, Parameter(negative="", help="Step through the events.")] = False,
+    detail: Annotated[
+        bool, Parameter(negative="", help="In JSON: what was held after every event, and whose.")
+    ] = False,
+    report: Report = None,
 ) -> int:
     """Play scenarios on profiles, and say what was reused and whether the answers are right.
 
@@ -70,6 +77,8 @@ def run(
         seed=seed,
         arithmetic=arithmetic,
         verify=verify,
+        detail=detail,
+        report=report,
     )
 
 
@@ -79,6 +88,7 @@ def explain(
     profile: Profiles = None,
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
+    report: Report = None,
 ) -> int:
     """Tell the story of a scenario step by step: tokens, checkpoints, cache, the rule at work.
 
@@ -86,7 +96,9 @@ def explain(
     """
     from cachesim.cli.explain import explain_command  # noqa: PLC0415
 
-    return explain_command(name, profiles=profile or (), seed=seed, arithmetic=arithmetic)
+    return explain_command(
+        name, profiles=profile or (), seed=seed, arithmetic=arithmetic, report=report
+    )
 
 
 def diff(

@@ -12,7 +12,7 @@ from cachesim.report.consoles import results, show
 from cachesim.report.events import event_line
 from cachesim.report.findings import one_scenario
 
-SHOWN = ("cached", "processed", "answer", "error", "generated", "checkpoints", "prompt_cache")
+SHOWN = ("cached", "processed", "answer", "error", "generated", "checkpoints")
 
 
 def diff_command(
@@ -42,7 +42,8 @@ def diff_command(
 
 def _differ(runs: list[dict[str, Any]], index: int) -> bool:
     one, other = (run["steps"][index] for run in runs)
-    return any(one[key] != other[key] for key in SHOWN)
+    parked = [[entry["n_tokens"] for entry in each["prompt_cache"]] for each in (one, other)]
+    return parked[0] != parked[1] or any(one[key] != other[key] for key in SHOWN)
 
 
 def _parting(runs: list[dict[str, Any]], index: int) -> list[Text]:

@@ -1,11 +1,12 @@
 """`cachesim explain`: the story of a scenario, step by step."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from cachesim.cli.run import jobs_of, play, status
+from cachesim.cli.run import jobs_of, play, status, write_report
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading
@@ -18,15 +19,19 @@ def explain_command(
     profiles: Sequence[str] = (),
     seed: int | None = None,
     arithmetic: ArithmeticName = "float",
+    report: Path | None = None,
 ) -> int:
     """Print the story of a scenario on each of its profiles."""
     screen = results()
     jobs = jobs_of([name], profiles, seed)
     runs: list[dict[str, Any]] = []
-    for job, run in zip(jobs, play(jobs, arithmetic, verify=True), strict=True):
+    played = play(jobs, arithmetic, verify=True, detail=report is not None)
+    for job, run in zip(jobs, played, strict=True):
         if not runs:
             show(screen, heading(job.scenario, [run]))
         show(screen, Text(f"\non {run['profile']}", style="name"))
         show(screen, story(run))
         runs.append(run)
+    if report is not None:
+        write_report(runs, report)
     return status(runs)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
-from cachesim.report import json_output
+from cachesim.report import html, json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
 from cachesim.report.tables import closing, summary
@@ -74,17 +75,36 @@ def run_command(
     seed: int | None = None,
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
+    detail: bool = False,
+    report: Path | None = None,
 ) -> int:
     """Run scenarios; 0 if all was as expected, 1 if not."""
     jobs = jobs_of(names, profiles, seed)
-    if output == "jsonl":
-        return _stream(jobs, arithmetic, verify=verify)
-    runs = list(play(jobs, arithmetic, verify=verify))
+    if output == "jsonl" and report is None:
+        return _stream(jobs, arithmetic, verify=verify, detail=detail)
+    watched = detail or report is not None
+    runs = list(play(jobs, arithmetic, verify=verify, detail=watched))
+    if report is not None:
+        write_report(runs, report)
+    told = runs if detail else [json_output.without_detail(each) for each in runs]
     if output == "json":
-        sys.stdout.write(json_output.document(runs) + "\n")
+        sys.stdout.write(json_output.document(told) + "\n")
+    elif output == "jsonl":
+        _write_lines(told)
     else:
         _show(jobs, runs, results())
     return status(runs)
+
+
+def write_report(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """The page of some runs, as one file; its name goes to standard error."""
+    text = html.page(runs)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"--report {path}: cannot be written: {error.strerror or error}"
+        raise InputError(msg) from None
+    show(notes(), Text(f"report: {path}"))
 
 
 def status(runs: Sequence[dict[str, Any]]) -> int:
@@ -93,7 +113,7 @@ def status(runs: Sequence[dict[str, Any]]) -> int:
 
 
 def play(
-    jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool
+    jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool = False
 ) -> Iterator[dict[str, Any]]:
     """The runs in order, with a bar on standard error where someone is watching."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
@@ -103,7 +123,8 @@ def play(
         workers(len(groups)) as do,
     ):
         task = bar.add_task("running", total=len(jobs))
-        for runs in do(partial(play_group, arithmetic=arithmetic, verify=verify), groups):
+        play_one = partial(play_group, arithmetic=arithmetic, verify=verify, detail=detail)
+        for runs in do(play_one, groups):
             if isinstance(runs, ScenarioError):
                 raise runs
             bar.advance(task, len(runs))
@@ -116,7 +137,7 @@ def watched(screen: Console, jobs: Sequence[Job]) -> bool:
 
 
 def play_group(
-    jobs: Sequence[Job], *, arithmetic: ArithmeticName, verify: bool
+    jobs: Sequence[Job], *, arithmetic: ArithmeticName, verify: bool, detail: bool = False
 ) -> list[dict[str, Any]] | ScenarioError:
     """The profiles of one scenario, which share their cold answers; or what is wrong with it."""
     oracle: Oracle | None = None
@@ -126,7 +147,14 @@ def play_group(
             if oracle is None:
                 oracle = Oracle(build(spec_of(job.scenario.model), arithmetic))
             runs.append(
-                run(job.scenario, job.profile, arithmetic=arithmetic, verify=verify, oracle=oracle)
+                run(
+                    job.scenario,
+                    job.profile,
+                    arithmetic=arithmetic,
+                    verify=verify,
+                    oracle=oracle,
+                    detail=detail,
+                )
             )
         except InputError as error:
             problems = error.problems if isinstance(error, ScenarioError) else (str(error),)
@@ -134,14 +162,21 @@ def play_group(
     return runs
 
 
-def _stream(jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool) -> int:
+def _stream(
+    jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool
+) -> int:
     runs = []
-    for entry in play(jobs, arithmetic, verify=verify):
+    for entry in play(jobs, arithmetic, verify=verify, detail=detail):
+        _write_lines([entry])
+        runs.append({"as_expected": entry["as_expected"]})
+    return status(runs)
+
+
+def _write_lines(runs: Sequence[dict[str, Any]]) -> None:
+    for entry in runs:
         for step in entry["steps"]:
             sys.stdout.write(json_output.step_line(entry, step) + "\n")
         sys.stdout.write(json_output.end_line(entry) + "\n")
-        runs.append({"as_expected": entry["as_expected"]})
-    return status(runs)
 
 
 def _show(jobs: Sequence[Job], runs: Sequence[dict[str, Any]], screen: Console) -> None:

@@ -15,6 +15,12 @@ def line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, allow_nan=False, separators=(",", ":"))
 
 
+def without_detail(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as it is told when nobody asked for everything."""
+    steps = [{key: each[key] for key in each if key != "detail"} for each in run["steps"]]
+    return {key: run[key] for key in run if key != "detail"} | {"steps": steps}
+
+
 def step_line(run: Mapping[str, Any], step: Mapping[str, Any]) -> str:
     """One step, with the run it belongs to."""
     return line({"scenario": run["scenario"], "profile": run["profile"], "step": step})

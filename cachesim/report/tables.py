@@ -26,13 +26,12 @@ def side_by_side(runs: Sequence[Mapping[str, Any]], *, width: int = 80) -> Rende
 
 
 def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("step")
     table.add_column("prompt", justify="right")
     for run in runs:
-        table.add_column(
-            f"{short_profile(run['profile'])}\ncached answer", min_width=18, no_wrap=True
-        )
+        heading = f"{short_profile(run['profile'])}\n{CELL_HEADING}"
+        table.add_column(heading, min_width=CELL - 2, no_wrap=True)
     for index, step in enumerate(runs[0]["steps"]):
         prompt = str(step["prompt_tokens"]) if step["do"] == "complete" else step["do"]
         cells = (step_cell(run["steps"][index]) for run in runs)

@@ -1,0 +1,120 @@
+"""The data of a page: equal parts written once, and less of it where there is too much.
+
+    packed      {"pool": [part, ...], "document": ...}
+    {"$": 3}    stands for pool[3]; a mapping of the document's own with this key is {"$": {...}}
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+SMALL: Final = 24
+"""Parts below this many characters are not worth a name."""
+
+QUIET: Final = frozenset({"batch-decoded", "model-called", "prompt-progress"})
+"""Events after which a page can do without a state of its own."""
+
+
+class Packer:
+    """Gives equal values equal numbers, then writes those that come twice only once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._values: list[Any] = []
+        self._sizes: list[int] = []
+        self._uses: Counter[int] = Counter()
+        self._pool: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def number(self, value: Any) -> int:  # noqa: ANN401 - JSON values
+        """The number of a value; uses are counted once for each different holder."""
+        if isinstance(value, Mapping):
+            parts = tuple((str(key), self.number(each)) for key, each in value.items())
+            inner = [n for _, n in parts]
+            size = 2 + sum(len(key) + 4 + self._sizes[n] for key, n in parts)
+            return self._known(("mapping", parts), dict(parts), inner, size)
+        if isinstance(value, list | tuple):
+            inner = [self.number(each) for each in value]
+            size = 2 + sum(1 + self._sizes[n] for n in inner)
+            return self._known(("list", tuple(inner)), inner, inner, size)
+        return self._known((type(value).__name__, value), value, [], len(repr(value)))
+
+    def _known(self, key: Any, value: Any, inner: list[int], size: int) -> int:  # noqa: ANN401
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._values)
+            self._values.append((key[0], value))
+            self._sizes.append(size)
+            self._uses.update(inner)
+        return number
+
+    def written(self, number: int) -> Any:  # noqa: ANN401
+        """A value, or its name where it is used more than once."""
+        kind, value = self._values[number]
+        if kind not in {"mapping", "list"}:
+            return value
+        if self._uses[number] < 2 or self._sizes[number] < SMALL:
+            return self._spelled(kind, value)
+        if number not in self._places:
+            spelled = self._spelled(kind, value)
+            self._places[number] = len(self._pool)
+            self._pool.append(spelled)
+        return {"$": self._places[number]}
+
+    def _spelled(self, kind: str, value: Any) -> Any:  # noqa: ANN401
+        if kind == "list":
+            return [self.written(each) for each in value]
+        mapping = {key: self.written(each) for key, each in value.items()}
+        return {"$": mapping} if "$" in mapping else mapping
+
+    def pack(self, value: Any) -> dict[str, Any]:  # noqa: ANN401
+        """The whole."""
+        document = self.written(self.number(value))
+        return {"pool": self._pool, "document": document}
+
+
+def packed(document: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values
+    """A document with every part of some size written once."""
+    return Packer().pack(document)
+
+
+def thinner(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """The runs, then with fewer states, then with none."""
+    yield runs
+    for keep in (_loud, _last, _none):
+        yield [_thinned(run, keep) for run in runs]
+
+
+def _thinned(run: Mapping[str, Any], keep: Any) -> dict[str, Any]:  # noqa: ANN401 - a function
+    """A run whose states are those that `keep` chooses for each step."""
+    if "detail" not in run:
+        return dict(run)
+    steps = [{**each, "detail": {**each["detail"], "at": keep(each)}} for each in run["steps"]]
+    wanted = {index for each in steps for index in (*each["detail"]["at"], each["detail"]["before"])}
+    states = [
+        state if index in wanted else None for index, state in enumerate(run["detail"]["states"])
+    ]
+    if keep is _none:
+        states = []
+    return {**run, "steps": steps, "detail": {**run["detail"], "states": states}}
+
+
+def _loud(step: Mapping[str, Any]) -> list[int]:
+    """No state of its own for a quiet event, unless it is the last one."""
+    at: list[int] = list(step["detail"]["at"])
+    before = step["detail"]["before"]
+    for index, event in enumerate(step["events"][:-1]):
+        if event["event"] in QUIET:
+            at[index] = at[index - 1] if index else before
+    return at
+
+
+def _last(step: Mapping[str, Any]) -> list[int]:
+    """Only what a step leaves behind."""
+    at = step["detail"]["at"]
+    return [at[-1]] * len(at) if at else []
+
+
+def _none(step: Mapping[str, Any]) -> list[int]:
+    """Nothing."""
+    return [-1] * len(step["detail"]["at"])
