@@ -58,7 +58,8 @@ def real_mlx_lm(
         return 0 if all(each.agrees for each in found) else 1
     classes = compare_classes(release, seed, workloads if sequences < 0 else sequences)
     served = compare_server(release, seed, workloads, first=first)
-    out.print(classes_table(classes, seed))
+    if classes.operations:
+        out.print(classes_table(classes, seed))
     out.print(server_table(served, seed))
     for line in differences(classes, served):
         out.print(line, markup=False)
@@ -81,11 +82,14 @@ def classes_table(agreement: Agreement, seed: int) -> Table:
 def server_table(agreement: ServerAgreement, seed: int) -> Table:
     """How many requests to the real server came out alike, per model."""
     title = f"mlx-lm {agreement.release}: server, seed {seed}"
-    table = _table(title, "model", "workloads", "requests", "agreeing", "wrong states stored")
+    table = _table(
+        title, "model", "workloads", "requests", "agreeing", "wrong answers", "wrong states"
+    )
     columns = (
         agreement.workloads,
         agreement.requests,
         agreement.agreeing,
+        agreement.wrong_answers,
         agreement.wrong_states,
     )
     for kind in sorted(agreement.workloads):

@@ -84,6 +84,7 @@ class ServerAgreement:
     requests: Counter[str] = field(default_factory=Counter)
     agreeing: Counter[str] = field(default_factory=Counter)
     wrong_states: Counter[str] = field(default_factory=Counter)
+    wrong_answers: Counter[str] = field(default_factory=Counter)
     difference: tuple[Workload, Mismatch] | None = None
 
     @property
@@ -98,6 +99,11 @@ class ServerAgreement:
         self.workloads[kind] += 1
         self.requests[kind] += requests
         self.agreeing[kind] += requests if found is None else found.step
+        self.wrong_answers[kind] += sum(
+            request["answer"] == "diverged"
+            for group in line["results"]
+            for request in group["requests"]
+        )
         self.wrong_states[kind] += sum(
             not all(layer["state_is_key"] for layer in insertion["layers"])
             for group in line["results"]

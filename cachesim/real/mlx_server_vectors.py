@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from cachesim.engines.base import Message, Request, Ticket
+import numpy as np
+
+from cachesim.engines.base import Message, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
@@ -23,6 +25,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.real.mlx_rows import read_row, write_row
 from cachesim.real.mlx_state import ColdStates
 from cachesim.units import as_tokens
+from cachesim.verify.oracle import Oracle
 
 Json: TypeAlias = Any
 
@@ -33,6 +36,8 @@ FLOAT32: Final = 4
 VOCABULARY: Final = 64
 FILLER: Final = 20
 """What would be said where the recording ends because the worker died."""
+
+BY_WEIGHTS: Final = ("difference", "distance")
 
 STORE_OPTION: Final = "prompt_cache_size"
 """Older servers do not have it; the recordings gave it to their store directly."""
@@ -63,6 +68,7 @@ class ServerPlayer:
         self.engine = self._started(line["template"], dict(line["options"]))
         self.engine.server.store.watch = self._watch
         self._cold = ColdStates(build(self.spec))
+        self._oracle = Oracle(build(self.spec))
         self._inserted: list[dict[str, Json]] = []
         self._numbers: list[tuple[PromptCache, int]] = []
         self._seen = 0
@@ -112,7 +118,10 @@ class ServerPlayer:
         events = self.engine.events[self._seen :]
         self._seen = len(self.engine.events)
         return {
-            "requests": [self._result(ticket, events) for ticket in tickets],
+            "requests": [
+                self._result(ticket, events, judged="answer" in result)
+                for ticket, result in zip(tickets, recorded, strict=True)
+            ],
             "inserted": self._inserted,
             "forwards": [[each.rows, each.columns] for each in of_kind(ModelCalled, events)],
             "store": self._store(),
@@ -132,7 +141,7 @@ class ServerPlayer:
             options=options,
         )
 
-    def _result(self, ticket: Ticket, events: Sequence[Event]) -> dict[str, Json]:
+    def _result(self, ticket: Ticket, events: Sequence[Event], *, judged: bool) -> dict[str, Json]:
         mine = [each for each in events if each.task == ticket]
         reply = self.engine.reply(ticket)
         admitted = next(iter(of_kind(RequestAdmitted, mine)), None)
@@ -147,11 +156,20 @@ class ServerPlayer:
             "cached": None if admitted is None else admitted.cached,
             "reported": None if admitted is None else admitted.reported,
         }
+        if judged:
+            result["answer"] = None if reply is None else self._answer(reply)
         if admitted is not None and self.rules.server.segments:
             result["segments"] = [list(each) for each in admitted.segments]
         if admitted is not None and admitted.checkpoint is not None:
             result["checkpoint"] = list(admitted.checkpoint)
         return result
+
+    def _answer(self, reply: Reply) -> str | None:
+        """Whether the reply's rows are those of a cold run."""
+        if reply.error is not None or not reply.generated:
+            return None
+        cold = self._oracle.logits(reply.prompt, reply.generated)
+        return "same" if np.array_equal(cold, reply.logits) else "diverged"
 
     def _store(self) -> dict[str, Json]:
         cache = self.engine.server.store.cache
@@ -202,9 +220,9 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
 
 
 def as_compared(recorded: Json) -> Json:
-    """A recording without the one field that depends on weights: how far a wrong state is off."""
+    """A recording without what depends on weights: how far wrong states and answers are off."""
     if isinstance(recorded, Mapping):
-        kept = {key: value for key, value in recorded.items() if key != "difference"}
+        kept = {key: value for key, value in recorded.items() if key not in BY_WEIGHTS}
         return {key: as_compared(value) for key, value in kept.items()}
     return [as_compared(each) for each in recorded] if isinstance(recorded, list) else recorded
 

@@ -84,6 +84,15 @@ class StoreWatch:
         cache = find(model, tokens).prompt_cache
         return next(number for held, number in reversed(self._numbers) if held is cache)
 
+    def cold(self, tokens: list[int]) -> Real:
+        """The logits of every token of a cold run, (tokens, vocabulary)."""
+        self.busy = True
+        cache = self.caches.make_prompt_cache(self.model)
+        logits = self.model(self.mx.array([tokens]), cache=cache)[0]
+        self.mx.eval(logits)
+        self.busy = False
+        return logits
+
     def _layers(self, key: list[int], cache: Real) -> list[Json]:
         cold = self.caches.make_prompt_cache(self.model)
         if key:

@@ -27,6 +27,8 @@ VOCABULARY = 64
 END_MARK = 3
 FILLER = 20
 PATIENCE = 30.0
+ROUNDING = 3e-5
+"""Log probabilities that lie further apart than this are of another computation."""
 
 
 def main() -> None:
@@ -72,12 +74,13 @@ class Script:
     def __init__(self, mx: Real, tokens: Sequence[int]) -> None:
         self._mx = mx
         self._tokens = list(tokens)
-        self._at = 0
+        self.rows: list[list[float]] = []
 
-    def __call__(self, _logprobs: Real) -> Real:
-        """The next token for one row of the batch."""
-        said = self._tokens[self._at] if self._at < len(self._tokens) else FILLER
-        self._at += 1
+    def __call__(self, logprobs: Real) -> Real:
+        """The next token for one row of the batch; the row it was asked for is kept."""
+        at = len(self.rows)
+        self.rows.append(logprobs[0].tolist())  # at once: arrays belong to their thread
+        said = self._tokens[at] if at < len(self._tokens) else FILLER
         return self._mx.array([said], dtype=self._mx.uint32)
 
 
@@ -188,24 +191,38 @@ class Server:
         self.gate.shut = True
         asked = [self._ask(request) for request in group]
         self.gate.shut = False
-        for queue, record in asked:
+        for queue, record, _ in asked:
             self._await(queue, record)
         self._settle()
-        for _, record in asked:
+        for _, record, script in asked:
             context = record.pop("context", None)
             count = getattr(context, "prompt_cache_count", -1)
             record["reported"] = None if count < 0 else count
+            record["answer"] = self._answer(record, script)
         result = {
-            "requests": [record for _, record in asked],
+            "requests": [record for _, record, _ in asked],
             "inserted": list(self.watch.inserted),
             "forwards": list(self.calls),
         }
         return result | ({} if self.death else {"store": self.watch.stored()})
 
-    def _ask(self, request: Json) -> tuple[Real, Json]:
+    def _answer(self, record: Json, script: Script) -> str | None:
+        """The reply's rows held against those of one cold forward pass."""
+        said, prompt = record["generated"], record.get("prompt")
+        if record["error"] is not None or not said or not prompt:
+            return None
+        mx = self.mx
+        cold = self.watch.cold([*prompt, *said[:-1]])[len(prompt) - 1 :]
+        cold = cold - mx.logsumexp(cold, axis=-1, keepdims=True)
+        distance = mx.abs(mx.array(script.rows[: len(said)]) - cold).max().item()
+        record["distance"] = distance
+        return "same" if distance < ROUNDING else "diverged"
+
+    def _ask(self, request: Json) -> tuple[Real, Json, Script]:
         queue: Real = Queue()
         record: Json = {"cached": None, "reported": None, "error": None, "finish": None}
         chat = "messages" in request
+        script = Script(self.mx, request["reply"])
         call = SimpleNamespace(
             request_type="chat" if chat else "text",
             prompt=request.get("text", ""),
@@ -215,7 +232,7 @@ class Server:
         )
         args = SimpleNamespace(
             model=self.module.ModelDescription("m", None, None),
-            script=Script(self.mx, request["reply"]),
+            script=script,
             stop_words=request.get("stop_words", []),
             max_tokens=request["max_tokens"],
             num_draft_tokens=0,
@@ -226,7 +243,7 @@ class Server:
             record=record,
         )
         self.gate.put((queue, call, args))
-        return queue, record
+        return queue, record, script
 
     def _await(self, queue: Real, record: Json) -> None:
         """Take everything that the HTTP side would get."""
