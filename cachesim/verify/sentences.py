@@ -43,6 +43,13 @@ SENTENCES: Final[dict[str, str]] = {
     "cache-obsolete-entry": "the parked {n_tokens} tokens begin a longer conversation and go",
     "cache-making-room": "the parked {n_tokens} tokens go to make room for others",
     "cache-load-failed": "the parked state does not load",
+    "text-match": "the texts are compared too, and their tokens end elsewhere",
+    "full-reset": (
+        "the {who} context cannot be cut at position {p0}, so both are cleared and the prompt is "
+        "read from its start"
+    ),
+    "cache-ram-n-min": "{match} equal tokens are fewer than --cache-ram-n-min {n_min}",
+    "prompt-truncated": "the prompt is too long for the context: {dropped} tokens are left out",
 }
 """Rule -> words with the names of the rule's own details in braces; rooms may add theirs."""
 

@@ -151,7 +151,7 @@ class Batching:
             self._discard(slot, keep, from_cache, end=0)
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, dropped
         slot.prompt_tokens = list(discard(slot.prompt_tokens, keep, dropped))
-        slot.ledger.apply("prompt truncated", min(slot.ledger.usable, keep), dropped=dropped)
+        slot.ledger.apply("prompt-truncated", min(slot.ledger.usable, keep), dropped=dropped)
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
         """Remove [keep, keep + count), move [keep + count, end) down, on both contexts."""
@@ -189,9 +189,9 @@ class Batching:
             server.companion.seq_rm(0, -1)
             server.record(events.CompanionReset(slot=slot.id, task=slot.ticket or 0, p0=p0))
         elif not primary or companion is False:
-            self._reset_everything(slot, p0)
+            self._reset_everything(slot, p0, refused_by_primary=not primary)
 
-    def _reset_everything(self, slot: Slot, p0: int) -> None:
+    def _reset_everything(self, slot: Slot, p0: int, *, refused_by_primary: bool) -> None:
         server = self._server
         server.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
         if server.companion is not None:
@@ -201,7 +201,8 @@ class Batching:
         slot.n_kept_prompt = slot.n_discarded_prompt = 0
         slot.n_prompt_tokens_cache = 0
         slot.checkpoints.clear()
-        slot.ledger.apply("trim refused: full reset", 0, p0=p0)
+        who = "primary" if refused_by_primary else "companion"
+        slot.ledger.apply("full-reset", 0, p0=p0, who=who)
         server.record(events.FullReset(slot=slot.id, task=slot.ticket or 0, p0=p0))
 
     # -- decode ------------------------------------------------------------------------------

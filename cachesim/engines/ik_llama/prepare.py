@@ -39,7 +39,7 @@ class Preparation:
         if slot.request.cache_prompt:
             self._match(slot)
         else:
-            slot.ledger.apply("cache_prompt", 0, cache_prompt=False)
+            slot.ledger.apply("cache-prompt-off", 0)
         if self._rules.minus_one_first:
             self._leave_one(slot)
             self.apply_checkpoint(slot)
@@ -69,12 +69,12 @@ class Preparation:
                 n_past_prompt=slot.n_past_prompt,
             )
         )
-        slot.ledger.apply("prefix match", slot.n_past_prompt, exact=exact, tolerant=tolerant)
+        slot.ledger.apply("text-match", slot.n_past_prompt, exact=exact, tolerant=tolerant)
         if self._rules.n_min_is_a_prefix and chosen.left < self._n_min:
             slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
             slot.cache_tokens = []
             slot.checkpoints.clear()
-            slot.ledger.apply("cache_ram_n_min", 0, match=chosen.left, n_min=self._n_min)
+            slot.ledger.apply("cache-ram-n-min", 0, match=chosen.left, n_min=self._n_min)
 
     @staticmethod
     def _leave_one(slot: Slot) -> None:
@@ -83,7 +83,7 @@ class Preparation:
             slot.n_past -= 1
             slot.n_past_prompt -= 1
             slot.ledger.apply(
-                "at least one token", slot.n_past_prompt, n_prompt_tokens=len(slot.prompt_tokens)
+                "last-token", slot.n_past_prompt, n_prompt_tokens=len(slot.prompt_tokens)
             )
 
     # -- apply_checkpoint ------------------------------------------------------------------------
@@ -106,9 +106,7 @@ class Preparation:
             tried.append({"pos_min": checkpoint.pos_min, "pos_max": checkpoint.pos_max})
             if self._usable(checkpoint, thold, pos_next):
                 if self._restore(slot, checkpoint, pos_next):
-                    slot.ledger.apply(
-                        "checkpoint restored", slot.n_past_prompt, thold=thold, tried=tried
-                    )
+                    self._explain_restore(slot, checkpoint, pos_min, thold, tried[:-1])
                     return
                 break
             self._record.append(
@@ -131,7 +129,23 @@ class Preparation:
         )
         slot.n_past = slot.n_past_prompt = 0
         slot.cache_tokens = []
-        slot.ledger.apply("no checkpoint qualifies", 0, pos_min=pos_min, thold=thold, tried=tried)
+        slot.ledger.apply(
+            "full-reprocessing", 0, pos_min=pos_min, threshold=thold, checkpoints=tried
+        )
+
+    @staticmethod
+    def _explain_restore(
+        slot: Slot, checkpoint: Checkpoint, pos_min: int, thold: int, refused: list[dict[str, int]]
+    ) -> None:
+        """Two rules: the memory cannot go back so far, and a checkpoint wins some of it back."""
+        slot.ledger.apply("memory-depth", 0, pos_min=pos_min, threshold=thold, checkpoints=refused)
+        slot.ledger.apply(
+            "checkpoint-restored",
+            slot.n_past_prompt,
+            n_tokens=checkpoint.n_tokens,
+            pos_min=checkpoint.pos_min,
+            pos_max=checkpoint.pos_max,
+        )
 
     def _usable(self, checkpoint: Checkpoint, thold: int, pos_next: int) -> bool:
         match self._rules.rewind:

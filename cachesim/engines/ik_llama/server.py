@@ -205,7 +205,7 @@ class IkLlama(Engine):
             self._deferred.append((ticket, request))
             return
         in_slot = token_prefix(slot.cache_tokens, request.prompt)
-        ledger.apply("slot and prompt cache choice", in_slot, slot=slot.id)
+        ledger.apply("slot-tokens", in_slot, slot=slot.id)
         slot.ledger = ledger
         self._launch(slot, ticket, request)
 
