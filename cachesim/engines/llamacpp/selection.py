@@ -1,6 +1,7 @@
 """Which slot a task gets, and whether its prompt is swapped with the prompt cache first."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -18,16 +19,19 @@ from cachesim.engines.llamacpp.task import Task
 from cachesim.engines.llamacpp.tokens import get_common_prefix
 from cachesim.units import Count
 
+Road: TypeAlias = Literal["id", "similarity", "age"]
+"""How a slot was found: the request names it, it is the most similar, it was used long ago."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A slot, and what the choice says about its prompt."""
+    """A slot, and whether its prompt is to be swapped with the prompt cache."""
 
     slot: Slot
-    update: bool  # swap the prompt with the cache first
-    rule: str  # why the prompt cache was not asked, or the other slots not taken
-    f_keep: Float32 | None = None
+    road: Road
+    update: bool
     sim: Float32 | None = None
+    f_keep: Float32 | None = None
 
 
 def take_stock(server: ServerContext, task: Task) -> Holdings:
@@ -49,17 +53,17 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
     """
     holdings = take_stock(server, task)
     task.ledger = holdings.ledger
+    choice: Choice | None
     if task.id_slot >= 0 and not server.rules.selection.pinned_slot_uses_cache:
-        choice = Choice(slot=_by_id(server, task), update=False, rule="slot-pinned")
+        choice = Choice(slot=_by_id(server, task), road="id", update=False)
     else:
-        found = get_available_slot(server, task)
-        if found is None:
-            return None
-        choice = found
+        choice = get_available_slot(server, task)
+    if choice is None:
+        return None
     _rule_out_slots(server, choice, holdings)
-    if choice.update and server.cache is not None:
+    if choice.update:
         update_prompt_cache(server, choice.slot, task.tokens, holdings)
-    holdings.settle_on(choice.slot, choice.rule, **_ratios(choice))
+    _settle(choice, holdings)
     return choice.slot
 
 
@@ -77,31 +81,40 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
     half; a number that is no slot's own (taken modulo) never matches and counts as 0.
     """
     pinned = _by_id(server, task) if task.id_slot >= 0 else None
-    best, sim = pinned, np.float32(0.0)
     threshold = np.float32(server.options.slot_prompt_similarity)
     if threshold != 0:
         best, sim = _most_similar(server, task, pinned, threshold)
         if best is not None:
-            f_keep = _f_keep(sim, task, best)
-            if sim > 0:
-                server.emit(
-                    SlotChosenBySimilarity(
-                        slot=best.id,
-                        task=task.id,
-                        similarity=float(sim),
-                        threshold=float(threshold),
-                        f_keep=float(f_keep),
-                    )
-                )
-            update = bool(f_keep < HALF)
-            return Choice(slot=best, update=update, rule="f-keep", f_keep=f_keep, sim=sim)
-    if best is not None:
-        return Choice(slot=best, update=False, rule="slot-pinned")
+            return _by_similarity(server, task, best, sim)
+    if pinned is not None:
+        return Choice(slot=pinned, road="id", update=False)
     oldest = _least_recently_used(server)
     if oldest is None:
         return None
     server.emit(SlotChosenByAge(slot=oldest.id, task=task.id, t_last_used=oldest.t_last_used))
-    return Choice(slot=oldest, update=True, rule="no-prompt-cache")
+    return Choice(slot=oldest, road="age", update=True)
+
+
+def _by_similarity(server: ServerContext, task: Task, slot: Slot, sim: Float32) -> Choice:
+    """A slot that keeps half of its tokens or more is taken as it is."""
+    f_keep = _f_keep(sim, task, slot)
+    if sim > 0:
+        server.emit(
+            SlotChosenBySimilarity(
+                slot=slot.id,
+                task=task.id,
+                similarity=float(sim),
+                threshold=float(np.float32(server.options.slot_prompt_similarity)),
+                f_keep=float(f_keep),
+            )
+        )
+    return Choice(
+        slot=slot,
+        road="similarity" if task.id_slot < 0 else "id",
+        update=bool(f_keep < HALF),
+        sim=sim,
+        f_keep=f_keep,
+    )
 
 
 def _most_similar(
@@ -147,12 +160,17 @@ def _rule_out_slots(server: ServerContext, choice: Choice, holdings: Holdings) -
             continue
         if slot.is_processing:
             holdings.rule_out(slot, "slot-busy", slot=slot.id)
-        elif choice.rule == "no-prompt-cache":
-            holdings.rule_out(slot, "slot-similarity", slot=slot.id, threshold=threshold)
+        elif choice.road == "id":
+            holdings.rule_out(slot, "slot-pinned", slot=slot.id, chosen=choice.slot.id)
         else:
-            holdings.rule_out(slot, choice.rule, slot=slot.id, chosen=choice.slot.id)
+            holdings.rule_out(slot, "slot-similarity", slot=slot.id, threshold=threshold)
 
 
-def _ratios(choice: Choice) -> dict[str, float]:
-    ratios = {"f_keep": choice.f_keep, "sim": choice.sim}
-    return {name: float(value) for name, value in ratios.items() if value is not None}
+def _settle(choice: Choice, holdings: Holdings) -> None:
+    """What the chosen slot holds now is all that is left: the prompt cache is behind."""
+    slot = int(choice.slot.id)
+    if choice.f_keep is None or choice.sim is None or np.isnan(choice.f_keep):
+        holdings.settle_on(choice.slot, "slot-pinned", chosen=slot)
+    else:
+        ratios = {"f_keep": float(choice.f_keep), "sim": float(choice.sim)}
+        holdings.settle_on(choice.slot, "f-keep", slot=slot, **ratios)
