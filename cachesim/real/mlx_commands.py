@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,8 +12,10 @@ from rich.table import Table
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.mlx_classes import Agreement, compare_classes, environment_for
 from cachesim.real.mlx_logits import LogitsAgreement, compare_mlx_logits
+from cachesim.real.mlx_scenarios import ScenarioStep, play_mlx_scenario, releases_of
 from cachesim.real.mlx_server import ServerAgreement, compare_server
 from cachesim.real.vectors import differing
+from cachesim.scenario.load import load
 
 MOST_LINES = 12
 
@@ -25,6 +28,7 @@ def real_mlx_lm(
     sequences: int = -1,
     first: int = 0,
     logits: bool = False,
+    scenario: Path | None = None,
 ) -> int:
     """Play random operations on mlx-lm's own classes, and random requests on its own server.
 
@@ -44,8 +48,12 @@ def real_mlx_lm(
         The number of the first workload, to come back to one of a longer run.
     logits
         Compare logits with mlx-lm's own models instead, the same weights in both.
+    scenario
+        A scenario file to play instead, on every release that it names.
 
     """
+    if scenario is not None:
+        return _real_scenario(scenario)
     try:
         environment_for(release).ready()
     except EnvironmentUnavailableError as error:
@@ -65,6 +73,38 @@ def real_mlx_lm(
         out.print(line, markup=False)
     agree = not classes.differences and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
+
+
+def _real_scenario(file: Path) -> int:
+    scenario = load(file)
+    agree = True
+    for release in releases_of(scenario):
+        try:
+            environment_for(release).ready()
+        except EnvironmentUnavailableError as error:
+            _console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
+            return 1
+        steps = play_mlx_scenario(scenario, release)
+        _console().print(scenario_table(scenario.name, release, steps))
+        agree = agree and all(step.agrees for step in steps)
+    return 0 if agree else 1
+
+
+def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
+    """What both servers say, step by step."""
+    title = f"{name} on mlx-lm {release}"
+    table = Table(title=title, title_style="")
+    for head in ("step", "prompt", "real: cached", "answer", "simulated: cached", "answer", ""):
+        table.add_column(head, justify="left" if head in {"step", "answer", ""} else "right")
+    for step in steps:
+        cells = [
+            text
+            for cached, answer, error in (step.real, step.simulated)
+            for text in (error or str(cached), answer or "-")
+        ]
+        verdict = "equal" if step.agrees else "DIFFERENT"
+        table.add_row(step.name, str(step.prompt_tokens), *cells, verdict)
+    return table
 
 
 def classes_table(agreement: Agreement, seed: int) -> Table:

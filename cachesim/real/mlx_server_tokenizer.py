@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 MARKS = ["<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool"]
 THINK, THINK_END = "<think>", "</think>"
+PLAIN = ("chatml", "needs-user")
+"""Templates without thinking marks."""
 
 
 class WordVocabulary:
@@ -19,7 +21,7 @@ class WordVocabulary:
     all_special_tokens: tuple[str, ...] = ()
 
     def __init__(self, template: str, size: int) -> None:
-        thinks = template != "chatml"
+        thinks = template not in PLAIN
         self.chat_template = template
         marks = [*MARKS, *([THINK, THINK_END] if thinks else [])]
         self.texts = [*marks, *(f"w{i}" for i in range(size - len(marks)))]
@@ -57,19 +59,22 @@ class WordVocabulary:
         last_user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
         words: list[str] = []
         for index, message in enumerate(messages):
-            content = self._shown(message, after_user=index > last_user)
+            content = self._shown(message, before_user=index < last_user)
             words += ["<|im_start|>", message["role"], "\n", *content, "<|im_end|>", "\n"]
         if add_generation_prompt:
             words += ["<|im_start|>", "assistant", "\n"]
-            words += [] if self.chat_template == "chatml" else [THINK, "\n"]
+            words += [] if self.chat_template in PLAIN else [THINK, "\n"]
         return [self.tokens.get(word, 0) for word in words] if tokenize else " ".join(words)
 
-    def _shown(self, message: Mapping[str, str], *, after_user: bool) -> list[str]:
+    def _shown(self, message: Mapping[str, str], *, before_user: bool) -> list[str]:
         words = [word for word in message["content"].split(" ") if word]
-        if self.chat_template == "chatml":
+        old_turn = message["role"] == "assistant" and before_user
+        if self.chat_template in PLAIN or (
+            self.chat_template == "strip-reasoning" and not old_turn
+        ):
             return words
         keeps = self.chat_template == "think-tools" and message["role"] == "assistant"
-        if keeps and after_user:
+        if keeps and not before_user:
             return [THINK, "\n", *words]
         ends = [i for i, word in enumerate(words) if word == THINK_END]
         return words[ends[-1] + 1 :] if ends else words

@@ -24,6 +24,8 @@ Real: TypeAlias = Any  # modules, classes and objects of the release: known only
 
 HERE = Path(__file__).parent
 VOCABULARY = 64
+"""Words, where a workload does not say otherwise."""
+
 END_MARK = 3
 FILLER = 20
 PATIENCE = 30.0
@@ -126,13 +128,14 @@ class Server:
         wrapper = importlib.import_module("mlx_lm.tokenizer_utils").TokenizerWrapper
         models, watch = (importlib.import_module(f"mlx_server_{n}") for n in ("models", "watch"))
         words = importlib.import_module("mlx_server_tokenizer")
+        size = workload.get("vocabulary", VOCABULARY)
         tokenizer = wrapper(
-            words.WordVocabulary(workload["template"], VOCABULARY), eos_token_ids=[END_MARK]
+            words.WordVocabulary(workload["template"], size), eos_token_ids=[END_MARK]
         )
         self.calls: list[list[int]] = []
         self.death: str | None = None
         self.current: Json = {}
-        model = models.build(workload["model"], VOCABULARY, self._called)
+        model = models.build(workload["model"], size, self._called)
         options = workload["options"]
         store = self.module.LRUPromptCache(options.get("prompt_cache_size", 10))
         self.watch = watch.StoreWatch(store, model, self._fetched)
