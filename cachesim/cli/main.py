@@ -26,10 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(arguments: list[str] | None) -> int:
     """Run a command line, and turn what it raises into words and a status."""
-    from cachesim.cli.app import parse  # noqa: PLC0415 - an interrupt while loading is caught too
-
     errors = Console(stderr=True, highlight=False)
     try:
+        from cachesim.cli.app import parse  # noqa: PLC0415 - what fails to load is told too
+
         status = parse(arguments, exit_on_error=False, print_error=True, error_console=errors)
         sys.stdout.flush()
     except CycloptsError:  # said by the parser itself

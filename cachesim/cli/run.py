@@ -19,7 +19,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
-from cachesim.report import html, json_output
+from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
 from cachesim.report.tables import closing, summary
@@ -98,6 +98,8 @@ def run_command(
 
 def write_report(runs: Sequence[dict[str, Any]], path: Path) -> None:
     """The page of some runs, as one file; its name goes to standard error."""
+    from cachesim.report import html  # noqa: PLC0415 - a page is rarely asked for
+
     text = html.page(runs)
     try:
         path.write_text(text, encoding="utf-8")
