@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.units import Array, Count, Pos
 
@@ -20,6 +21,7 @@ class Checkpoint:
     id_task: int
     state: SavedState
     drafter: Array | None = None  # what the companion carried beside its memory
+    approximate: Approximation | None = None  # what was approximate when it was taken
 
     @property
     def size(self) -> int:

@@ -86,6 +86,7 @@ def maybe_create_checkpoint(server: ServerContext, slot: Slot, task: Task, fille
             id_task=task.id,
             state=server.contexts.save(slot.id, partial=True),
             drafter=_carried(server, slot),
+            approximate=slot.prompt.approximate,
         ),
     )
 

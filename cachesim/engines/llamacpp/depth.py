@@ -185,7 +185,12 @@ def restore(server: ServerContext, slot: Slot, checkpoint: Checkpoint) -> bool:
 def _continue_from(
     server: ServerContext, slot: Slot, task: Task, checkpoint: Checkpoint, prefix: Prefix
 ) -> Prefix:
-    """A checkpoint of an exact state gives its tokens; one of a window gives one token less."""
+    """A checkpoint of an exact state gives its tokens; one of a window gives one token less.
+
+    Trap: one that was taken before a context shift stands for other tokens by now. What it brings
+    back is no approximation that the server meant.
+    """
+    slot.prompt.approximate = checkpoint.approximate
     pos_next = min(prefix.pos_next, max(checkpoint.pos_min + 1, checkpoint.pos_max))
     n_past = min(pos_next, slot.prompt.n_tokens, checkpoint.n_tokens)
     server.emit(

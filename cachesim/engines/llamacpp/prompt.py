@@ -1,17 +1,8 @@
 """What the server believes a slot's memory holds: tokens, and checkpoints along them."""
 
-from dataclasses import dataclass
-
+from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.units import Count, Token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approximation:
-    """From which token on the memory knowingly holds values of another context, and why."""
-
-    start: Count
-    why: str  # "context-shift" or "chunk-reuse"
 
 
 class Prompt:

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.contexts import SavedState
-from cachesim.engines.llamacpp.prompt import Approximation
 from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio
 from cachesim.engines.llamacpp.rules import PromptCacheRules
 from cachesim.engines.llamacpp.tokens import get_common_prefix

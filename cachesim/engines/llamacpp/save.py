@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Reply
+from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.events import (
@@ -24,7 +25,6 @@ from cachesim.engines.llamacpp.events import (
     SlotSaved,
 )
 from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
-from cachesim.engines.llamacpp.prompt import Approximation
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task

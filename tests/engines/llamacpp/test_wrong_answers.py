@@ -172,3 +172,15 @@ def test_a_moved_chunk_is_an_approximation_and_says_so() -> None:
     clean = play.reply(run(range(30), range(700, 705)), 4)
     assert clean.approximated is None
     assert difference(play, clean) == 0.0
+
+
+def test_08_june_restores_a_state_from_before_a_context_shift() -> None:
+    """The checkpoint list outlives the shift: after it, 132 tokens are other tokens."""
+    options = {"ctx_size": 256, "context_shift": True, "ubatch_size": 64}
+    play = Play(JUNE, "recurrent", arithmetic="float", **options)
+    play.reply(run(range(300, 500)), 100)
+    assert play.checkpoints() == [132]
+    held = play.snapshot["slots"][0]["tokens"]
+    reply = play.reply(run(held[:140], range(600, 610)), 4)
+    assert (reply.cached, reply.approximated) == (132, None)
+    assert difference(play, reply) > DIVERGED
