@@ -285,6 +285,10 @@ class Cells:
         if (self.pos[cells] != held).any() or not self.members(seq)[cells].all():
             msg = f"the track of sequence {seq} names the wrong cells"
             raise ContractError(msg)
+        behind = cells[held >= track.straight_from()]
+        if np.unique(behind - self.pos[behind]).size > 1:
+            msg = f"the track of sequence {seq} calls a bent run of cells straight"
+            raise ContractError(msg)
 
 
 def _bit(words: Array, seq: int) -> bool:

@@ -58,8 +58,6 @@ class MemoryRules:
     """A whole restore clears once and fills all streams (was: only the last stream survives)."""
     on_device_chunks: bool
     """Device buffers are copied across the borders of cell ranges (was: abort)."""
-    sequence_file_version: int
-    """The version number in the header of a saved sequence."""
 
     # batches
     batch_ids_when_unified: int | None
@@ -96,7 +94,6 @@ B9094: Final = MemoryRules(
     undoes_hybrid_restore=False,
     restores_every_stream=False,
     on_device_chunks=False,
-    sequence_file_version=2,
     batch_ids_when_unified=256,
     hashed_ids=False,
     advances_all_ids=True,
@@ -121,7 +118,6 @@ B9509: Final = MemoryRules(
     undoes_hybrid_restore=False,
     restores_every_stream=False,
     on_device_chunks=False,
-    sequence_file_version=2,
     batch_ids_when_unified=256,
     hashed_ids=False,
     advances_all_ids=True,
@@ -146,7 +142,6 @@ B11434: Final = MemoryRules(
     undoes_hybrid_restore=True,
     restores_every_stream=True,
     on_device_chunks=True,
-    sequence_file_version=4,
     batch_ids_when_unified=None,
     hashed_ids=True,
     advances_all_ids=False,

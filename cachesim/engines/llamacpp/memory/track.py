@@ -76,6 +76,8 @@ class Track:
             self._append(pos, cell)
         elif self.origin <= pos < self.lo:  # the undoing of a reclaim
             self.table[pos - self.origin] = cell
+            if self.straight is not None:
+                self.straight = max(self.straight, self.lo)
             self.lo = pos
             self.count += 1
         else:

@@ -197,6 +197,14 @@ def test_cells_do_what_a_walk_over_all_of_them_does(
             assert naive.ends(seq) == (cells.pos_min(seq), cells.pos_max(seq))
 
 
+def test_a_position_below_the_others_may_lie_anywhere() -> None:
+    track = Track()
+    for pos, cell in ((2, 6), (3, 7), (0, 1)):
+        track.put(pos, cell)
+
+    assert (0, 3, 3, 2) == (track.lo, track.hi, track.count, track.straight_from())
+
+
 def test_far_apart_positions_take_no_long_tables() -> None:
     streams = Streams(B11434, n_seq_max=1, unified=True, size=8, mask=WindowMask())
     naive = Naive(WindowMask())
@@ -239,10 +247,16 @@ def test_a_wrong_book_is_noticed() -> None:
     def moved(cells: Cells) -> None:
         cells.pos[1] = 7
 
+    def bent(cells: Cells) -> None:
+        cells.pos[5], cells.pos[1] = 1, -1
+        cells.bits[:, 5], cells.bits[:, 1] = cells.bits[:, 1], 0
+        cells.owners[5], cells.owners[1] = 1, 0
+        cells.tracks[0].table[1] = 5
+
     def lost(cells: Cells) -> None:
         cells.tracks[0] = Track()
 
-    for damage in (used, owners, ghost, shift, moved, lost):
+    for damage in (used, owners, ghost, shift, moved, bent, lost):
         streams = filled()
         damage(streams.cells[0])
         with pytest.raises(ContractError):

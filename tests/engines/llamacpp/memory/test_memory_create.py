@@ -1,9 +1,11 @@
 """Which memory a model gets, and how large."""
 
+import numpy as np
 import pytest
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.context import SEQ_HEADER
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
@@ -11,7 +13,9 @@ from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryR
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.errors import OptionError, ProfileError
 from cachesim.model.build import build
+from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset, tiny
+from cachesim.model.store import Ubatch
 from cachesim.model.trace import Traced
 from cachesim.units import Count
 
@@ -107,13 +111,29 @@ def test_a_companion_keeps_a_plain_cache_of_its_own_and_reads_hidden_rows() -> N
     companion = create_context(head, ContextParams(n_rs_seq=2), B9509)
     assert (AttentionCache, 0) == (type(companion.memory), companion.n_rs_seq)
 
-    assert target.decode(Batch.of((300, 301, 302), start=0)) == 0
-    hidden = [target.hidden(row) for row in range(3)]
-    import numpy as np  # noqa: PLC0415
+    tokens = tuple(range(300, 309))
+    assert target.decode(Batch.of(tokens, start=0)) == 0
+    hidden = np.stack([target.hidden(row) for row in range(9)])
+    cold = head.run(
+        Ubatch(tokens=np.array(tokens), positions=np.arange(9), hidden=hidden), PlainStore(head)
+    ).logits
 
-    batch = Batch.of((301, 302, 303), start=0, hidden=np.stack(hidden))
-    assert companion.decode(batch) == 0
-    assert (2, -1) == (companion.seq_pos_max(0), companion.seq_pos_max(0) - 3)
+    for first, last in ((0, 4), (4, 7), (7, 9)):
+        part = Batch.of(tokens[first:last], start=first, outputs=True, hidden=hidden[first:last])
+        assert companion.decode(part) == 0
+        for row in range(last - first):
+            assert (cold[first + row] == companion.logits(row)).all()
+    assert companion.seq_rm(0, 5, -1)
+    assert companion.decode(Batch.of(tokens[5:6], start=5, hidden=hidden[5:6])) == 0
+    assert (cold[5] == companion.logits(0)).all()
+
+
+def test_a_file_of_a_sequence_has_a_head_the_tokens_and_the_state() -> None:
+    context = create_context(build(tiny("dense"), "ring"), ContextParams(), B11434)
+    assert context.decode(Batch.of((300,) * 5, start=0)) == 0
+
+    state = context.state_seq_get_size(0) - SEQ_HEADER
+    assert 12 + 4 * 5 + state == context.state_seq_file_size(0, 5)
 
 
 @pytest.mark.parametrize("name", ["dense", "swa", "recurrent", "hybrid", "hybrid-mtp"])

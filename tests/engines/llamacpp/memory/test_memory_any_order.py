@@ -1,0 +1,116 @@
+"""Operations in any order, sensible or not: the books agree until upstream's process would end."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cachesim.engines.llamacpp.memory.lanes import plan_lanes, visible_cells
+from cachesim.engines.llamacpp.memory.rows import MARGIN
+from cachesim.errors import UpstreamAbort
+from cachesim.real.memory_vectors import MemoryPlayer
+
+ids = st.integers(0, 2)
+places = st.integers(-1, 14)
+flags = st.sampled_from(["none", "partial"])
+RUN = st.fixed_dictionaries(
+    {
+        "seqs": st.lists(ids, min_size=1, max_size=2, unique=True),
+        "start": st.integers(0, 12),
+        "count": st.integers(1, 6),
+    }
+)
+FAIL = st.fixed_dictionaries({"ubatch": st.integers(0, 2), "code": st.sampled_from([2, -2, -3])})
+
+
+def op(name: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"op": st.just(name), **fields})
+
+
+DECODE = st.fixed_dictionaries(
+    {
+        "op": st.just("decode"),
+        "n_ubatch": st.integers(5, 9),
+        "runs": st.lists(RUN, min_size=1, max_size=3),
+        "follow": st.booleans(),
+    },
+    optional={"fail": FAIL, "all_outputs": st.booleans()},
+)
+OPERATIONS = st.one_of(
+    DECODE,
+    DECODE,
+    DECODE,
+    op("seq_rm", seq=st.integers(-1, 3), p0=places, p1=places),
+    op("seq_cp", src=ids, dst=ids, p0=places, p1=places),
+    op("seq_keep", seq=ids),
+    op("seq_add", seq=ids, p0=places, p1=places, delta=st.integers(-5, 5)),
+    op("seq_div", seq=ids, p0=places, p1=places, divisor=st.integers(1, 3)),
+    op("clear", data=st.booleans()),
+    op("save", seq=st.integers(-1, 2), flags=flags, slot=st.sampled_from("ab")),
+    op("load", seq=st.integers(-1, 2), flags=flags, slot=st.sampled_from("ab")),
+)
+MEMORIES = {
+    "kv": {"cells": 12, "n_swa": 4, "swa_type": "standard"},
+    "iswa": {"cells": 16, "swa_cells": 10, "n_swa": 4, "swa_type": "chunked"},
+    "recurrent": {"recurrent_cells": 3, "n_rs_seq": 2},
+    "hybrid": {"cells": 16, "recurrent_cells": 3, "n_rs_seq": 2},
+    "hybrid-iswa": {
+        "cells": 16,
+        "swa_cells": 12,
+        "n_swa": 4,
+        "swa_type": "symmetric",
+        "recurrent_cells": 3,
+        "n_rs_seq": 0,
+    },
+}
+PARTS = {"kv": "cells", "swa": "swa_cells", "recurrent": "recurrent_cells"}
+
+
+def followed(player: MemoryPlayer, step: dict[str, Any]) -> dict[str, Any]:
+    """A decode whose runs start where memory ends, so that most of them are valid."""
+    if step["op"] != "decode" or not step["follow"]:
+        return step
+    runs = [
+        {**run, "start": player.context.seq_pos_max(run["seqs"][0]) + 1} for run in step["runs"]
+    ]
+    return {**step, "runs": runs[:1]}
+
+
+def check_lanes(player: MemoryPlayer) -> None:
+    """The rows of the last ubatch see through lanes exactly the cells that the mask shows them."""
+    if not player.context.reached or player.context.cleanup:
+        return
+    ubatch, _ = player.context.reached[-1]
+    for cache in player.parts.caches.values():
+        masked = visible_cells(cache.streams, cache.mask, ubatch, causal=True)
+        for plan in plan_lanes(cache.streams, ubatch):
+            picked = np.r_[plan.picked] - MARGIN
+            for row, low, high in zip(plan.rows, plan.low, plan.high, strict=True):
+                seen = picked[(plan.positions >= low) & (plan.positions <= high)]
+                assert masked[row] == sorted(seen.tolist())
+
+
+@settings(max_examples=max(5, settings.default.max_examples // 2))
+@pytest.mark.parametrize("kind", sorted(MEMORIES))
+@given(
+    st.lists(OPERATIONS, max_size=30),
+    st.booleans(),
+    st.sampled_from(["b9094", "b9509", "b11434"]),
+)
+def test_any_order_of_operations_keeps_the_books(
+    kind: str, steps: list[dict[str, Any]], unified: bool, build: str
+) -> None:
+    layers = {part: 1 for part, needs in PARTS.items() if needs in MEMORIES[kind]}
+    memory = {"kind": kind, "n_seq_max": 3, "unified": unified, "layers": layers}
+    player = MemoryPlayer(build, {**memory, **MEMORIES[kind]})
+    for step in steps:
+        if step["op"] == "load" and step["slot"] not in player.slots:
+            continue
+        try:
+            player.play(followed(player, step))
+        except UpstreamAbort:
+            return
+        if step["op"] == "decode":
+            check_lanes(player)
