@@ -20,7 +20,7 @@ def workers(tasks: int) -> Iterator[Do]:
     if tasks <= ALONE or count == 1:
         yield map
         return
-    pool = ProcessPoolExecutor(count, initializer=_leave_interrupts_to_the_parent)
+    pool = ProcessPoolExecutor(count, initializer=_end_silently_when_interrupted)
     try:
         yield pool.map
     except BaseException:
@@ -37,5 +37,5 @@ def processors() -> int:
     return len(able)
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_silently_when_interrupted() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
