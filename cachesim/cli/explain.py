@@ -25,7 +25,7 @@ def explain_command(
     screen = results()
     jobs = jobs_of([name], profiles, seed)
     runs: list[dict[str, Any]] = []
-    played = play(jobs, arithmetic, verify=True, detail=report is not None)
+    played = play(jobs, arithmetic, verify=True, detail=True)
     for job, run in zip(jobs, played, strict=True):
         if not runs:
             show(screen, heading(job.scenario, [run]))

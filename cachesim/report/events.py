@@ -8,6 +8,9 @@ from rich.text import Text
 QUIET: Final = frozenset({"batch-decoded", "cache-state", "memory-cut", "prompt-started"})
 """Events that happen all the time."""
 
+MOST: Final = 6
+"""Longer lists are shown by their length."""
+
 LEFT_OUT: Final = frozenset({"event", "slot", "task", "size", "size_companion"})
 
 
@@ -35,5 +38,8 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        plain = len(value) <= MOST and not any(isinstance(each, dict | list) for each in value)
+        return " ".join(map(str, value)) if plain else f"({len(value)})"
+    if isinstance(value, dict):
+        return f"({len(value)})"
     return str(value)

@@ -12,8 +12,11 @@ from typing import Final
 from rich.text import Text
 
 LETTERS: Final = {"R": "reused", "r": "again", "C": "computed", "X": "cut", ".": "quiet"}
-LEGEND: Final = "R reused  r equal but read again  C computed  X cut away  . untouched"
-WIDEST: Final = 60
+LEGEND: Final = (
+    "R reused  r equal but read again  C computed  X cut away  . untouched"
+    "  x7: a letter is 7 tokens"
+)
+WIDEST: Final = 58
 
 
 def ribbon(parts: list[tuple[str, int]], *, widest: int = WIDEST) -> Text:
@@ -25,5 +28,5 @@ def ribbon(parts: list[tuple[str, int]], *, widest: int = WIDEST) -> Text:
     for letter, size in parts:
         text.append(letter * max(1, round(size / scale)), style=LETTERS[letter])
     if scale > 1:
-        text.append(f"  1 letter = {scale} tokens", style="quiet")
+        text.append(f" x{scale}", style="quiet")
     return text

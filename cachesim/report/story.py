@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cachesim.report.cells import answer_text
 from cachesim.report.events import QUIET, event_line
+from cachesim.report.memory import memory_facts
 from cachesim.report.paragraphs import wrong_facts
 from cachesim.report.ribbon import LEGEND, ribbon
 from cachesim.report.rules import checkpoint_word, rule_facts
@@ -63,6 +64,7 @@ def _facts(run: Mapping[str, Any], index: int) -> Iterator[tuple[str, Renderable
     yield from rule_facts(step)
     for slot in step["slots"]:
         yield f"slot {slot['id']}", _slot_ribbon(run, index, slot)
+    yield from memory_facts(run, index)
     if step["checkpoints"]:
         shelf = [checkpoint_word(each) for each in step["checkpoints"]]
         shown = shelf if len(shelf) <= MOST_CHECKPOINTS else ["...", *shelf[-MOST_CHECKPOINTS:]]
@@ -78,7 +80,8 @@ def entries_text(entries: Sequence[Mapping[str, Any]]) -> str:
     """The parked conversations, oldest first."""
     return ", ".join(
         f"{each['n_tokens']} tokens"
-        + (f" with {each['checkpoints']} checkpoints" if each["checkpoints"] else "")
+        + (f" with {each['checkpoints']} checkpoint" if each["checkpoints"] else "")
+        + "s"[: each["checkpoints"] > 1]
         for each in entries
     )
 

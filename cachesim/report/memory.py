@@ -1,0 +1,41 @@
+"""What memory holds after a step, and whose: cells part by part, and recurrent rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cachesim.report.rules import Fact
+
+
+def memory_facts(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
+    """Cells and rows with the steps whose tokens they have seen; nothing without details."""
+    detail = run["steps"][index].get("detail")
+    if not detail or not detail["at"]:
+        return
+    state = run["detail"]["states"][detail["at"][-1]]
+    for part in state["memory"]["cells"]:
+        yield "cells", f"{part['part']}: {_cells(run, part)}"
+    for row in state["memory"]["rows"]:
+        if row["position"] is not None and row["position"] >= 0:
+            tokens = owners(run, row["tokens"])
+            yield f"row {row['row']}", f"stands at {row['position']}: {tokens}"
+
+
+def _cells(run: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    held = [each["holds"] for each in part["runs"] if each["holds"]]
+    used = sum(each["count"] for each in part["runs"])
+    if not used:
+        return f"none of {part['size']}"
+    return f"{used} of {part['size']}: {owners(run, held)}"
+
+
+def owners(run: Mapping[str, Any], pieces: Sequence[Mapping[str, Any]]) -> str:
+    """`1 token of A, 46 of C`, in the order of positions; neighbours of one step together."""
+    counts: list[tuple[str, int]] = []
+    for piece in pieces:
+        name = "unknown" if piece["step"] is None else run["steps"][piece["step"]]["name"]
+        before = counts.pop() if counts and counts[-1][0] == name else (name, 0)
+        counts.append((name, before[1] + piece["count"]))
+    return ", ".join(
+        f"{count}{' token' + 's'[: count != 1] if number == 0 else ''} of {name}"
+        for number, (name, count) in enumerate(counts)
+    )
