@@ -9,7 +9,6 @@ from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.errors import OptionError
 
 SpecType: TypeAlias = Literal["none", "draft-mtp", "draft-simple"]
-CacheType: TypeAlias = Literal["f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"]
 
 CONTEXT_STEP: Final = 256
 """Contexts are rounded up to multiples of this."""
@@ -39,9 +38,6 @@ class Options:
     keep: int = 0
     predict: int = -1
     ignore_eos: bool = True  # workloads are played with it; the toy vocabulary ends at 2 and 260
-    cache_type_k: CacheType = "f16"
-    cache_type_v: CacheType = "f16"
-    flash_attn: bool = True
     chat_template: str = "chatml"
     spec_type: SpecType = "none"
     spec_draft_n_max: int = 3
@@ -109,8 +105,6 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "chat_template": tuple(TEMPLATES),
     "spec_type": ("none", "draft-mtp", "draft-simple"),
-    "cache_type_k": ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
-    "cache_type_v": ("f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
 }
 
 _KNOWN: Final = {each.name: each.default for each in fields(Options)}

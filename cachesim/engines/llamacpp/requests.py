@@ -32,6 +32,7 @@ HAD_BY: Final = {"message_delimiters": "b11549", "message_spans": "b9538, b11549
 def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerContext) -> Task:
     """Read a completion request as the HTTP side does."""
     options = server.options
+    _check_counts(request)
     fields = dict(request.options or {})
     for name in fields:
         _check_field(name, server.rules.checkpoints.placement)
@@ -62,6 +63,17 @@ def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerCont
         for k in range(request.completions - 1)
     ]
     return task
+
+
+def _check_counts(request: Request) -> None:
+    for name, value, least in (
+        ("predict", request.predict, -1),
+        ("completions", request.completions, 1),
+        ("slot", request.slot, -1),
+    ):
+        if value < least:
+            msg = f"{name} is {value}; write a whole number from {least} on"
+            raise OptionError(msg)
 
 
 def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:

@@ -16,7 +16,9 @@ def message_starts(prompt: Tokens, fields: Mapping[str, Any]) -> tuple[Start, ..
 
     A span says `{"role": "user", "start": 12}` with the offset of its first token; the real server
     takes byte offsets into the text, which token prompts do not have. A delimiter says
-    `{"role": "user", "delimiter": [259, 262]}`, as tokens or as text.
+    `{"role": "user", "delimiter": [259, 262]}`, as tokens or as text. The server that the wheel of
+    b11549 runs reads delimiters for chats alone, out of the template; here a request may bring them
+    as it could in b11434, so that a plain prompt can have messages.
     """
     spans = [_span(each, len(prompt)) for each in fields.get("message_spans") or ()]
     found = find_delimiters(prompt, [_delimiter(d) for d in fields.get("message_delimiters") or ()])
