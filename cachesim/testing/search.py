@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 
 from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.testing.draws import Seeded
 from cachesim.testing.shrink import shrink
-from cachesim.testing.trial import Finding, Trial, play, playable
+from cachesim.testing.trial import Finding, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape, draw_workload
 
 
@@ -91,9 +92,11 @@ def reduced(
     """The smallest workload found that shows the same kind of thing."""
 
     def shows(candidate: Scenario) -> bool:
-        if not playable(candidate, profile):
+        try:
+            trial = play(candidate, profile, arithmetic=arithmetic)
+        except InputError:  # what was simplified no longer fits together
             return False
-        return finding.same_kind(play(candidate, profile, arithmetic=arithmetic).finding)
+        return finding.same_kind(trial.finding)
 
     smallest = shrink(scenario, shows)
     whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False)

@@ -14,7 +14,7 @@ from cachesim.testing.workloads import FIRST_WORD
 
 Holds: TypeAlias = Callable[[Scenario], bool]
 
-TRIALS: Final = 1500
+TRIALS: Final = 800
 
 
 def shrink(scenario: Scenario, holds: Holds, *, trials: int = TRIALS) -> Scenario:

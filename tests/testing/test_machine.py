@@ -1,7 +1,7 @@
 """The state machine, and the strategies it is made of."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -22,6 +22,7 @@ from cachesim.testing import (
 from cachesim.units import Tokens
 
 BRIEF = settings(max_examples=12, stateful_step_count=8, deadline=None)
+FINDING = settings(BRIEF, max_examples=40, phases=[Phase.generate])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_the_machine_finds_a_state_that_is_never_rewound() -> None:
         model = "hybrid-delta"
 
     with pytest.raises(AssertionError, match="diverged"):
-        run_state_machine_as_test(Machine, settings=settings(BRIEF, max_examples=60))
+        run_state_machine_as_test(Machine, settings=FINDING)
 
 
 @given(tokens=token_lists(min_size=2, max_size=5, vocabulary=3))
