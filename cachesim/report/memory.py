@@ -15,9 +15,9 @@ def memory_facts(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
     for part in state["memory"]["cells"]:
         yield "cells", f"{part['part']}: {_cells(run, part)}"
     for row in state["memory"]["rows"]:
-        if row["position"] is not None and row["position"] >= 0:
-            tokens = owners(run, row["tokens"])
-            yield f"row {row['row']}", f"stands at {row['position']}: {tokens}"
+        if row["position"] >= 0:
+            whose = f": {owners(run, row['tokens'])}" if row["tokens"] else ""
+            yield f"row {row['row']}", f"stands at {row['position']}{whose}"
 
 
 def _cells(run: Mapping[str, Any], part: Mapping[str, Any]) -> str:
@@ -32,10 +32,10 @@ def owners(run: Mapping[str, Any], pieces: Sequence[Mapping[str, Any]]) -> str:
     """`1 token of A, 46 of C`, in the order of positions; neighbours of one step together."""
     counts: list[tuple[str, int]] = []
     for piece in pieces:
-        name = "unknown" if piece["step"] is None else run["steps"][piece["step"]]["name"]
-        before = counts.pop() if counts and counts[-1][0] == name else (name, 0)
-        counts.append((name, before[1] + piece["count"]))
+        whose = f"of {run['steps'][piece['step']]['name']}" if "step" in piece else "astray"
+        before = counts.pop() if counts and counts[-1][0] == whose else (whose, 0)
+        counts.append((whose, before[1] + piece.get("count", len(piece.get("tokens", ())))))
     return ", ".join(
-        f"{count}{' token' + 's'[: count != 1] if number == 0 else ''} of {name}"
-        for number, (name, count) in enumerate(counts)
+        f"{count}{' token' + 's'[: count != 1] if number == 0 else ''} {whose}"
+        for number, (whose, count) in enumerate(counts)
     )

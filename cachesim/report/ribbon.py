@@ -14,7 +14,7 @@ from rich.text import Text
 LETTERS: Final = {"R": "reused", "r": "again", "C": "computed", "X": "cut", ".": "quiet"}
 LEGEND: Final = (
     "R reused  r equal but read again  C computed  X cut away  . untouched"
-    "  x7: a letter is 7 tokens"
+    "\nx7: a letter is 7 tokens; astray: computed on wrong memory"
 )
 WIDEST: Final = 58
 
