@@ -1,0 +1,86 @@
+"""Proposed patches, each by what it changes; the mends of wrong answers stand in their own file."""
+
+import pytest
+
+from cachesim.engines.llamacpp.profiles import PATCHES, RELEASES, rules_of
+from cachesim.engines.profile import Profile
+from tests.engines.llamacpp.play import Play, run
+
+MAY, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_every_patch_changes_the_rules_of_each_release_it_fits(name: str) -> None:
+    for release in PATCHES[name].fits:
+        plain = RELEASES[release]
+        assert rules_of(Profile("llama.cpp", release, (name,))) != plain
+        assert rules_of(Profile("llama.cpp", release)) == plain
+
+
+def test_patches_are_laid_in_order() -> None:
+    both = rules_of(Profile.parse(OCTOBER + "+24143+erase-equal"))
+    assert not both.cache.load_consumes
+    assert both.reuse.erasure == "equal"
+
+
+def test_22384_makes_and_accepts_checkpoints_of_short_prompts() -> None:
+    for profile, cached in ((MAY, 0), (MAY + "+22384", 6)):
+        play = Play(profile, "hybrid")
+        play.ask(run(range(10)), 8)
+        assert play.ask(run(range(10)))[0] == cached
+
+
+def test_22384_admits_a_state_of_one_token_too_many_and_the_cut_is_refused() -> None:
+    """`pos_max <= pos_next` lets a state through that saw the token after the common prefix."""
+    play = Play(MAY + "+22384", "recurrent")
+    play.ask(run(range(10)), 8)
+    reply = play.reply(run(range(5), range(500, 510)))
+    assert reply.losses[1].detail["n_tokens"] == 6
+    assert [(loss.rule, loss.after) for loss in reply.losses] == [
+        ("memory-depth", 0),
+        ("checkpoint-restored", 5),
+        ("seq-rm-refused", 0),
+    ]
+
+
+def test_20428_goes_back_to_a_checkpoint_where_a_cut_is_refused() -> None:
+    for profile, counts in ((MAY, (0, 10)), (MAY + "+20428", (6, 4))):
+        play = Play(profile, "hybrid")
+        play.ask(run(range(10)))
+        assert play.ask(run(range(10))) == counts
+
+
+def test_24035_keeps_checkpoints_by_where_they_end() -> None:
+    for profile, held in ((OCTOBER, [96, 101]), (OCTOBER + "+24035", [96])):
+        play = Play(profile, "recurrent", ubatch_size=64)
+        play.ask(run(range(100)))
+        play.ask(run(range(100), range(200, 205)))
+        play.ask(run(range(100), range(300, 500)))
+        survivors = [each for each in play.checkpoints() if each in (96, 101)]
+        assert survivors == held
+
+
+@pytest.mark.parametrize("profile", [JUNE, OCTOBER])
+def test_24035_in_its_later_form_lets_no_short_slot_block_an_entry(profile: str) -> None:
+    plain, patched = Play(profile, "hybrid"), Play(profile + "+24035-lcp", "hybrid")
+    for play in (plain, patched):
+        play.ask(run(range(100), range(5000, 5005)))
+        play.ask(run(range(900), range(6000, 6200)))
+        play.ask(run(range(8000, 8100)))
+    assert plain.reply(run(range(1000))).losses[0].rule == "cache-not-better"
+    assert patched.reply(run(range(1000))).losses[0].rule == "memory-depth"
+
+
+def test_25592_saves_the_end_of_a_prompt_however_close() -> None:
+    for profile, held in ((JUNE, [32]), (JUNE + "+25592", [32, 96])):
+        play = Play(profile, "hybrid", batch_size=256, ubatch_size=64)
+        play.ask(run(range(100)))
+        assert play.checkpoints() == held
+
+
+def test_24891_keeps_what_lies_within_the_prompts_length() -> None:
+    for profile, held in ((OCTOBER, []), (OCTOBER + "+24891", [96])):
+        play = Play(profile, "recurrent", ctx_checkpoints=4)
+        play.ask(run(range(100)))
+        play.ask(run(range(50), range(500, 560)))
+        assert [each for each in play.checkpoints() if each == 96] == held
