@@ -164,9 +164,7 @@ def play_group(
     return runs
 
 
-def _stream(
-    jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool
-) -> int:
+def _stream(jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool) -> int:
     runs = []
     for entry in play(jobs, arithmetic, verify=verify, detail=detail):
         _write_lines([entry])

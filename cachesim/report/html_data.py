@@ -1,7 +1,7 @@
 """The data of a page: equal parts written once, and less of it where there is too much.
 
-    packed      {"pool": [part, ...], "document": ...}
-    {"$": 3}    stands for pool[3]; a mapping of the document's own with this key is {"$": {...}}
+Packed it reads {"pool": [part, ...], "document": ...}, and {"$": 3} stands for pool[3]. A mapping
+of the document's own that has such a key is written {"$": {...}}.
 """
 
 from collections import Counter
@@ -90,10 +90,8 @@ def _thinned(run: Mapping[str, Any], keep: Any) -> dict[str, Any]:  # noqa: ANN4
     if "detail" not in run:
         return dict(run)
     steps = [{**each, "detail": {**each["detail"], "at": keep(each)}} for each in run["steps"]]
-    wanted = {index for each in steps for index in (*each["detail"]["at"], each["detail"]["before"])}
-    states = [
-        state if index in wanted else None for index, state in enumerate(run["detail"]["states"])
-    ]
+    wanted = {n for each in steps for n in (*each["detail"]["at"], each["detail"]["before"])}
+    states = [state if n in wanted else None for n, state in enumerate(run["detail"]["states"])]
     if keep is _none:
         states = []
     return {**run, "steps": steps, "detail": {**run["detail"], "states": states}}

@@ -94,12 +94,15 @@ class Provenance:
         return self._nodes.get(node, Origin(NOBODY, 0, token))
 
     def spelled(self, tokens: Tokens) -> list[Piece]:
-        """Tokens as pieces of texts, each the longest that some step has at that very place."""
+        """Tokens as pieces of texts, each the longest that some step has at that very place.
+
+        Of steps that have it alike the first is named.
+        """
         origins: list[Origin] = []
         while len(origins) < len(tokens):
             at = len(origins)
             shared = {step: _shared(text, tokens, at) for step, text in self.texts.items()}
-            step = max(shared, key=lambda each: (shared[each], each), default=NOBODY)
+            step = max(shared, key=lambda each: (shared[each], -each), default=NOBODY)
             count = shared.get(step, 0)
             if not count:
                 step, count = NOBODY, 1

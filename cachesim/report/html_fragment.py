@@ -1,0 +1,86 @@
+"""A run as a piece of HTML without scripts: for notebooks, and for browsers that run none."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, Final
+
+from cachesim.report.cells import SHOWN, count, lost, worst_answer
+from cachesim.report.findings import is_of_interest
+from cachesim.report.paragraphs import step_facts
+
+STYLE: Final = """\
+<style>
+.cachesim { font: 14px/1.5 system-ui, sans-serif; max-width: 60em; }
+.cachesim table { border-collapse: collapse; margin: .6em 0; }
+.cachesim th, .cachesim td { text-align: left; padding: .15em 1.2em .15em 0; font-weight: 400; }
+.cachesim td.n, .cachesim th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.cachesim tbody th, .cachesim .what { font-weight: 600; }
+.cachesim dt { float: left; clear: left; width: 6em; opacity: .65; }
+.cachesim dd { margin: 0 0 .15em 6.5em; }
+.cachesim code { white-space: pre-wrap; overflow-wrap: anywhere; }
+</style>"""
+
+WIDEST: Final = 48
+"""Letters of a ribbon."""
+
+
+def fragment(run: Mapping[str, Any], *, styled: bool = True) -> str:
+    """One entry of "runs": its verdict, a row per step, and the facts of steps of interest."""
+    name, profile = escape(run["scenario"]), escape(run["profile"])
+    rows = "".join(map(_row, run["steps"]))
+    told = "".join(_facts(run))
+    return (
+        f'{STYLE if styled else ""}<section class="cachesim">'
+        f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run["steps"]))}</p>'
+        '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
+        '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>{told}</section>"
+    )
+
+
+def _verdict(steps: Sequence[Mapping[str, Any]]) -> str:
+    answer = worst_answer(steps)
+    words = {
+        None: "not compared with a cold run",
+        "same": "every answer is the cold answer",
+        "rounding": "every answer is the cold answer, but for rounding",
+        "by-design": "answers differ, by design of the server",
+        "diverged": "an answer is WRONG",
+    }
+    missed = sum(lost(step) for step in steps if step["reuse"] == "lost")
+    return words[answer] + (f"; {missed} tokens of reuse were lost" if missed else "")
+
+
+def _row(step: Mapping[str, Any]) -> str:
+    answer = step["error"] or SHOWN.get(step["answer"], step["answer"]) or "-"
+    missed = str(lost(step)) if step["reuse"] == "lost" else ""
+    cells = (
+        f'<th scope="row">{escape(step["name"])}</th>',
+        f'<td class="n">{step["prompt_tokens"]}</td>',
+        f'<td class="n">{count(step["cached"])}</td>',
+        f"<td><code>{ribbon_letters(step)}</code></td>",
+        f"<td>{escape(answer)}</td>",
+        f'<td class="n">{missed}</td>',
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def ribbon_letters(step: Mapping[str, Any]) -> str:
+    """R reused, r read again, C computed: to scale where there are many."""
+    if step["cached"] is None or not step["explanation"]:
+        return ""
+    cached = step["cached"]
+    equal = max(step["explanation"]["equal"], cached)
+    parts = [("R", cached), ("r", equal - cached), ("C", step["prompt_tokens"] - equal)]
+    scale = max(1, -(-step["prompt_tokens"] // WIDEST))
+    return "".join(letter * max(1, round(n / scale)) for letter, n in parts if n > 0)
+
+
+def _facts(run: Mapping[str, Any]) -> Iterator[str]:
+    for index, step in enumerate(run["steps"]):
+        if is_of_interest(step, [step]):
+            told = "".join(
+                f"<dt>{escape(word)}</dt><dd>{escape(fact)}</dd>"
+                for word, fact in step_facts(run, index, [run], source=run["scenario"])
+            )
+            yield f'<p class="what">step {escape(step["name"])}</p><dl>{told}</dl>'

@@ -1,0 +1,418 @@
+// --- the cursor: one place in the events, shared by the profiles that are shown
+
+const scenarios = [...new Set(RUNS.map((run) => run.scenario))];
+let runs = RUNS.filter((run) => run.scenario === scenarios[0]);
+const at = { left: 0, right: null, step: 0, row: 0 };
+let rows = []; // per step: pairs of event numbers, null where a profile has no such event
+let panes = [];
+
+const shownRuns = () => (at.right === null ? [runs[at.left]] : [runs[at.left], runs[at.right]]);
+const byId = (id) => document.getElementById(id);
+
+// --- two lists of events side by side
+
+/** What makes two events the same: all they say but bytes; of routine ones the name. */
+const keyOf = (event) =>
+  toneOf(event) === "quiet" ? event.event : JSON.stringify({ ...event, size: 0, size_companion: 0, task: 0 });
+
+/** Events of both lists in pairs, the most alike that keep their order; null beside lone ones. */
+function aligned(ours, theirs) {
+  if (!theirs) return ours.map((_, i) => [i, null]);
+  if (ours.length * theirs.length > 400000) {
+    return Array.from({ length: Math.max(ours.length, theirs.length) }, (_, i) => [i < ours.length ? i : null, i < theirs.length ? i : null]);
+  }
+  const [a, b] = [ours.map(keyOf), theirs.map(keyOf)];
+  const worth = (i, j) => (a[i] === b[j] ? 3 : ours[i].event === theirs[j].event ? 2 : -9);
+  const best = Array.from({ length: a.length + 1 }, () => new Int32Array(b.length + 1));
+  for (let i = a.length - 1; i >= 0; i -= 1) {
+    for (let j = b.length - 1; j >= 0; j -= 1) {
+      best[i][j] = Math.max(worth(i, j) + best[i + 1][j + 1], best[i + 1][j], best[i][j + 1]);
+    }
+  }
+  const pairs = [];
+  let [i, j] = [0, 0];
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && best[i][j] === worth(i, j) + best[i + 1][j + 1]) pairs.push([i++, j++]);
+    else if (j === b.length || (i < a.length && best[i + 1][j] >= best[i][j + 1])) pairs.push([i++, null]);
+    else pairs.push([null, j++]);
+  }
+  return pairs;
+}
+
+/** Whether two profiles part at a pair of events of a step. */
+function parts(step, [ours, theirs]) {
+  const [one, other] = shownRuns();
+  if (ours === null && theirs === null) return one.steps[step].error !== other.steps[step].error;
+  if (ours === null || theirs === null) return true;
+  return keyOf(one.steps[step].events[ours]) !== keyOf(other.steps[step].events[theirs]);
+}
+
+function align() {
+  const [one, other] = shownRuns();
+  rows = one.steps.map((step, i) => {
+    const pairs = aligned(step.events, other && other.steps[i].events);
+    return pairs.length ? pairs : [[null, null]];
+  });
+}
+
+/** The event of one side that the cursor stands on, or stands behind. */
+function eventAt(side) {
+  for (let row = at.row; row >= 0; row -= 1) {
+    const event = rows[at.step][row][side];
+    if (event !== null) return { event, exact: row === at.row };
+  }
+  return { event: -1, exact: false };
+}
+
+// --- moving
+
+function place(step, row) {
+  at.step = Math.max(0, Math.min(rows.length - 1, step));
+  at.row = Math.max(0, Math.min(rows[at.step].length - 1, row));
+  draw();
+}
+
+function move(by) {
+  const row = at.row + by;
+  if (row < 0 && at.step > 0) place(at.step - 1, rows[at.step - 1].length - 1);
+  else if (row >= rows[at.step].length && at.step + 1 < rows.length) place(at.step + 1, 0);
+  else place(at.step, row);
+}
+
+/** Every place there is, from the one behind the cursor round to the cursor's own. */
+function* around() {
+  const all = rows.flatMap((pairs, step) => pairs.map((pair, row) => [step, row, pair]));
+  const here = all.findIndex(([step, row]) => step === at.step && row === at.row);
+  for (let i = 1; i <= all.length; i += 1) yield all[(here + i) % all.length];
+}
+
+function nextLoss() {
+  const shown = shownRuns();
+  for (const [step, row, pair] of around()) {
+    if (pair.some((event, side) => event !== null && toneOf(shown[side].steps[step].events[event]) === "loss")) {
+      place(step, row);
+      return;
+    }
+  }
+  say("No event lost a token.");
+}
+
+/** Side by side: where the two profiles part. Alone: the first answer that is not the cold one. */
+function firstDifference() {
+  const [run, other] = shownRuns();
+  if (other) {
+    for (const [step, pairs] of rows.entries()) {
+      const row = pairs.findIndex((pair) => parts(step, pair));
+      if (row >= 0) return place(step, row);
+    }
+    return say("Both profiles do the same, event by event.");
+  }
+  const step = run.steps.findIndex((each) => each.max_difference > 0);
+  if (step < 0) return say("Every answer is the cold answer, bit for bit.");
+  place(step, rows[step].length - 1);
+  byId("logits-0").scrollIntoView({ block: "center" });
+  return undefined;
+}
+
+function go(run, step, event) {
+  const index = runs.indexOf(run);
+  if (index !== at.left && index !== at.right) at.left = index;
+  align();
+  const side = index === at.left ? 0 : 1;
+  let wanted = event;
+  if (wanted === null) {
+    const found = finding(run, step).at;
+    wanted = found[0] === step ? found[1] : run.steps[step].events.length - 1;
+  }
+  place(step, Math.max(0, rows[step].findIndex((pair) => pair[side] === wanted)));
+  byId("story").scrollIntoView({ block: "start" });
+}
+
+let silence = 0;
+function say(text) {
+  const line = byId("said");
+  line.textContent = text;
+  window.clearTimeout(silence);
+  silence = window.setTimeout(() => { line.textContent = ""; }, 4000);
+}
+
+// --- drawing
+
+const PANELS = [
+  ["prompt", "The request, token by token", promptView, (view) => `${view.stepIndex}`],
+  ["memory", "Slots and memory", memoryView, null],
+  ["cache", "Prompt cache", promptCacheView, null],
+  ["events", "Events", eventsView, null],
+  ["logits", "Cached and cold logits", logitsView, (view) => `${view.stepIndex}`],
+];
+
+function paneOf(run, side) {
+  const head = h("header", {});
+  const bodies = Object.fromEntries(PANELS.map(([name]) => [name, h("div", { class: "body" })]));
+  const keys = {};
+  const node = h(
+    "article",
+    { class: "pane", "aria-label": run.profile },
+    head,
+    PANELS.map(([name, title]) => h("section", { class: `panel p-${name}`, id: `${name}-${side}` }, h("h3", {}, title), bodies[name])),
+  );
+  const update = () => {
+    const step = run.steps[at.step];
+    const { event } = eventAt(side);
+    const view = {
+      run, step, event, side,
+      stepIndex: at.step,
+      state: stateAfter(run, step, event),
+      previous: event < 0 ? null : stateAfter(run, step, event - 1),
+      choose: (chosen) => place(at.step, rows[at.step].findIndex((pair) => pair[side] === chosen)),
+    };
+    const fate = fateOf(step);
+    head.replaceChildren(
+      h("h2", {}, run.profile),
+      h("p", { class: `outcome f-${fate}` }, `step ${step.name}: `, outcomeWords(step).join(" ")),
+    );
+    for (const [name, , draws, key] of PANELS) {
+      const now = key ? key(view) : null;
+      if (now === null || keys[name] !== now) bodies[name].replaceChildren(...[draws(view)].flat(9).filter(Boolean));
+      keys[name] = now;
+    }
+    const current = bodies.events.querySelector("[aria-current]");
+    if (current) bodies.events.scrollTop = Math.max(0, current.offsetTop - bodies.events.clientHeight / 2);
+  };
+  return { node, update };
+}
+
+function timelineView() {
+  const shown = shownRuns();
+  return h(
+    "div",
+    { id: "timeline", class: "timeline", role: "slider", tabindex: "0", "aria-label": "events", "aria-valuemin": "1" },
+    rows.map((pairs, step) => {
+      const fate = shown.map((run) => fateOf(run.steps[step]));
+      const worst = ["wrong", "error", "lost"].find((each) => fate.includes(each)) || "right";
+      return h(
+        "div",
+        { class: "leg", "data-step": step, style: `flex-grow:${Math.sqrt(pairs.length)}` },
+        h("button", { type: "button", tabindex: "-1", class: `f-${worst}`, onclick: () => place(step, 0) }, runs[at.left].steps[step].name),
+        h("div", { class: "ticks" }, pairs.map((pair, row) => {
+          const tones = pair.map((event, side) => (event === null || !shown[side] ? null : toneOf(shown[side].steps[step].events[event])));
+          const tone = ["loss", "warn", "gain", "plain", "quiet"].find((each) => tones.includes(each)) || "quiet";
+          const alone = shown.length > 1 && parts(step, pair);
+          return h("span", { class: `tick t-${tone} ${alone ? "alone" : ""}`, "data-row": row, "data-step": step }, GLYPHS[tone]);
+        })),
+      );
+    }),
+  );
+}
+
+function nowView(side, run) {
+  const step = run.steps[at.step];
+  const { event, exact } = eventAt(side);
+  if (event < 0) return h("p", { class: "now quiet" }, step.events.length ? "before its first event" : step.error || "no events");
+  const each = step.events[event];
+  const tone = toneOf(each);
+  return h(
+    "p",
+    { class: `now t-${tone} ${exact ? "" : "waits"}` },
+    shownRuns().length > 1 && h("span", { class: "whose" }, shortProfile(run.profile)),
+    h("b", {}, `${GLYPHS[tone]} ${eventName(each)}`),
+    exact ? h("span", { class: "fields" }, eventFields(each).map(([name, value]) => h("span", {}, h("i", {}, name), ` ${value}`))) : h("span", { class: "quiet" }, " nothing here; this was the last"),
+  );
+}
+
+function draw() {
+  const all = rows.map((pairs) => pairs.length);
+  const before = all.slice(0, at.step).reduce((sum, n) => sum + n, 0);
+  const total = all.reduce((sum, n) => sum + n, 0);
+  byId("where").replaceChildren(
+    h("b", {}, `Step ${runs[at.left].steps[at.step].name}`),
+    h("span", { class: "quiet" }, ` event ${at.row + 1} of ${all[at.step]}`),
+  );
+  byId("now").replaceChildren(...shownRuns().map((run, side) => nowView(side, run)));
+  const line = byId("timeline");
+  line.setAttribute("aria-valuemax", total);
+  line.setAttribute("aria-valuenow", before + at.row + 1);
+  line.setAttribute("aria-valuetext", byId("now").textContent);
+  for (const old of line.querySelectorAll(".here")) old.classList.remove("here");
+  const tick = line.querySelector(`.tick[data-step="${at.step}"][data-row="${at.row}"]`);
+  tick.classList.add("here");
+  tick.parentElement.parentElement.classList.add("here");
+  const seen = tick.offsetLeft - line.offsetLeft - line.scrollLeft;
+  if (seen < 30 || seen > line.clientWidth - 30) line.scrollLeft = tick.offsetLeft - line.offsetLeft - line.clientWidth / 2;
+  for (const each of document.querySelectorAll(".outcomes tr[data-step]")) {
+    each.classList.toggle("here", Number(each.dataset.step) === at.step);
+  }
+  for (const pane of panes) pane.update();
+  byId("previous").disabled = before + at.row === 0;
+  byId("next").disabled = before + at.row === total - 1;
+  const place = `#${[at.step + 1, at.row + 1, at.left + 1, at.right === null ? 0 : at.right + 1].join(".")}`;
+  if (window.location.hash !== place) window.history.replaceState(null, "", place);
+}
+
+function picker(id, label, chosen, options, pick) {
+  return h(
+    "label",
+    {},
+    `${label} `,
+    h("select", { id, onchange: (event) => pick(event.target.value) }, options.map(([value, text]) => h("option", { value, selected: String(value) === String(chosen) }, text))),
+  );
+}
+
+function story() {
+  align();
+  panes = shownRuns().map(paneOf);
+  const names = runs.map((run, i) => [i, shortProfile(run.profile)]);
+  const controls = h(
+    "div",
+    { class: "controls" },
+    h("button", { type: "button", id: "previous", "aria-label": "previous event", onclick: () => move(-1) }, "‹"),
+    h("button", { type: "button", id: "next", "aria-label": "next event", onclick: () => move(1) }, "›"),
+    h("span", { id: "where" }),
+    h("button", { type: "button", class: "jump", id: "loss", onclick: nextLoss }, h("kbd", {}, "e"), h("span", { class: "wide" }, " next"), " loss"),
+    h("button", { type: "button", class: "jump", id: "difference", onclick: firstDifference }, h("kbd", {}, "d"), " first", h("span", { class: "wide" }, " difference")),
+  );
+  const profiles = h(
+    "div",
+    { class: "profiles" },
+    h("h2", {}, "Step through it"),
+    picker("left", "profile", at.left, names, (value) => { at.left = Number(value); story(); }),
+    runs.length > 1 && picker("right", "beside", at.right === null ? "" : at.right, [["", "none"], ...names], (value) => { at.right = value === "" ? null : Number(value); story(); }),
+  );
+  const section = h(
+    "section",
+    { id: "story", "aria-label": "events, step by step" },
+    profiles,
+    h("div", { class: "bar" }, controls, timelineView(), h("div", { id: "now", class: panes.length > 1 ? "two" : "" }), h("p", { id: "said", role: "status" })),
+    h("div", { class: `panes ${panes.length > 1 ? "two" : ""}` }, panes.map((pane) => pane.node)),
+  );
+  byId("story").replaceWith(section);
+  byId("timeline").addEventListener("click", (event) => {
+    const tick = event.target.closest(".tick");
+    if (tick) place(Number(tick.dataset.step), Number(tick.dataset.row));
+  });
+  place(at.step, at.row);
+}
+
+function openScenario(name) {
+  runs = RUNS.filter((run) => run.scenario === name);
+  const found = findings(runs);
+  const first = found[0];
+  at.left = first ? runs.indexOf(first.runs[0]) : 0;
+  const better = runs.map((run, i) => [run, i]).filter(([run]) => worstStep(run) === null);
+  const other = better.length ? better[better.length - 1][1] : runs.length - 1;
+  at.right = runs.length > 1 && other !== at.left ? other : null;
+  const detail = runs[0].detail || {};
+  document.title = `${name} · cachesim`;
+  byId("page").replaceChildren(titleView(name, detail), verdictView(runs, go), outcomesView(runs, go), h("section", { id: "story" }), sourceView(name, detail));
+  align();
+  const where = first ? first.at : [runs[at.left].steps.length - 1, 0];
+  at.step = where[0];
+  at.row = Math.max(0, rows[at.step].findIndex((pair) => pair[0] === where[1]));
+  story();
+}
+
+function titleView(name, detail) {
+  const run = runs[0];
+  const facts = [run.profile.split("@")[0], detail.model && `model ${detail.model}`, run.arithmetic, detail.kind].filter(Boolean);
+  const options = Object.entries(detail.options || {}).map(([key, value]) => `${key} ${value}`);
+  return h(
+    "section",
+    { class: "title" },
+    h("h1", {}, name),
+    h("p", { class: "facts" }, [...facts, ...options].map((fact) => h("span", {}, fact)), detail.issue && issueView(detail.issue)),
+    detail.about && h("p", { class: "about" }, detail.about),
+  );
+}
+
+function issueView(issue) {
+  const found = /^([\w.-]+\/[\w.-]+)#(\d+)$/.exec(issue);
+  if (!found) return h("span", {}, issue);
+  return h("a", { href: `https://github.com/${found[1]}/issues/${found[2]}`, rel: "noreferrer noopener" }, issue);
+}
+
+function sourceView(name, detail) {
+  return h(
+    "footer",
+    {},
+    h("h3", {}, "Run it again"),
+    h("pre", {}, `cachesim run ${name}`),
+    detail.toml && h("details", {}, h("summary", {}, "The scenario"), h("pre", {}, detail.toml)),
+    h("p", { class: "quiet" }, "Every reply was compared with a cold recompute of the same tokens, bit for bit. This page is one file and loads nothing."),
+  );
+}
+
+// --- keys, tips, theme
+
+function helpView() {
+  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens"], ["d", "the first difference: of two profiles, or from the cold answer"], ["t", "light or dark"], ["?", "this"]];
+  const list = (pairs) => h("dl", {}, pairs.map(([key, text]) => h("div", {}, h("dt", {}, key), h("dd", {}, text))));
+  byId("keys").replaceChildren(
+    h("h2", { id: "keys-title" }, "Keys and letters"),
+    h("div", { class: "columns" }, h("div", {}, h("h3", {}, "Keys"), list(keys)), h("div", {}, h("h3", {}, "Tokens"), list(Object.entries(CLASSES).filter(([letter]) => letter !== "X").map(([letter, [word, about]]) => [letter, `${word}: ${about}`])), h("h3", {}, "Events"), list(Object.entries(GLYPHS).map(([tone, glyph]) => [glyph, TONES[tone]])))),
+    h("button", { type: "button", onclick: () => byId("keys").close() }, "close"),
+  );
+}
+
+function toggleTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+}
+
+const KEYS = {
+  ArrowLeft: () => move(-1),
+  ArrowRight: () => move(1),
+  n: () => place(at.step + 1, 0),
+  p: () => place(at.step - 1, 0),
+  Home: () => place(0, 0),
+  End: () => place(rows.length - 1, rows[rows.length - 1].length - 1),
+  e: nextLoss,
+  d: firstDifference,
+  t: toggleTheme,
+  "?": () => byId("keys").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, dialog")) return;
+  const act = KEYS[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+});
+
+/** A tip beside what is pointed at, tapped or focused. */
+function showTip(event) {
+  const tip = byId("tip");
+  const target = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
+  tip.hidden = !target || !target.dataset.tip;
+  if (tip.hidden) return;
+  tip.textContent = target.dataset.tip;
+  const box = target.getBoundingClientRect();
+  const left = Math.min(Math.max(8, box.left), window.innerWidth - tip.offsetWidth - 8);
+  const below = box.bottom + tip.offsetHeight + 10 < window.innerHeight;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${below ? box.bottom + 6 : Math.max(4, box.top - tip.offsetHeight - 6)}px`;
+}
+
+document.addEventListener("pointerover", showTip);
+document.addEventListener("click", showTip);
+document.addEventListener("focusin", showTip);
+document.addEventListener("scroll", () => { byId("tip").hidden = true; }, { passive: true, capture: true });
+
+byId("theme").addEventListener("click", toggleTheme);
+byId("help").addEventListener("click", KEYS["?"]);
+helpView();
+if (scenarios.length > 1) {
+  byId("pick").hidden = false;
+  byId("scenario").append(...scenarios.map((name) => h("option", { value: name }, name)));
+  byId("scenario").addEventListener("change", (event) => openScenario(event.target.value));
+}
+const asked = /^#(\d+)\.(\d+)\.(\d+)\.(\d+)$/.exec(window.location.hash);
+openScenario(scenarios[0]);
+if (asked) {
+  const [step, row, left, right] = asked.slice(1).map(Number);
+  if (left >= 1 && left <= runs.length) at.left = left - 1;
+  at.right = right >= 1 && right <= runs.length ? right - 1 : null;
+  [at.step, at.row] = [Math.max(0, Math.min(runs[at.left].steps.length - 1, step - 1)), row - 1];
+  story();
+}
