@@ -35,6 +35,7 @@ class Turn:
     predict: int
     slot: int
     cache_prompt: bool
+    waits: bool  # the next request is queued before this one runs
 
 
 TURNS = st.lists(
@@ -46,6 +47,7 @@ TURNS = st.lists(
         predict=st.integers(1, 5),
         slot=st.sampled_from([-1, -1, -1, 0, 1]),
         cache_prompt=st.sampled_from([True, True, True, True, False]),
+        waits=st.sampled_from([False, False, True]),
     ),
     min_size=2,
     max_size=7,
@@ -92,26 +94,29 @@ def engine_of(profile: str, model: str, options: dict[str, Any]) -> LlamaCpp:
 def play(engine: LlamaCpp, turns: list[Turn]) -> list[Reply]:
     """Each prompt begins like a conversation held before; replies are forced, from the alphabet."""
     held: list[list[int]] = [[]]
-    replies = []
+    tickets = []
     for number, turn in enumerate(turns):
         prompt = held[turn.base % len(held)][: turn.keep] + turn.more
         forced = [300 + (number + k) % 3 for k in range(turn.predict)]
-        ticket = engine.submit(
-            Request(
-                prompt=as_tokens(prompt),
-                predict=turn.predict,
-                reply=as_tokens(forced),
-                slot=turn.slot,
-                cache_prompt=turn.cache_prompt,
+        held.append([*prompt, *forced])
+        tickets.append(
+            engine.submit(
+                Request(
+                    prompt=as_tokens(prompt),
+                    predict=turn.predict,
+                    reply=as_tokens(forced),
+                    slot=turn.slot,
+                    cache_prompt=turn.cache_prompt,
+                )
             )
         )
-        engine.run()
-        engine.check_integrity()
-        reply = engine.reply(ticket)
-        assert reply is not None
-        replies.append(reply)
-        held.append([*prompt, *forced])
-    return replies
+        if not turn.waits:
+            engine.run()
+            engine.check_integrity()
+    engine.run()
+    engine.check_integrity()
+    replies = [engine.reply(ticket) for ticket in tickets]
+    return [reply for reply in replies if reply is not None]
 
 
 @pytest.mark.parametrize(("profile", "model"), SOUND)
@@ -137,7 +142,9 @@ def test_losses_add_up_from_what_was_equal_to_what_was_cached(
 ) -> None:
     options = {**options, **moved}
     engine = engine_of(f"llama.cpp@{release}", model, options)
-    for reply in play(engine, turns):
+    replies = play(engine, turns)
+    assert len(replies) == len(turns)
+    for reply in replies:
         lost = sum(loss.before - loss.after for loss in reply.losses)
         assert reply.equal - (reply.cached or 0) == lost
         if reply.error is None:
