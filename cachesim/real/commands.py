@@ -198,7 +198,7 @@ def real_log_of(workload: Workload, step: int) -> list[str]:
     with NamedTemporaryFile(suffix=".log") as file:
         log = Path(file.name)
         with SideBySide(workload.release, log=log) as pair:
-            pair.real.play(workload, pair.model(workload.preset, workload.window))
+            pair.play(workload)
         starts = (index for index, each in enumerate(workload.steps) if not each.with_previous)
         calls = dict(zip(starts, calls_of(log), strict=False))
     return calls.get(max((start for start in calls if start <= step), default=0), [])

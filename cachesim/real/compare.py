@@ -17,7 +17,6 @@ from cachesim.real.shrink import shrink
 from cachesim.real.simulated import SimulatedServer, spec_of
 from cachesim.real.workload import Outcome, Release, Step, Workload
 from cachesim.real.workloads import draw_setting, grow
-from cachesim.units import Tokens
 
 COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "error")
 
@@ -84,12 +83,18 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def __init__(self, release: Release, *, log: Path | None = None) -> None:
         self.release = release
-        self.real = RealServer(release, log=log)
         self._folder = TemporaryDirectory(prefix="cachesim-models-")
+        self._plain = RealServer(release, log=log)
+        self._drafting = RealServer(release, log=log or Path(self._folder.name) / "drafts.log")
 
     def __exit__(self, *_: object) -> None:
-        self.real.close()
+        self._plain.close()
+        self._drafting.close()
         self._folder.cleanup()
+
+    def real(self, options: Mapping[str, Any]) -> RealServer:
+        """The real server; where a companion drafts, one whose log shows what."""
+        return self._plain if options.get("spec_type", "none") == "none" else self._drafting
 
     def model(self, preset: str, window: int = 0) -> Path:
         """The GGUF file of a model, written once."""
@@ -102,7 +107,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         """Draw a workload, grow it on the real server, and play it on the simulator."""
         setting = draw_setting(seed, number, release=self.release, presets=tuple(presets))
         model = self.model(setting.preset, setting.window)
-        with self.real.started(setting.options, model) as server:
+        with self.real(setting.options).started(setting.options, model) as server:
             workload, outcomes = grow(setting, server)
         return Played(
             workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
@@ -111,7 +116,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
     def play(self, workload: Workload) -> Played:
         """Play a finished workload on both."""
         model = self.model(workload.preset, workload.window)
-        outcomes = self.real.play(workload, model)
+        outcomes = self.real(workload.options).play(workload, model)
         return Played(
             workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
         )
@@ -150,13 +155,14 @@ def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
 
 def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Difference | None:
     """Play a workload on the simulator with the real replies, until it answers otherwise."""
-    simulator = SimulatedServer.of(workload)
+    drafts_known = all(each.drafts is not None for each in outcomes if each.drafted)
+    simulator = SimulatedServer.of(workload, "ring" if drafts_known else None)
     at = 0
     for group in grouped(workload.steps):
         real = outcomes[at : at + len(group)]
         if len(real) < len(group):
             return None
-        simulated = simulator.ask(group, [forced_reply(outcome) for outcome in real])
+        simulated = simulator.ask(group, real)
         for offset in _differing(real, simulated):
             return Difference(
                 workload=workload,
@@ -169,11 +175,6 @@ def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Differe
             return None
         at += len(group)
     return None
-
-
-def forced_reply(outcome: Outcome) -> Tokens | None:
-    """What the simulator is to say: the real reply, or anything where a refusal hides it."""
-    return outcome.reply if outcome.error is None else None
 
 
 def _differing(real: Sequence[Outcome], simulated: Sequence[Outcome]) -> Iterator[int]:

@@ -49,8 +49,6 @@ CHOICES: Final[Mapping[str, Choice]] = {
 }
 """Flag -> its choices; those that depend on the model or on one another are drawn apart."""
 
-PRECISE: Final = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": False}
-
 
 def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any]:
     """Flags for one server."""
@@ -68,8 +66,7 @@ def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any
     if preset in WINDOWED and rng.random() < 0.2:
         options["swa_full"] = True
     if preset == "hybrid-mtp":
-        # What is drafted hangs on the last bits: 32-bit keys and values, nothing rounded to 16.
-        options |= {"spec_type": "draft-mtp"} | PRECISE
+        options["spec_type"] = "draft-mtp"
         if rng.random() < 0.5:
             options["spec_draft_n_max"] = rng.choice((1, 2, 4, 5))
     return options

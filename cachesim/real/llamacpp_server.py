@@ -9,12 +9,14 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from cachesim.errors import ProfileError
+from cachesim.real.draft_log import drafts_of, last_call
 from cachesim.real.environment import Environment
 from cachesim.real.llamacpp_calls import RealServerError, call_for, grouped, outcomes_of
 from cachesim.real.llamacpp_flags import effective_ubatch, parameters
@@ -76,7 +78,8 @@ class RealServer(AbstractContextManager["RealServer"]):
         worker = self._ready_worker(ubatch)
         try:
             worker.start(values)
-            yield Played(worker, probabilities)
+            drafting = options.get("spec_type", "none") != "none"
+            yield Played(worker, probabilities, self._log if drafting else None)
             if worker.order({"stop": True}) is None:
                 worker.lost = True
         except BaseException:
@@ -122,9 +125,11 @@ class RealServer(AbstractContextManager["RealServer"]):
 class Played:
     """A running server that answers groups of steps."""
 
-    def __init__(self, worker: "_Worker", probabilities: int) -> None:
+    def __init__(self, worker: "_Worker", probabilities: int, drafts: Path | None = None) -> None:
         self._worker = worker
         self._probabilities = probabilities
+        self._drafts = drafts
+        self._read = 0
 
     @property
     def lost(self) -> bool:
@@ -141,10 +146,21 @@ class Played:
         if answer is None:
             self._worker.lost = True
             return tuple(Outcome(error=CRASH) for _ in group)
-        outcomes = outcomes_of(group, answer)
+        outcomes = self._with_drafts(outcomes_of(group, answer))
         if len(group) > 1 and any(outcome.error for outcome in outcomes):
             self._worker.lost = True
         return outcomes
+
+    def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """The outcomes with what the log says the companion proposed."""
+        if self._drafts is None:
+            return outcomes
+        lines, self._read = last_call(self._drafts, self._read)
+        drafts = drafts_of(lines)
+        if len(drafts) != len(outcomes):
+            return outcomes
+        both = zip(outcomes, drafts, strict=True)
+        return tuple(replace(outcome, drafts=said) for outcome, said in both)
 
 
 class _Worker:

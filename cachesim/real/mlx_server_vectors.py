@@ -63,7 +63,7 @@ class ServerPlayer:
 
     def __init__(self, line: Mapping[str, Any]) -> None:
         self.spec = spec_of(line["model"])
-        self.profile = Profile("mlx-lm", line["version"])
+        self.profile = Profile.parse(f"mlx-lm@{line['version']}")
         self.rules = rules_of(self.profile)
         self.engine = self._started(line["template"], dict(line["options"]))
         self.engine.server.store.watch = self._watch
@@ -191,7 +191,7 @@ class ServerPlayer:
         return {"entries": entries, "order": order} | ({"nbytes": cache.nbytes} if limits else {})
 
     def _number(self, cache: PromptCache) -> int:
-        return next(number for held, number in reversed(self._numbers) if held is cache)
+        return next((number for held, number in reversed(self._numbers) if held is cache), 0)
 
 
 def recorded_bytes(nbytes: int | str) -> Json:

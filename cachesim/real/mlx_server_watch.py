@@ -36,9 +36,9 @@ class StoreWatch:
 
     def fetch(self, model: Real, tokens: Real) -> Real:
         """The store's own lookup; the cached count is told."""
-        cache, rest = self._fetch(model, tokens)
-        self._on_fetch(len(tokens) - len(rest))
-        return cache, rest
+        found = self._fetch(model, tokens)
+        self._on_fetch(len(tokens) - len(found[1]))
+        return found
 
     def insert(self, model: Real, tokens: Real, cache: Real, **more: Real) -> None:
         """The store's own insertion, described."""
@@ -82,7 +82,7 @@ class StoreWatch:
         trie = getattr(self.store, "_trie", None)
         find = self.store._get if trie is None else trie.get  # noqa: SLF001
         cache = find(model, tokens).prompt_cache
-        return next(number for held, number in reversed(self._numbers) if held is cache)
+        return next((number for held, number in reversed(self._numbers) if held is cache), 0)
 
     def cold(self, tokens: list[int]) -> Real:
         """The logits of every token of a cold run, (tokens, vocabulary)."""

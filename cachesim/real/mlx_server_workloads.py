@@ -141,7 +141,7 @@ class Drawer:
 def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")  # noqa: S311 - not for secrets
-    rules = rules_of(Profile("mlx-lm", release)).server
+    rules = rules_of(Profile.parse(f"mlx-lm@{release}")).server
     kind = KINDS[number % len(KINDS)]
     model = {"kind": kind} | ({"window": random.choice(WINDOWS)} if kind == "swa" else {})
     template = random.choice(("chatml", "chatml", "think", "think-tools"))

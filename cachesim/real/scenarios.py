@@ -9,7 +9,6 @@ from typing import Final, get_args
 from cachesim.engines.base import Engine
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.compare import forced_reply
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import WHEELS, RealServer, as_release
 from cachesim.real.simulated import SimulatedServer
@@ -72,7 +71,7 @@ def _steps(
         for numbers in groups_of(scenario):
             group = [_resolved(scenario, number, vocabulary) for number in numbers]
             answers = server.ask(group)
-            ours = simulated.ask(group, [forced_reply(answer) for answer in answers])
+            ours = simulated.ask(group, answers)
             for step, answer, our in zip(group, answers, ours, strict=True):
                 vocabulary.replies[step.name] = answer.reply
                 yield StepPlayed(step=step, real=answer, simulated=our)

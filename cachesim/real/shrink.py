@@ -56,8 +56,11 @@ def _led(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _with_fewer_flags(workload: Workload) -> Iterator[Workload]:
+    kept = {"spec_type"}
+    if any(step.predict < 0 for step in workload.steps):
+        kept.add("ctx_size")  # such a request runs to the end of the context
     for flag in workload.options:
-        if flag != "spec_type":
+        if flag not in kept:
             rest = {name: value for name, value in workload.options.items() if name != flag}
             yield replace(workload, options=rest)
 

@@ -119,6 +119,7 @@ class Outcome:
     slot: int | None = None
     truncated: bool | None = False
     error: str | None = None
+    drafts: tuple[Tokens, ...] | None = None  # what a companion proposed, where the log was read
     drafted: int = 0
     accepted: int = 0
     top: tuple[Mapping[Token, float], ...] = ()  # per generated token: the likeliest, by log

@@ -107,8 +107,11 @@ STORE_RELEASES: Final[Mapping[str, StoreRules]] = {
 }
 """The store of each release."""
 
+ON_923: Final = ("923", "929", "929.1", "929.2", "929.3")
+"""#929 stands on #923, so each of its mends brings that along."""
+
 CACHE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "923": {"bytes_skip_missing_slots": True},
+    **{patch: {"bytes_skip_missing_slots": True} for patch in ON_923},
     "999": {"rotating_unrolls_on_trim": True},
     "ring-mask": {"ring_mask_counts_rows": True},
     "1253": {"arrays_trim_resets": True},

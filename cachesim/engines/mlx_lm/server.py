@@ -115,15 +115,19 @@ class ResponseGenerator:
         self.serving.tell(RequestFinished(task=job.ticket, reason=reason))
 
     def _die(self, error: UpstreamRaise) -> None:
-        """An exception that nobody catches ends the thread: whoever waits gets nothing more."""
+        """An exception that nobody catches ends the thread: whoever waits gets nothing more.
+
+        A client has its last token before its state is stored, and may be served to the end.
+        """
         self.dead = name_of(error)
         self.serving.tell(WorkerDied(error=self.dead, why=str(error)))
         waiting = [*self.requests, *self._unprocessed]
         waiting += self.batch.jobs.values() if self.batch is not None else ()
         waiting += [] if self._admitting is None else [self._admitting]
         for job in waiting:
-            job.error = f"worker died: {self.dead}"
-            job.message = str(error)
+            if not job.done:
+                job.error = f"worker died: {self.dead}"
+                job.message = str(error)
         self.requests.clear()
         self._unprocessed.clear()
 

@@ -125,8 +125,8 @@ class SegmentBatch(ServedBatch):
         for token in tokens:
             job = self.say(token)
             if token.finish_reason is not None and token.prompt_cache is not None:
-                self.serving.store.insert(job, token.all_tokens or (), token.prompt_cache)
                 self.serving.finish(job, token.finish_reason)
+                self.serving.store.insert(job, token.all_tokens or (), token.prompt_cache)
                 del self.jobs[token.uid]
 
     def _keep_states(self, uids: list[int]) -> None:
@@ -227,8 +227,8 @@ class OldBatch(ServedBatch):
             if self.serving.rules.snapshots is None:
                 job.cache_key.append(token.token)
             if token.finish_reason is not None and token.prompt_cache is not None:
-                self.serving.store.insert(job, job.cache_key, token.prompt_cache)
                 self.serving.finish(job, token.finish_reason)
+                self.serving.store.insert(job, job.cache_key, token.prompt_cache)
                 del self.jobs[token.uid]
 
     def remove_stopped(self) -> None:

@@ -25,8 +25,9 @@ def serve_single(serving: Serving, job: Job) -> None:
     try:
         _serve(serving, job)
     except UpstreamRaise as error:
-        job.error = name_of(error)
-        job.message = str(error)
+        if not job.done:
+            job.error = name_of(error)
+            job.message = str(error)
 
 
 def _serve(serving: Serving, job: Job) -> None:
@@ -58,8 +59,8 @@ def _serve(serving: Serving, job: Job) -> None:
         if stop or job.should_stop:
             reason = "stop" if stop else reason
             break
-    serving.store.insert(job, job.cache_key, held)
     serving.finish(job, reason)
+    serving.store.insert(job, job.cache_key, held)
 
 
 def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iterator[Token]:
