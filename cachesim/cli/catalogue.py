@@ -35,8 +35,8 @@ FAMILIES: Final = {
         repository="ggml-org/llama.cpp",
         releases={
             "b9093": "May 2026",
-            "b9538": "June 2026; the references call its cache rules b9509",
-            "b11549": "October 2026; the references call its cache rules b11434",
+            "b9538": "June 2026; has the cache rules of b9509",
+            "b11549": "October 2026; has the cache rules of b11434",
         },
         patches={},
     ),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cachesim.cli import catalogue
 from cachesim.cli.catalogue import Item
-from cachesim.cli.shipped import load_all, shipped_files
+from cachesim.cli.shipped import shipped_files
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
@@ -21,14 +21,11 @@ from cachesim.scenario.readers import nearest
 
 
 def scenarios() -> list[Item]:
-    """The scenarios shipped."""
-    items = []
-    for path in shipped_files():
-        scenario = load(path)
-        profiles = ", ".join(scenario.engine.profiles)
-        about = f"{scenario.about} ({profiles})"
-        items.append(Item(name=scenario.name, about=about, upstream=scenario.source.issue))
-    return items
+    """The scenarios shipped, with what kind of defect each shows."""
+    loaded = map(load, shipped_files())
+    return [
+        Item(name=each.name, about=each.kind or "", upstream=each.source.issue) for each in loaded
+    ]
 
 
 LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
@@ -51,9 +48,9 @@ def list_command(what: str) -> int:
 
 
 def listed(items: list[Item]) -> RenderableType:
-    """Names, and what they are about beside or below them."""
+    """Names, and what they are about beside them."""
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="name", overflow="fold", max_width=36)
+    table.add_column(style="name", no_wrap=True)
     table.add_column(overflow="fold")
     for item in items:
         about = Text(item.about)
@@ -92,12 +89,24 @@ def shown(item: Item) -> RenderableType:
         lines.append(Text(f"upstream: {item.upstream}"))
     if item.fits:
         lines.append(Text(f"fits: {', '.join(item.fits)}"))
+    if "@" in item.name:
+        lines.append(Text(f"patches: {', '.join(fitting(item.name)) or 'none'}"))
     if item.name in PRESETS:
         spec = PRESETS[item.name]
         values = (f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec))
         lines.append(Text("\n".join(values)))
-    if item.name in {path.stem for path in shipped_files()}:
-        source, _ = load_all([item.name])[0]
-        with open(source, encoding="utf-8") as file:  # noqa: PTH123 - a name, or `-`
-            lines += [Text(source, style="quiet"), Syntax(file.read(), "toml", word_wrap=True)]
+    file = next((path for path in shipped_files() if path.stem == item.name), None)
+    if file is not None:
+        lines += [Text(str(file), style="quiet"), Text(load(file).story), Text()]
+        lines.append(Syntax(file.read_text(encoding="utf-8"), "toml", word_wrap=True))
     return Group(*lines)
+
+
+def fitting(release: str) -> list[str]:
+    """The patches that may be laid over a release."""
+    engine, _, number = release.partition("@")
+    return [
+        patch.name.partition(" ")[2]
+        for patch in catalogue.patches()
+        if patch.name.startswith(f"{engine} ") and (not patch.fits or number in patch.fits)
+    ]

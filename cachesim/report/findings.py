@@ -39,7 +39,7 @@ def heading(scenario: Scenario, runs: Sequence[Mapping[str, Any]]) -> Renderable
         Text(" · ".join(facts), style="quiet"),
     ]
     if scenario.about:
-        lines.append(Text(" ".join(scenario.about.split())))
+        lines.append(Text(scenario.story))
     return Group(*lines)
 
 

@@ -218,6 +218,11 @@ class Scenario:
     step: Annotated[tuple[Step, ...], "What the clients do, in order."] = ()
     expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
 
+    @property
+    def story(self) -> str:
+        """`about` without the line breaks of the file."""
+        return " ".join(self.about.split())
+
 
 KEYS: Final[Mapping[tuple[type, str], str]] = {(Scenario, "kind"): "class"}
 """Fields whose key in the file is a word that Python keeps for itself."""
