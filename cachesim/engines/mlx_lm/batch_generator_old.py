@@ -40,7 +40,7 @@ from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.server_rules import ServerRules
-from cachesim.units import Array, Integers, Token, Tokens
+from cachesim.units import Integers, Token, Tokens
 
 Progress: TypeAlias = Callable[[int, int, int], None]
 """Told of a sequence, the columns done and its own length."""
@@ -305,6 +305,3 @@ def batch_form_of(layer: LayerCache, left_padding: Sequence[int]) -> LayerCache:
         raise UpstreamValueError(msg)
     form.row_bytes = layer.row_bytes
     return form
-
-
-__all__ = ["Array", "Batch", "OldBatchGenerator", "batch_form_of"]

@@ -9,7 +9,7 @@ what it may look at; then the network computes the columns that are tokens and f
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,8 +27,6 @@ from cachesim.units import Array, Integers
 
 Group: TypeAlias = tuple[list[int], Integers]
 """Rows of the batch, and for each of them the columns that are tokens, (rows, length)."""
-
-NO_COLUMNS: Final = 0
 
 
 class Forward:
@@ -96,7 +94,7 @@ class _Call:
         by_length: dict[int, tuple[list[int], list[Integers]]] = {}
         for row, tokens in enumerate(self._tokens()):
             columns = np.flatnonzero(tokens)
-            if len(columns) > NO_COLUMNS:
+            if len(columns):
                 rows, found = by_length.setdefault(len(columns), ([], []))
                 rows.append(row)
                 found.append(columns)
