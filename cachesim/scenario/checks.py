@@ -9,7 +9,7 @@ from cachesim.errors import InputError, ScenarioError
 from cachesim.model.presets import PRESETS
 from cachesim.scenario import limits
 from cachesim.scenario.format import Expect, Scenario, Step, Turn
-from cachesim.scenario.models import spec_of
+from cachesim.scenario.models import bytes_needed, spec_of
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, references
 from cachesim.scenario.readers import nearest, short
 from cachesim.scenario.reading import Path, Problem, read
@@ -219,7 +219,21 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(
             ("step",), f"ask for {total} tokens; a scenario may take {limits.TOTAL_TOKENS}"
         )
+    yield from _memory(scenario, context, total)
     yield from _vocabulary(scenario)
+
+
+def _memory(scenario: Scenario, context: int, total: int) -> Iterator[Problem]:
+    try:
+        spec = spec_of(scenario.model)
+    except InputError:  # said elsewhere
+        return
+    slots = scenario.engine.options.get("parallel", 1)
+    slots = max(4, slots) if isinstance(slots, int) else 4
+    needed = bytes_needed(spec, cells=context + min(total, limits.TOTAL_TOKENS), slots=slots)
+    if needed > limits.MEMORY:
+        text = f"needs about {needed >> 20} MiB with {context} cells; a scenario may take"
+        yield Problem(("model",), f"{text} {limits.MEMORY >> 20}: make model or ctx_size smaller")
 
 
 def _length(value: object, lengths: Mapping[str, int]) -> int:

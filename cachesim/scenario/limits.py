@@ -47,3 +47,6 @@ COPIES: Final = 16
 
 TURNS: Final = 100_000
 """Turns of the server's loop before a cancel, and in all."""
+
+MEMORY: Final = 4 * 2**30
+"""Bytes that a model's weights, the server's cells and everything it may park can take."""

@@ -7,6 +7,9 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Model
 
+WORD = 8
+"""Bytes of one number."""
+
 
 def spec_of(model: Model) -> ModelSpec:
     """The preset or the layers of a scenario, with the measures it replaces."""
@@ -18,3 +21,15 @@ def spec_of(model: Model) -> ModelSpec:
     if model.preset is not None:
         return preset(model.preset, **changes)
     return ModelSpec(layers=model.layers or (), **changes)  # type: ignore[arg-type]
+
+
+def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
+    """About how much memory a model takes with so many cells and slots, weights included."""
+    attention = sum(layer in {"attention", "window"} for layer in spec.layers)
+    recurrent = len(spec.layers) - attention
+    cell = attention * 2 * spec.kv_heads * spec.head_size
+    row = recurrent * (spec.inner * spec.state_size + spec.conv_size * 4 * spec.inner)
+    projections = attention * 4 * max(spec.heads, spec.kv_heads) * spec.head_size
+    projections += recurrent * 4 * spec.inner + len(spec.layers) * 3 * spec.mlp_width
+    weights = spec.width * (projections + 2 * spec.vocabulary)
+    return WORD * (weights + cells * cell + slots * row)

@@ -142,3 +142,11 @@ def test_what_would_eat_the_machine_is_refused_before_it_runs() -> None:
 
     assert f"a prompt may have {limits.PROMPT_TOKENS}" in found
     assert f"a scenario may take {limits.TOTAL_TOKENS}" in found
+
+
+def test_what_would_not_fit_into_memory_is_refused_before_it_is_built() -> None:
+    model = {"layers": ["attention"] * 8, "kv_heads": 64, "head_size": 256, "heads": 64}
+
+    found = problems(story(model=model, engine={"name": "fake", "options": {"ctx_size": 131072}}))
+
+    assert any("needs about" in line and "make model or ctx_size smaller" in line for line in found)
