@@ -1,0 +1,157 @@
+"""What is sent to the real mlx-lm: workloads, words, weights; without the real thing."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from cachesim.engines.base import Message
+from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.mlx_lm.word_tokenizer import WORD_TEMPLATES, WordTokenizer
+from cachesim.errors import ScenarioError
+from cachesim.model.presets import preset
+from cachesim.real.mlx_families import FAMILIES, tensors_of
+from cachesim.real.mlx_scenarios import Words, play_mlx_scenario, releases_of
+from cachesim.real.mlx_server import shrunk
+from cachesim.real.mlx_server_tokenizer import WordVocabulary
+from cachesim.real.mlx_server_vectors import Mismatch
+from cachesim.real.mlx_server_workloads import draw_workload
+from cachesim.scenario.checks import scenario_of
+
+
+def conversations(template: str) -> list[list[dict[str, str]]]:
+    """The chats of some workloads."""
+    found = []
+    for number in range(12):
+        workload = draw_workload("0.32.2", seed=5, number=number)
+        for group in workload["steps"]:
+            found += [each["messages"] for each in group if "messages" in each]
+    assert found, template
+    return found
+
+
+@pytest.mark.parametrize("template", WORD_TEMPLATES)
+def test_both_tokenizers_render_alike(template: str) -> None:
+    ours, theirs = WordTokenizer(template, 64), WordVocabulary(template, 64)
+
+    for messages in conversations(template):
+        for prompt in (True, False):
+            rendered = theirs.apply_chat_template(messages, add_generation_prompt=prompt)
+            chat = [Message(**each) for each in messages]
+            assert rendered == list(ours.apply_chat_template(chat, add_generation_prompt=prompt))
+
+
+def test_workloads_come_from_their_number_alone() -> None:
+    assert draw_workload("0.31.3", 1, 7) == draw_workload("0.31.3", 1, 7)
+    assert draw_workload("0.31.3", 1, 7) != draw_workload("0.31.3", 2, 7)
+
+
+def test_workloads_ask_for_options_that_the_release_has() -> None:
+    old = [draw_workload("0.30.7", 1, number)["options"] for number in range(40)]
+    new = [draw_workload("0.32.2", 1, number)["options"] for number in range(40)]
+
+    assert not any("prompt_cache_bytes" in each or "prefill_step_size" in each for each in old)
+    assert any("prompt_cache_bytes" in each for each in new)
+
+
+def test_workloads_have_every_kind_of_request() -> None:
+    requests = [
+        request
+        for number in range(60)
+        for group in draw_workload("0.32.2", 3, number)["steps"]
+        for request in group
+    ]
+
+    assert {"text", "messages", "seed", "stop_words"} <= {key for each in requests for key in each}
+    assert all(1 <= len(each["reply"]) <= each["max_tokens"] for each in requests)
+
+
+def test_a_workload_that_differs_is_made_smaller() -> None:
+    def check(workload: dict[str, Any]) -> Mismatch | None:
+        texts = [request["text"] for group in workload["steps"] for request in group]
+        return Mismatch(step=0, expected={}, actual={}) if "b" in texts else None
+
+    steps = [[{"text": "a"}, {"text": "b"}], [{"text": "c"}]]
+    whole = {"steps": steps, "options": {"prompt_concurrency": 1}}
+    smaller, _ = shrunk(whole, Mismatch(step=0, expected={}, actual={}), check)
+
+    assert {"steps": [[{"text": "b"}]], "options": {}} == smaller
+
+
+@pytest.mark.parametrize("template", ["chatml", "strip-reasoning"])
+def test_bytes_and_marks_become_words_one_for_one(template: str) -> None:
+    tokenizer = ByteTokenizer(template)
+    words, random = Words(tokenizer), Random(0)  # noqa: S311 - not for secrets
+    real = WordVocabulary(template, words.size)
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "[300][301]"},
+        {"role": "assistant", "content": "[302]"},
+        {"role": "user", "content": tokenizer.decode([random.randrange(3, 259)])},
+    ]
+    ours = tokenizer.apply_chat_template([Message(**each) for each in messages])
+    chat = [each | {"content": words.text(tokenizer.encode(each["content"]))} for each in messages]
+
+    assert words.ids(ours) == real.apply_chat_template(chat, add_generation_prompt=True)
+
+
+def test_reasoning_is_stripped_alike() -> None:
+    tokenizer = ByteTokenizer("strip-reasoning")
+    words = Words(tokenizer)
+    real = WordVocabulary("strip-reasoning", words.size)
+    messages = [
+        {"role": "user", "content": "[300]"},
+        {"role": "assistant", "content": "[301]</think>[302]"},
+        {"role": "user", "content": "[303]"},
+        {"role": "assistant", "content": "[304]</think>[305]"},
+    ]
+    ours = tokenizer.apply_chat_template([Message(**each) for each in messages])
+    chat = [each | {"content": words.text(tokenizer.encode(each["content"]))} for each in messages]
+
+    assert words.ids(ours) == real.apply_chat_template(chat, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_tensor_of_a_preset_gets_a_name(name: str) -> None:
+    family = FAMILIES[name]
+    spec = preset(name, **family.changes)
+    tensors = tensors_of(name, spec)
+    layers = {key.split("layers.")[1].split(".")[0] for key in tensors if "layers." in key}
+
+    assert {str(layer) for layer in range(len(spec.layers))} == layers
+    assert spec.vocabulary == family.arguments(spec)["vocab_size"]
+
+
+SCENARIO: dict[str, Any] = {
+    "format": 1,
+    "name": "a-scenario",
+    "model": {"preset": "dense"},
+    "engine": {"name": "mlx-lm", "profiles": ["0.31.3", "0.31.3+1186", "after-906"]},
+    "spans": {"A": 4},
+    "step": [{"prompt": "A"}],
+}
+
+
+def test_only_releases_that_can_be_installed_are_played() -> None:
+    assert ("0.31.3",) == releases_of(scenario_of(SCENARIO))
+    patched = SCENARIO | {"engine": {"name": "mlx-lm", "profiles": ["after-906+923"]}}
+    with pytest.raises(ScenarioError, match="installed"):
+        releases_of(scenario_of(patched))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"preset": "recurrent"}},
+        {
+            "engine": {
+                "name": "mlx-lm",
+                "profiles": ["0.31.3"],
+                "options": {"prompt_cache_bytes": 1000},
+            }
+        },
+    ],
+)
+def test_what_cannot_be_compared_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ScenarioError, match="not played"):
+        play_mlx_scenario(scenario_of(SCENARIO | change), "0.31.3")
