@@ -29,8 +29,15 @@ from cachesim.units import Count, Token, Tokens
 class SwapLog:
     """Turns what the cache does into events and into losses of the request that waits."""
 
-    def __init__(self, server: ServerContext, slot: Slot, holdings: Holdings | None) -> None:
+    def __init__(
+        self,
+        server: ServerContext,
+        cache: PromptCache,
+        slot: Slot,
+        holdings: Holdings | None = None,
+    ) -> None:
         self.server = server
+        self.cache = cache
         self.slot = slot
         self.holdings = holdings
 
@@ -49,7 +56,7 @@ class SwapLog:
 
     def making_room(self, entry: Entry) -> None:
         """An entry goes before the one that needs its place is appended."""
-        self._dropped(entry, "room", limit=self._cache.limit_size)
+        self._dropped(entry, "room", limit=self.cache.limit_size)
         self.refused(entry, "cache-making-room", size=entry.size)
 
     def limit_reached(self, entry: Entry, *, which: str, estimate: int) -> None:
@@ -90,12 +97,6 @@ class SwapLog:
             )
         )
 
-    @property
-    def _cache(self) -> PromptCache:
-        if self.server.cache is None:
-            raise AssertionError
-        return self.server.cache
-
 
 def update_prompt_cache(
     server: ServerContext, slot: Slot, prompt: Tokens, holdings: Holdings
@@ -108,7 +109,7 @@ def update_prompt_cache(
     if server.cache is None:
         return
     server.emit(PromptCacheUpdateBegun(slot=slot.id))
-    log = SwapLog(server, slot, holdings)
+    log = SwapLog(server, server.cache, slot, holdings)
     prompt_save(server, server.cache, slot, log)
     if not prompt_load(server, server.cache, slot, prompt, log):
         server.prompt_clear(slot)
@@ -190,7 +191,7 @@ def save_idle_slots(server: ServerContext) -> None:
         if slot.is_processing or not slot.prompt.tokens:
             continue
         server.emit(IdleSlotSaved(slot=slot.id))
-        log = SwapLog(server, slot, None)
+        log = SwapLog(server, server.cache, slot)
         made = prompt_save(server, server.cache, slot, log)
         if server.rules.selection.idle_save_needs_unified:
             server.prompt_clear(slot)

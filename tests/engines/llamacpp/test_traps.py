@@ -264,3 +264,25 @@ def test_a_follow_up_reads_the_last_sampled_token_too(profile: str) -> None:
     assert play.last is not None
     generated = list(play.last.generated)
     assert play.ask(run(range(100), generated, range(500, 505))) == (103, 6)
+
+
+@every
+def test_a_load_that_finds_no_room_clears_the_slot_and_keeps_the_entry(profile: str) -> None:
+    play = Play(
+        profile, "dense", parallel=2, kv_unified=True, ctx_size=512, slot_prompt_similarity=0.0
+    )
+    engine = play.engine
+    play.ask(run(range(300)))
+    busy = engine.submit(Request(prompt=as_tokens(range(1000, 1250)), predict=9))
+    engine.step()
+    assert [each[0] for each in play.ram] == [300]
+    ticket = engine.submit(Request(prompt=as_tokens([*range(100), 7, 8]), predict=1))
+    engine.run()
+    engine.check_integrity()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    assert (reply.cached, reply.processed) == (0, 102)
+    assert [loss.rule for loss in reply.losses] == ["cache-load-failed"]
+    assert "cache-load-failed" in names(play)
+    assert 300 in [each[0] for each in play.ram]
+    assert engine.reply(busy) is not None
