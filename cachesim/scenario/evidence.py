@@ -42,7 +42,9 @@ class Witness:
             return Evidence()
         account = explain(reply, self.ideal, parts=record.parts)
         due = account.ideal if account else Count(0)
-        verdict = judge(reply, self.oracle, due=due, trace=self.trace)
+        replies = (reply, *record.children)
+        verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]
+        verdict = worst(verdicts)
         self.ideal.remember(reply)
         explanation = None
         if account is not None:
@@ -76,6 +78,13 @@ class Witness:
             "holds_tokens": len(fault.holds),
             "comes_from": origin(fault.holds, self.heard),
         }
+
+
+def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
+    """The verdict on several completions of one prompt: that on the worst of them."""
+    order = ("same", "rounding", "by-design", "diverged")
+    found = [each for each in verdicts if each is not None]
+    return max(found, key=lambda each: order.index(each.answer), default=None)
 
 
 LEFT_OUT = frozenset({"losses", "prompt_tokens", "cached"})

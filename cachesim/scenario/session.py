@@ -50,6 +50,15 @@ class SlotActions(Protocol):
         ...
 
 
+@runtime_checkable
+class SeveralReplies(Protocol):
+    """A server that can give several completions of one prompt."""
+
+    def replies(self, ticket: Ticket) -> tuple[Reply, ...]:
+        """All of them, the one that read the prompt first."""
+        ...
+
+
 class MemoryStore:
     """Slot files that live as long as the run: a scenario touches no disk."""
 
@@ -76,6 +85,7 @@ class Record:
     parts: tuple[Part, ...] = ()
     ticket: Ticket | None = None
     reply: Reply | None = None
+    children: tuple[Reply, ...] = ()  # further completions of the same prompt
     slot: int | None = None
     error: str | None = None
     message: str = ""
@@ -251,6 +261,8 @@ class Session:
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message
                 self.vocabulary.replies[record.name] = record.reply.generated
+            if record.ticket is not None and isinstance(self.engine, SeveralReplies):
+                record.children = self.engine.replies(record.ticket)[1:]
         share_events(records, new)
 
 

@@ -49,7 +49,7 @@ class FakeServer(Engine):
         self.profile, self.network, self.store = profile, network, store
         self.held: Tokens = ()
         self.queue: list[tuple[Ticket, Request]] = []
-        self.replies: dict[Ticket, Reply] = {}
+        self.answers: dict[Ticket, Reply] = {}
         self.log: list[Event] = []
         self.given = 0
         self.oracle = Oracle(network)
@@ -68,7 +68,7 @@ class FakeServer(Engine):
         if not self.queue:
             return False
         ticket, request = self.queue.pop(0)
-        self.replies[ticket] = self._serve(ticket, request)
+        self.answers[ticket] = self._serve(ticket, request)
         return True
 
     def _serve(self, ticket: Ticket, request: Request) -> Reply:
@@ -117,7 +117,7 @@ class FakeServer(Engine):
         return generated, self.oracle.logits(prompt, generated)
 
     def reply(self, ticket: Ticket) -> Reply | None:
-        return self.replies.get(ticket)
+        return self.answers.get(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
         self.queue = [(each, request) for each, request in self.queue if each != ticket]
