@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.real.compare import SideBySide, forced_reply
+from cachesim.real.compare import SideBySide
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llamacpp_calls import grouped
 from cachesim.real.llamacpp_server import WHEELS, Played
@@ -71,7 +71,7 @@ def measure(release: Release, workloads: int) -> Measured:
         for number in range(workloads):
             setting = draw_setting(SEED, number, release=pair.release, presets=PRESETS)
             model = pair.model(setting.preset, setting.window)
-            with pair.real.started(setting.options, model) as server:
+            with pair.real(setting.options).started(setting.options, model) as server:
                 watch = Stopwatch(server)
                 workload, outcomes = grow(setting, watch)
             measured.requests += workload.requests
@@ -88,7 +88,7 @@ def simulate(workload: Workload, outcomes: Sequence[Outcome], arithmetic: Arithm
     server = SimulatedServer.of(workload, arithmetic)
     at = 0
     for group in grouped(workload.steps):
-        server.ask(group, [forced_reply(each) for each in outcomes[at : at + len(group)]])
+        server.ask(group, outcomes[at : at + len(group)])
         at += len(group)
 
 

@@ -118,4 +118,6 @@ def _chat_outcome(reply: Json) -> Outcome:
         reply=as_tokens([int(number) for number in PLAIN_WORD.findall(content)]),
         slot=None,
         truncated=None,
+        drafted=timings.get("draft_n", 0),
+        accepted=timings.get("draft_n_accepted", 0),
     )

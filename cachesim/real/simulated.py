@@ -29,7 +29,7 @@ def spec_of(name: str, window: int = 0) -> ModelSpec:
 
 @dataclass(slots=True)
 class SimulatedServer:
-    """An engine that answers groups of steps; `replies` of the real server are forced if given."""
+    """An engine that answers groups of steps, with the real server's words where they are known."""
 
     engine: Engine
     lost: bool = False
@@ -40,7 +40,8 @@ class SimulatedServer:
     def of(cls, workload: Workload, arithmetic: ArithmeticName | None = None) -> "SimulatedServer":
         """A fresh engine with a workload's model and flags.
 
-        What a companion drafts depends on the weights, so drafting needs the real arithmetic.
+        What a companion drafts depends on the weights: where the real drafts are not known, only
+        the real arithmetic comes close.
         """
         drafts = workload.options.get("spec_type", "none") != "none"
         return cls(
@@ -54,11 +55,11 @@ class SimulatedServer:
         )
 
     def ask(
-        self, group: Sequence[Step], replies: Sequence[Tokens | None] | None = None
+        self, group: Sequence[Step], real: Sequence[Outcome] | None = None
     ) -> tuple[Outcome, ...]:
-        """Send steps that go out together; one outcome each."""
+        """Send steps that go out together; one outcome each. What is real is said again."""
         try:
-            outcomes = self._ask(group, replies)
+            outcomes = self._ask(group, real)
         except UpstreamAbort:
             self.lost = True
             outcomes = tuple(Outcome(error=CRASH) for _ in group)
@@ -66,13 +67,11 @@ class SimulatedServer:
         self.seen = len(self.engine.events)
         return outcomes
 
-    def _ask(
-        self, group: Sequence[Step], replies: Sequence[Tokens | None] | None
-    ) -> tuple[Outcome, ...]:
+    def _ask(self, group: Sequence[Step], real: Sequence[Outcome] | None) -> tuple[Outcome, ...]:
         if group[0].do != "complete":
             return (self._slot_action(group[0]),)
         tickets = [
-            self.engine.submit(self._request(step, replies[index] if replies else None))
+            self.engine.submit(self._request(step, real[index] if real else None))
             for index, step in enumerate(group)
         ]
         self.engine.run()
@@ -106,16 +105,43 @@ class SimulatedServer:
             error=reply.error,
         )
 
-    def _request(self, step: Step, reply: Tokens | None) -> Request:
-        forced = None if reply is None else reply + reply[-1:] * SPARE
+    def _request(self, step: Step, real: Outcome | None) -> Request:
         options = dict(step.options)
         if step.chat and self.engine.profile.release in KNOW_MESSAGES:
             options["message_spans"] = starts_of(step.prompt)
         return Request(
             prompt=step.prompt,
             predict=step.predict,
-            reply=forced,
+            reply=_forced(real),
+            drafts=None if real is None else real.drafts,
             slot=step.slot,
             cache_prompt=step.cache_prompt,
             options=options or None,
         )
+
+
+def _forced(real: Outcome | None) -> Tokens | None:
+    """The real reply and a little more; anything may be said where a refusal hides it."""
+    if real is None or real.error is not None:
+        return None
+    spoken = real.reply + swallowed(real)
+    return spoken + spoken[-1:] * SPARE
+
+
+def swallowed(real: Outcome) -> Tokens:
+    """Tokens that were accepted but never sent, because the context ended within their draft.
+
+    reply  [ t | draft 0 accepted ... | draft 1: sent )[ accepted, swallowed )
+    """
+    at, accepted = 1, 0
+    for draft in real.drafts or ():
+        known = real.reply[at:]
+        pairs = zip(draft, known, strict=False)
+        count = next((n for n, (said, sent) in enumerate(pairs) if said != sent), None)
+        if count is None:
+            count = min(len(draft), len(known))
+            if count == len(known):
+                return draft[count : max(count, real.accepted - accepted)]
+        accepted += count
+        at += count + 1
+    return ()

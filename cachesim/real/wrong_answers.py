@@ -29,7 +29,7 @@ class Conversation:
     name: str
     prompts: tuple[Tokens, ...]
     predict: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def on(self, release: Release, preset: str) -> Workload:
         """The conversation as a workload."""

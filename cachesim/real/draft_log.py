@@ -1,0 +1,53 @@
+"""What the real server's companion proposed, read from its log.
+
+An answer counts drafts but does not show them, and the last bits of the arithmetic decide what a
+drafter says. So the simulator is given the real drafts, as it is given the real replies.
+"""
+
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+from cachesim.real.llamacpp_worker import CALL_MARK
+from cachesim.units import Token, Tokens
+
+SECONDS_TO_CATCH_UP: Final = 1.0
+IDLE: Final = "all slots are idle"
+"""The last line of a call; the log is written behind the server's back."""
+
+_BEST = re.compile(r"seq_id (\d+), draft candidate\s+0, pos\s+(\d+):\s+(\d+)")
+_DRAFT = re.compile(r"id\s+(\d+) \| task (\d+) \| generate_draft: .*#draft=(\d+)")
+_LAUNCH = re.compile(r"id\s+\d+ \| task (\d+) \| processing task")
+
+
+def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
+    """Per request of one call, in the order they were sent: what was proposed, step by step."""
+    said: dict[int, list[Token]] = {}
+    drafts: dict[int, list[Tokens]] = {}
+    for line in lines:
+        if found := _BEST.search(line):
+            slot, position, token = (int(each) for each in found.groups())
+            if position == 0:
+                said[slot] = []
+            said.setdefault(slot, []).append(Token(token))
+        elif found := _DRAFT.search(line):
+            slot, task, count = (int(each) for each in found.groups())
+            drafts.setdefault(task, []).append(tuple(said.pop(slot, [])[:count]))
+        elif found := _LAUNCH.search(line):
+            drafts.setdefault(int(found[1]), [])
+    return [tuple(drafts[task]) for task in sorted(drafts)]
+
+
+def last_call(log: Path, start: int) -> tuple[list[str], int]:
+    """The lines of the call whose mark lies at or behind `start`, and where the log ends."""
+    patience = time.monotonic() + SECONDS_TO_CATCH_UP
+    while True:
+        with log.open("rb") as file:
+            file.seek(start)
+            data = file.read()
+        _, _, call = data.rpartition(CALL_MARK.encode())
+        text = call.decode(errors="replace")
+        if IDLE in text or time.monotonic() > patience:
+            return text.splitlines(), start + len(data)
+        time.sleep(0.005)
