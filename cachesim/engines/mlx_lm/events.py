@@ -59,6 +59,15 @@ class Insertion(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken(Event):
+    """#923: a copy of a finished conversation was stored under the end of one of its messages."""
+
+    length: Count
+    state_is_key: bool | None
+    held: Mapping[str, Tokens] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTrimmed(Event):
     """`--prompt-cache-bytes`, at admission: what is at work counts against the store."""
 

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 
 from cachesim.engines.events import Event
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.mlx_lm.events import Insertion, StoreTrimmed
+from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimmed
 from cachesim.engines.mlx_lm.generate import PromptCache
-from cachesim.engines.mlx_lm.lru_prompt_cache import Fetched, LRUPromptCache
+from cachesim.engines.mlx_lm.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.request import Job
@@ -48,6 +48,7 @@ class ServerStore:
         self._limit = options.prompt_cache_bytes
         self._ticket = -1
         self.number = 0
+        self._snapshots: list[CacheEntry] = []
         self.watch: Callable[[Insertion, PromptCache], None] | None = None
         size, snapshots = options.prompt_cache_size, rules.server.snapshots
         self.cache = (
@@ -109,8 +110,26 @@ class ServerStore:
             held={each.place: each.tokens for each in held if not each.sound},
         )
         self._tell(insertion)
+        if self._rules.server.snapshots is not None:
+            self._tell_snapshots(job)
         if self.watch is not None:
             self.watch(insertion, cache)
+
+    def _tell_snapshots(self, job: Job) -> None:
+        """What the copies hold that an insertion under #923 left behind."""
+        for _, tokens, entry in self.cache.trie.items():
+            if not entry.is_snapshot or any(entry is each for each in self._snapshots):
+                continue
+            self._snapshots.append(entry)
+            held = holdings(self._network, entry.prompt_cache, tuple(map(Token, tokens)))
+            self._tell(
+                SnapshotTaken(
+                    task=job.ticket,
+                    length=Count(len(tokens)),
+                    state_is_key=all(each.sound for each in held) if held else None,
+                    held={each.place: each.tokens for each in held if not each.sound},
+                )
+            )
 
     def trim(self, job: Job, generator: "HoldsBytes") -> None:
         """`--prompt-cache-bytes`: what is at work leaves the rest to the store."""

@@ -3,7 +3,7 @@
 import pytest
 from chat_kit import ATTN, HYB, PLAIN_REPLY, Chat, said, system, user
 
-from cachesim.engines.mlx_lm.events import Insertion
+from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken
 from cachesim.engines.mlx_lm.profiles import rules_of
 from cachesim.engines.mlx_lm.server_rules import SnapshotRules
 from cachesim.engines.profile import Profile
@@ -58,6 +58,21 @@ def test_a_branch_after_three_turns(patches: str, expected: tuple[int, bool]) ->
     outcome = chat.ask(S, user(4, 80))
 
     assert expected == (outcome.cached, outcome.same)
+
+
+@pytest.mark.parametrize(
+    ("patches", "expected"),
+    [("923+929.1", (32, 32)), ("929", (32, 22)), ("923+929.1+929.3", (32, 22))],
+)
+def test_snapshots_hold_states_that_the_model_never_had(
+    patches: str, expected: tuple[int, int]
+) -> None:
+    chat = Chat(f"after-906+{patches}", HYB)
+    chat.ask(*TURNS[0])
+    taken = chat.events(SnapshotTaken)
+
+    assert [(15, False)] == [(each.length, each.state_is_key) for each in taken]
+    assert expected == (len(taken[0].held["recurrent"]), len(taken[0].held["attention"]))
 
 
 def test_one_message_leaves_no_snapshot_with_either() -> None:
