@@ -17,7 +17,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"model", "engines", "verify", "scenario"},
     "real": {"model", "engines", "verify", "scenario"},
     "report": {"model", "engines", "verify", "scenario"},
-    "cli": {"model", "engines", "verify", "scenario", "testing", "real", "report"},
+    "lessons": {"model", "engines", "verify", "scenario", "testing", "report"},
+    "cli": {"model", "engines", "verify", "scenario", "testing", "real", "report", "lessons"},
 }
 IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subprocess", "time"}
 

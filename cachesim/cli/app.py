@@ -162,6 +162,20 @@ def schema(what: str = "scenario") -> int:
     return schema_command(what)
 
 
+def learn(
+    number: int | None = None,
+    *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
+    check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
+) -> int:
+    """Tell a lesson, run while it is told; without a number list them.
+
+    Example: cachesim learn 4 --check 8 8 6
+    """
+    from cachesim.cli.learn import learn_command  # noqa: PLC0415
+
+    return learn_command(number, answers, check=check)
+
+
 COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "run": run,
     "explain": explain,
@@ -170,6 +184,7 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "show": show,
     "new": new,
     "schema": schema,
+    "learn": learn,
 }
 
 

@@ -1,0 +1,74 @@
+"""`cachesim learn`: lessons told in the terminal, and their exercises marked."""
+
+import sys
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.errors import InputError
+from cachesim.lessons import ToldExercise, ToldLesson, lesson, lessons, mark, terminal, told
+from cachesim.report.consoles import notes, results, show
+
+
+def learn_command(number: int | None, answers: tuple[str, ...], *, check: bool) -> int:
+    """List the lessons, tell one, or mark what a reader predicts."""
+    if number is None:
+        if check:
+            msg = "say which lesson is to be marked, as in cachesim learn 4 --check"
+            raise InputError(msg)
+        show(results(), terminal.contents(lessons()))
+        return AS_EXPECTED
+    if answers and not check:
+        msg = f"to have answers marked write cachesim learn {number} --check {' '.join(answers)}"
+        raise InputError(msg)
+    chosen = told(lesson(number))
+    if not check:
+        show(results(), terminal.whole(chosen))
+        return AS_EXPECTED
+    if not answers and sys.stdin.isatty():
+        return _talk(chosen)
+    return _mark(chosen, answers or tuple(sys.stdin.read().split()))
+
+
+def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:
+    """Mark answers that were all given at once."""
+    if not answers:
+        msg = "there are no answers to mark: give them as arguments, or one per line on stdin"
+        raise InputError(msg)
+    marks = mark(chosen, answers)
+    show(results(), *(terminal.marked(i, each) for i, each in enumerate(marks, 1)))
+    return _summed_up(each.is_right for each in marks)
+
+
+def _talk(chosen: ToldLesson) -> int:
+    """Ask one question after the other, and mark each answer at once."""
+    screen, right = results(), []
+    for number, exercise in enumerate(chosen.exercises, 1):
+        show(screen, *terminal.asked(number, exercise))
+        given = _answers(exercise)
+        alone = ToldLesson(lesson=chosen.lesson, parts=(), exercises=(exercise,))
+        result = mark(alone, given)[0]
+        show(screen, Text(""), terminal.marked(number, result))
+        right.append(result.is_right)
+    return _summed_up(right)
+
+
+def _answers(exercise: ToldExercise) -> list[str]:
+    """What the reader types; asked again while it is more than the question wants."""
+    count = len(exercise.answers)
+    wanted = "your answer: " if count == 1 else f"your {count} answers, with blanks between: "
+    while True:
+        sys.stderr.write(wanted)
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        words = line.replace(",", " ").split()
+        if not line or len(words) <= count:
+            return words
+        notes().print(f"that is {len(words)}")
+
+
+def _summed_up(right: Iterable[bool]) -> int:
+    marks = list(right)
+    show(results(), f"{sum(marks)} of {len(marks)} exercises right")
+    return AS_EXPECTED if all(marks) else NOT_AS_EXPECTED

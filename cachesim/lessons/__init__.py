@@ -1,0 +1,24 @@
+"""Lessons that run: prose and code in one file each, every number computed when it is told.
+
+`texts/` holds them, as Markdown. A block of Python is run, and what it prints stands below it;
+`{{ ... }}` in a sentence is computed too. The exercises at the end hold their own answers as code.
+"""
+
+from cachesim.lessons.lesson import Lesson, lesson, lessons
+from cachesim.lessons.marking import Mark, mark, questions
+from cachesim.lessons.page import page
+from cachesim.lessons.telling import Told, ToldExercise, ToldLesson, told
+
+__all__ = [
+    "Lesson",
+    "Mark",
+    "Told",
+    "ToldExercise",
+    "ToldLesson",
+    "lesson",
+    "lessons",
+    "mark",
+    "page",
+    "questions",
+    "told",
+]

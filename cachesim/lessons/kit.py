@@ -1,0 +1,323 @@
+"""The bench of the lessons: letters for tokens, a memory to poke at, a server to ask."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.create import (
+    create_memory,
+    has_position_sections,
+    rollback_depth,
+)
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.rules import B11434
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario import run_scenario
+from cachesim.units import Array, Token, Tokens, as_tokens
+from cachesim.verify.oracle import cold_logits
+
+FIRST: Final = 280
+"""The token of a letter is its code point and this."""
+
+SMALL: Final = ModelSpec(
+    name="small",
+    layers=("ssm",),
+    width=8,
+    mlp_width=0,
+    conv_size=2,
+    state_size=1,
+    inner=2,
+    groups=1,
+    state_heads=1,
+)
+"""One Mamba-2 layer whose recurrent state is two numbers."""
+
+
+def tokens(text: str) -> Tokens:
+    """Each letter is one token."""
+    return as_tokens([FIRST + ord(letter) for letter in text])
+
+
+def letters(ids: Sequence[int]) -> str:
+    """Tokens as letters; a dot for one that is none."""
+    return "".join(chr(i - FIRST) if 32 <= i - FIRST < 127 else "." for i in ids)
+
+
+def cold(model: str | ModelSpec, text: str) -> Array:
+    """The logits after a text, computed without any cache."""
+    row: Array = cold_logits(model_of(model), tokens(text))[-1]
+    return row
+
+
+def model_of(model: str | ModelSpec) -> ModelSpec:
+    """A small model, by its preset's name."""
+    if isinstance(model, ModelSpec):
+        return model
+    window = {"window": 4} if "swa" in model else {}
+    return tiny(model, **window)
+
+
+class Memory:
+    """llama.cpp's memory of a small model, a network in front of it; it has a few cells."""
+
+    def __init__(
+        self, model: str | ModelSpec, *, cells: int = 12, parts: int = 1, rollback: int = 0
+    ) -> None:
+        network = build(model_of(model))
+        depth = rollback_depth(network, rollback, B11434)
+        memory = create_memory(
+            network,
+            B11434,
+            n_seq_max=2,
+            unified=True,
+            cells=cells,
+            swa_cells=8,
+            n_rs_seq=depth,
+        )
+        self.context = Context(
+            network,
+            memory,
+            rules=B11434,
+            n_ctx=cells,
+            n_ctx_seq=cells,
+            n_batch=cells,
+            n_ubatch=parts,
+            n_seq_max=2,
+            unified=True,
+            n_rs_seq=depth,
+            sections=has_position_sections(network),
+        )
+        self._labels: dict[tuple[str, int], str] = {}  # part and cell -> letter
+
+    def read(self, text: str, *, seq: int = 0, at: int | None = None) -> Array:
+        """Put a text behind what a sequence has; the logits after its last token."""
+        start = self.context.seq_pos_max(seq) + 1 if at is None else at
+        code = self.context.decode(Batch.of(tokens(text), start=start, seq=seq))
+        if code != 0:
+            msg = f"decode answers {code}: {self.context.refusal or 'no place'}"
+            raise ValueError(msg)
+        for name, cache in self._caches():
+            cells = cache.streams.cells[0]
+            for cell in range(cache.streams.size):
+                if int(cells.bits[0, cell]) >> seq & 1 and cells.pos[cell] >= start:
+                    self._labels[name, cell] = text[int(cells.pos[cell]) - start]
+        return self.context.logits(len(text) - 1)
+
+    def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
+        """Remove the positions from p0 on (up to p1); False where memory refuses."""
+        return self.context.seq_rm(seq, p0, p1)
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        """Give one sequence what another has."""
+        self.context.seq_cp(src, dst, -1, -1)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move positions."""
+        self.context.seq_add(seq, p0, p1, delta)
+
+    def pos(self, seq: int = 0) -> tuple[int, int]:
+        """The lowest and the highest position of a sequence."""
+        return self.context.seq_pos_min(seq), self.context.seq_pos_max(seq)
+
+    @property
+    def state(self) -> Array:
+        """What the first recurrent layer holds for sequence 0; its convolution's part left out."""
+        memory = self.context.memory
+        recurrent = memory.recurrent if isinstance(memory, HybridMemory) else memory
+        if not isinstance(recurrent, RecurrentMemory):
+            msg = "this memory has no recurrent state"
+            raise TypeError(msg)
+        shape = recurrent.shapes[0]
+        row: Array = recurrent.planes.rows[shape.layer][recurrent.cells.tail[0]]
+        return row[shape.conv :].copy()
+
+    @property
+    def used(self) -> int:
+        """How many cells are in use."""
+        return sum(int((cache.streams.cells[0].pos >= 0).sum()) for _, cache in self._caches())
+
+    def show(self) -> None:
+        """Print the cells: position, letter, owners."""
+        for name, cache in self._caches():
+            cells, used = cache.streams.cells[0], range(cache.streams.size)
+            owners = ["".join(s for s in "01" if int(cells.bits[0, i]) >> int(s) & 1) for i in used]
+            held = [(i, owners[i] != "") for i in used]
+            say(_row(f"{name}cell", [str(i) for i in used]))
+            say(_row("position", [str(cells.pos[i]) if full else "" for i, full in held]))
+            shown = [self._labels[name, i] if full else "" for i, full in held]
+            say(_row("token", ["_" if letter == " " else letter for letter in shown]))
+            if any("1" in owner for owner in owners):
+                say(_row("owners", owners))
+
+    def _caches(self) -> list[tuple[str, AttentionCache]]:
+        memory = self.context.memory
+        part = memory.attention if isinstance(memory, HybridMemory) else memory
+        if isinstance(part, WindowPair):
+            found = [("full ", part.base), ("window ", part.swa)]
+            return [(name, cache) for name, cache in found if cache.layers]
+        return [("", part)] if isinstance(part, AttentionCache) else []
+
+
+def _row(name: str, words: Sequence[str]) -> str:
+    return f"{name:<12}" + "".join(f"{word:>4}" for word in words).rstrip()
+
+
+def same(one: Array, other: Array) -> bool:
+    """Whether two are the same, bit for bit."""
+    return bool(np.array_equal(one, other))
+
+
+def apart(one: Array, other: Array) -> float:
+    """How far two rows of logits lie apart, in two digits."""
+    return float(f"{np.abs(one - other).max():.2g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A request after it was answered: what was cached, whether the answer is right, what stays."""
+
+    prompt: str
+    tokens: int
+    cached: int
+    processed: int
+    answer: str
+    off_by: float
+    checkpoints: tuple[dict[str, int], ...]
+    parked: tuple[dict[str, Any], ...]
+    why: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    error: str | None = None
+
+    def seen(self, event: str) -> list[dict[str, Any]]:
+        """What the server noted under that name while it worked on the request."""
+        return [each for each in self.events if each["event"] == event]
+
+
+Prompt = str | dict[str, Any]
+"""A text, or a step of a scenario with letters in `prompt`, `reply` and `drafts`."""
+
+
+def serve(
+    profile: str,
+    model: str,
+    *prompts: Prompt,
+    reply: str = "~",
+    window: int = 0,
+    **options: object,
+) -> list[Answered]:
+    """Start a server, send it prompts one after the other, and check each answer.
+
+    The reply is given, one token unless said otherwise: so a slot holds just the prompt afterwards.
+    """
+    steps = [_step(each, reply) for each in prompts]
+    entries = _played(profile, model, steps, window=window, options=options)
+    texts = [letters(step["prompt"]) for step in steps]
+    return [_answered(*each) for each in zip(texts, entries, strict=True)]
+
+
+def chat(
+    profile: str,
+    model: str,
+    *turns: Sequence[str],
+    reply: str = "~",
+    together: bool = False,
+    **options: object,
+) -> list[Answered]:
+    """The same for chats: each is what the system says, then user and assistant in turn."""
+    texts = list(dict.fromkeys(text for turn in turns for text in turn))
+    spans = {f"t{i}": list(tokens(text)) for i, text in enumerate(texts)}
+    roles = ("system", *("user", "assistant") * max(map(len, turns)))
+    steps: list[dict[str, Any]] = [
+        {
+            "messages": [
+                {"role": role, "content": f"{{t{texts.index(text)}}}"}
+                for role, text in zip(roles, turn, strict=False)
+            ],
+            "reply": list(tokens(reply)),
+            "with_previous": together and i > 0,
+        }
+        for i, turn in enumerate(turns)
+    ]
+    entries = _played(profile, model, steps, spans=spans, options=options)
+    names = [" | ".join(turn) for turn in turns]
+    return [_answered(*each) for each in zip(names, entries, strict=True)]
+
+
+def _played(
+    profile: str,
+    model: str,
+    steps: list[dict[str, Any]],
+    *,
+    options: dict[str, object],
+    window: int = 0,
+    spans: dict[str, list[Token]] | None = None,
+) -> list[dict[str, Any]]:
+    mapping = {
+        "format": 1,
+        "name": "lesson",
+        "model": {"preset": model} | ({"window": window} if window else {}),
+        "engine": {"name": profile.partition("@")[0], "options": options},
+        "spans": spans or {},
+        "step": steps,
+    }
+    entries: list[dict[str, Any]] = run_scenario(mapping, profile=profile)["steps"]
+    return entries
+
+
+def _step(prompt: Prompt, reply: str) -> dict[str, Any]:
+    step: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+    step.setdefault("reply", reply)
+    for key in ("prompt", "reply"):
+        if isinstance(step.get(key), str):
+            step[key] = list(tokens(step[key]))
+    if "drafts" in step:
+        step["drafts"] = [list(tokens(each)) for each in step["drafts"]]
+    return step
+
+
+def _answered(prompt: str, entry: dict[str, Any]) -> Answered:
+    return Answered(
+        prompt=prompt,
+        tokens=entry["prompt_tokens"],
+        cached=entry["cached"],
+        processed=entry["processed"],
+        answer=entry["answer"],
+        off_by=float(f"{entry['max_difference']:.2g}"),
+        checkpoints=tuple(entry["checkpoints"]),
+        parked=tuple(entry["prompt_cache"]),
+        why=tuple(entry["why"]),
+        events=tuple(entry["events"]),
+        error=entry["error"],
+    )
+
+
+def table(replies: Sequence[Answered], *, shelf: bool = False, parked: bool = False) -> None:
+    """Print requests, one line each; with checkpoints kept, or conversations parked, if wanted."""
+    wide = max(8, *(len(each.prompt) for each in replies))
+    more = "checkpoints" if shelf else "parked" if parked else ""
+    say(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
+    for each in replies:
+        counts = f"{each.tokens:>6}  {each.cached:>6}"
+        rest = [_shown(checkpoint) for checkpoint in each.checkpoints] if shelf else []
+        if parked:
+            rest = [str(entry["n_tokens"]) for entry in each.parked]
+        say(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
+
+
+def _shown(checkpoint: dict[str, int]) -> str:
+    return "{n_tokens}[{pos_min}..{pos_max}]".format_map(checkpoint)
+
+
+def say(line: str = "") -> None:
+    """Print a line, without blanks at its end."""
+    sys.stdout.write(f"{line.rstrip()}\n")

@@ -1,0 +1,97 @@
+"""`cachesim learn`: listing, telling and marking, in a pipe and at a terminal."""
+
+import io
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.lessons import lesson, lessons, told
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Terminal(io.StringIO):
+    """Standard input that is somebody typing."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def answers(number: int) -> list[str]:
+    return [answer for each in told(lesson(number)).exercises for answer in each.answers]
+
+
+def test_without_a_number_all_lessons_are_listed(capsys: Capture) -> None:
+    assert 0 == main(["learn"])
+    listed = capsys.readouterr().out
+
+    assert all(each.title in listed for each in lessons())
+    assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
+    assert 0 == main(["learn", "4"])
+    text = capsys.readouterr().out
+
+    assert "4. Why a recurrent state cannot be cut" in text
+    assert "after f the state is 2.8564" in text
+    assert "Exercise 3: Three requests" in text
+    assert "The second one only adds letters." not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+
+
+def test_right_answers_are_0(capsys: Capture) -> None:
+    assert 0 == main(["learn", "5", "--check", *answers(5)])
+    assert "5 of 5 exercises right" in capsys.readouterr().out
+
+
+def test_a_wrong_answer_is_1_and_is_explained(capsys: Capture) -> None:
+    assert 1 == main(["learn", "5", "--check", "7", "7", "7"])
+    text = capsys.readouterr().out
+
+    assert "Exercise 1: One checkpoint: wrong, you said 7, 7, 7; it is 7, 6, 6" in text
+    assert "Four letters are left for the last piece." in text
+    assert "Exercise 2: Three requests: not answered" in text
+    assert "0 of 5 exercises right" in text
+
+
+def test_answers_may_come_from_a_pipe(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(answers(3))))
+
+    assert 0 == main(["learn", "3", "--check"])
+    assert "exercises right" in capsys.readouterr().out
+
+
+def test_at_a_terminal_each_question_is_asked(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["8 8 6", "yes no no no", "yes, no, yes", "0 12 0", ""]
+    monkeypatch.setattr("sys.stdin", Terminal("\n".join(lines)))
+
+    assert 1 == main(["learn", "4", "--check"])
+    said = capsys.readouterr()
+    assert "3 of 4 exercises right" in said.out
+    assert "that is 4" in said.err
+    assert "The same with attention: not answered" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["learn", "9"], "there is no lesson 9"),
+        (["learn", "--check"], "say which lesson"),
+        (["learn", "4", "8"], "write cachesim learn 4 --check 8"),
+        (["learn", "4", *["--check", *"123456789" * 2]], "asks for"),
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str], expected: str, capsys: Capture) -> None:
+    assert 2 == main(arguments)
+    assert expected in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_an_empty_pipe_has_no_answers(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+
+    assert 2 == main(["learn", "4", "--check"])
+    assert "there are no answers to mark" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""The lessons are run, hold no typed-in number, fit a terminal, and their exercises are marked."""
+
+import ast
+import io
+import re
+from typing import Final
+
+import pytest
+from rich.console import Console
+
+from cachesim.cli.shipped import shipped_files
+from cachesim.errors import ContractError, InputError
+from cachesim.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
+from cachesim.lessons.lesson import parsed
+
+NUMBERS: Final = [each.number for each in lessons()]
+
+MAY_STAND: Final = re.compile(
+    r"\{\{.*?\}\}"  # computed
+    r"|#\d+"  # an upstream issue
+    r"|b\d{4,5}|\d+\.\d+\.\d+|[0-9a-f]{9}"  # a release
+    r"|`(cachesim [^`]*|[^`\s]*[-@+][^`\s]*)`"  # a command or a name
+    r"|\bp[01]\b|\[0, |^\d+\. ",  # names, and marks of lists
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@pytest.fixture(params=lessons(), ids=lambda each: each.file)
+def one(request: pytest.FixtureRequest) -> Lesson:
+    found: Lesson = request.param
+    return found
+
+
+def sentences(chosen: Lesson) -> list[str]:
+    parts = [*chosen.parts, *(part for each in chosen.exercises for part in each.explanation)]
+    return [part.text for part in parts if part.kind in {"prose", "heading"}]
+
+
+def blocks(chosen: Lesson) -> list[str]:
+    inner = [(*each.question, each.answer, *each.explanation) for each in chosen.exercises]
+    parts = [*chosen.parts, *(part for parts in inner for part in parts)]
+    return [part.text for part in parts if part.kind in {"code", "answer"}]
+
+
+def test_there_are_eight_and_their_files_are_numbered() -> None:
+    assert list(range(1, 9)) == NUMBERS
+
+
+def test_every_number_in_a_sentence_is_computed(one: Lesson) -> None:
+    typed = [text for text in sentences(one) if re.search(r"\d", MAY_STAND.sub("", text))]
+
+    assert typed == []
+
+
+def test_code_prints_no_number_that_stands_in_a_text(one: Lesson) -> None:
+    words = [
+        node.value
+        for block in blocks(one)
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+    assert [word for word in words if " " in word and re.search(r"\d", word)] == []
+
+
+def test_it_prints_something_and_asks_something(one: Lesson) -> None:
+    whole = told(one)
+
+    assert len([part for part in whole.parts if part.output]) >= 3
+    assert 2 <= len(whole.exercises)
+    assert questions(whole) >= 3
+
+
+def test_it_names_the_reports_it_explains(one: Lesson) -> None:
+    at = [i for i, part in enumerate(one.parts) if part.text == "## Where it happened"]
+
+    assert 1 == len(at)
+    assert re.search(r"#\d+", one.parts[at[0] + 1].text)
+
+
+def test_names_of_scenarios_exist(one: Lesson) -> None:
+    known = {path.stem for path in shipped_files()}
+    everything = " ".join([*sentences(one), *blocks(one)])
+    named = re.findall(r"cachesim (?:run|explain) ([\w.-]+)", everything)
+
+    assert [name for name in named if name not in known] == []
+
+
+def test_told_in_a_terminal_no_line_is_wider_than_80(one: Lesson) -> None:
+    whole = told(one)
+    for part in (*whole.parts, *(each.run for each in whole.exercises)):
+        assert max(map(len, part.output.splitlines()), default=0) <= 78
+        if part.part.kind in {"code", "answer", "console"}:
+            assert max(map(len, part.text.splitlines())) <= 76
+
+
+def test_plain_in_a_pipe(one: Lesson) -> None:
+    pipe = io.StringIO()
+    Console(file=pipe, width=80).print(terminal.whole(told(one)))
+
+    assert "\x1b" not in pipe.getvalue()
+    assert "{{" not in pipe.getvalue()
+
+
+def test_two_tellings_are_alike(one: Lesson) -> None:
+    assert page(told(one)) == page(told.__wrapped__(one))
+
+
+def test_its_own_answers_are_right_and_others_are_not(one: Lesson) -> None:
+    whole = told(one)
+    answers = [answer for each in whole.exercises for answer in each.answers]
+    changed = ["99" if answer != "99" else "98" for answer in answers]
+
+    assert all(each.is_right for each in mark(whole, answers))
+    assert not any(each.is_right for each in mark(whole, changed))
+    assert not any(each.is_right for each in mark(whole, []))
+
+
+def test_answers_that_were_not_given_are_open() -> None:
+    marks = mark(told(lesson(4)), ["8", "8", "6", "YES,", "no"])
+
+    assert [True, False, False, False] == [each.is_right for each in marks]
+    assert [False, False, True, True] == [each.is_open for each in marks]
+
+
+def test_more_answers_than_questions_are_refused() -> None:
+    whole = told(lesson(4))
+    with pytest.raises(InputError, match=f"asks for {questions(whole)} answers"):
+        mark(whole, ["0"] * (questions(whole) + 1))
+
+
+def test_lessons_4_and_5_ask_for_the_cached_counts_of_three_requests() -> None:
+    for number in (4, 5):
+        asked = {each.title: each.answers for each in told(lesson(number)).exercises}
+        assert 3 == len(asked["Three requests"])
+
+
+def test_a_lesson_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match="there is no lesson 9; there are 1, 2"):
+        lesson(9)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no title",
+        "# Title\n\nabout\n\n## Predict, run, explain\n\n### No answer\n\nwhy\n",
+    ],
+)
+def test_a_lesson_without_its_parts_is_refused(text: str) -> None:
+    with pytest.raises(ContractError):
+        parsed(text, number=1, file="x.md")
+
+
+def test_an_exercise_must_set_its_answer() -> None:
+    text = "# T\n\na\n\n## Predict, run, explain\n\n### E\n\nq\n\n```python answer\nx = 1\n```\n"
+    with pytest.raises(ContractError, match="must set `answer`"):
+        told(parsed(text, number=1, file="x.md"))
