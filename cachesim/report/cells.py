@@ -27,10 +27,15 @@ def lost(step: Mapping[str, Any]) -> int:
     return int((step["explanation"] or {}).get("lost", 0))
 
 
+def shortened(error: str, most: int = 13) -> str:
+    """A server's word for a refusal, as far as a cell is wide."""
+    return error if len(error) <= most else f"{error[: most - 1]}…"
+
+
 def step_cell(step: Mapping[str, Any]) -> Text:
     """What a profile made of one step: cached tokens, the answer, what was lost."""
     if step["error"] is not None:
-        return Text(f"{'-':>6} ") + Text(step["error"], style="wrong")
+        return Text(f"{'-':>6} ") + Text(shortened(step["error"]), style="wrong")
     if step["do"] != "complete":
         return Text(f"{'-':>6} ") + Text("done", style="quiet")
     if step["cached"] is None:

@@ -8,7 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.cells import short_profile
-from cachesim.report.rules import Fact, checkpoint_word, rule_facts
+from cachesim.report.rules import Fact, checkpoint_word, is_same_checkpoint, rule_facts
+
+PROVABLE = frozenset({"llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"})
+"""Releases that `cachesim real` plays scenarios on."""
 
 
 def paragraph(
@@ -49,8 +52,8 @@ def step_facts(
     yield from wrong_facts(step)
     yield from slipped(run, index)
     yield from _elsewhere(step, index, runs)
-    if step["answer"] == "diverged":
-        yield "prove it", f"cachesim real {run['profile'].partition('@')[0]} --scenario {source}"
+    if step["answer"] == "diverged" and source and run["profile"] in PROVABLE:
+        yield "prove it", f"cachesim real llama.cpp --scenario {source}"
 
 
 def consumed(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
@@ -113,9 +116,9 @@ def slipped(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
     if step["answer"] not in {"diverged", "by-design"} or restored is None:
         return
     key = checkpoint_word(restored)
-    made = _made_before(run, index, key)
+    made = _made_before(run, index, restored)
     yield "restored", f"checkpoint {key}" + ("" if made is None else f", made by step {made}")
-    for name, kept in _kept_before(run, index, key):
+    for name, kept in _kept_before(run, index, restored):
         yield (
             "kept by",
             (
@@ -135,22 +138,22 @@ def _history(run: Mapping[str, Any], index: int) -> Iterator[tuple[str, Mapping[
         yield from ((step["name"], event) for event in reversed(events))
 
 
-def _made_before(run: Mapping[str, Any], index: int, key: str) -> str | None:
+def _made_before(run: Mapping[str, Any], index: int, restored: Mapping[str, Any]) -> str | None:
     made = (
         name
         for name, event in _history(run, index)
-        if event["event"] == "checkpoint-created" and checkpoint_word(event) == key
+        if event["event"] == "checkpoint-created" and is_same_checkpoint(event, restored)
     )
     return next(made, None)
 
 
 def _kept_before(
-    run: Mapping[str, Any], index: int, key: str
+    run: Mapping[str, Any], index: int, restored: Mapping[str, Any]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, event in _history(run, index):
-        if event["event"] == "checkpoint-created" and checkpoint_word(event) == key:
+        if event["event"] == "checkpoint-created" and is_same_checkpoint(event, restored):
             return
-        if event["event"] == "checkpoint-kept" and checkpoint_word(event) == key:
+        if event["event"] == "checkpoint-kept" and is_same_checkpoint(event, restored):
             yield name, event
 
 

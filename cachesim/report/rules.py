@@ -8,8 +8,15 @@ Fact = tuple[str, str]
 
 
 def checkpoint_word(checkpoint: Mapping[str, Any]) -> str:
-    """A checkpoint as people write it: its tokens, and the positions it covers."""
-    return f"{checkpoint['n_tokens']}[{checkpoint['pos_min']}..{checkpoint['pos_max']}]"
+    """A checkpoint as people write it: its tokens where they are told, the positions it covers."""
+    tokens = checkpoint.get("n_tokens", "")
+    return f"{tokens}[{checkpoint['pos_min']}..{checkpoint['pos_max']}]"
+
+
+def is_same_checkpoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two events speak of one checkpoint; some servers' logs leave its tokens out."""
+    told = {"n_tokens", "pos_min", "pos_max"} & one.keys() & other.keys()
+    return all(one[key] == other[key] for key in told)
 
 
 def rule_facts(step: Mapping[str, Any]) -> Iterator[Fact]:

@@ -27,8 +27,8 @@ def side_by_side(runs: Sequence[Mapping[str, Any]], *, width: int = 80) -> Rende
 
 def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("step")
-    table.add_column("prompt", justify="right")
+    table.add_column("step", no_wrap=True)
+    table.add_column("prompt", justify="right", no_wrap=True)
     for run in runs:
         heading = f"{short_profile(run['profile'])}\n{CELL_HEADING}"
         table.add_column(heading, min_width=CELL - 2, no_wrap=True)
