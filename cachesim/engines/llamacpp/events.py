@@ -81,8 +81,8 @@ class CacheEntryDropped(Event):
 class CacheSearchBegun(Event):
     """Looking for a better prompt than the slot's own."""
 
-    f_keep: float
-    f_sim: float
+    f_keep: float | None
+    f_sim: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class CacheEntryCompared(Event):
 
     n_tokens: int
     lcp: int
-    f_keep: float
-    f_sim: float
+    f_keep: float | None
+    f_sim: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

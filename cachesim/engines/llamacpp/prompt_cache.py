@@ -9,7 +9,7 @@ import numpy as np
 from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.contexts import SavedState
-from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio
+from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio, shown
 from cachesim.engines.llamacpp.rules import PromptCacheRules
 from cachesim.engines.llamacpp.tokens import get_common_prefix
 from cachesim.units import Count, Token
@@ -132,15 +132,15 @@ class PromptCache:
             keep, sim = ratio(lcp, entry.n_tokens), ratio(lcp, len(prompt))
             log.compared(entry, lcp=lcp, f_keep=keep, f_sim=sim)
             if keep < QUARTER:
-                log.refused(entry, "cache-keep", f_keep=float(keep), below=0.25)
+                log.refused(entry, "cache-keep", f_keep=shown(keep), below=0.25)
             elif self._beats(keep, sim, best_keep, best_sim):
                 if best is not None:
-                    log.refused(best, "cache-better-entry", f_keep=float(keep), f_sim=float(sim))
+                    log.refused(best, "cache-better-entry", f_keep=shown(keep), f_sim=shown(sim))
                 best, best_keep, best_sim = entry, keep, sim
             else:
                 log.refused(
-                    entry, "cache-not-better", f_keep=float(keep), f_sim=float(sim),
-                    best_keep=float(best_keep), best_sim=float(best_sim),
+                    entry, "cache-not-better", f_keep=shown(keep), f_sim=shown(sim),
+                    best_keep=shown(best_keep), best_sim=shown(best_sim),
                 )  # fmt: skip
         return best
 

@@ -19,3 +19,8 @@ def ratio(part: int, whole: int) -> Float32:
 
 HALF: Final = np.float32(0.5)
 QUARTER: Final = np.float32(0.25)
+
+
+def shown(value: Float32) -> float | None:
+    """A ratio for events and JSON, which know no NaN."""
+    return None if np.isnan(value) else float(value)

@@ -20,7 +20,7 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.holdings import Holdings
 from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache
-from cachesim.engines.llamacpp.ratio import Float32
+from cachesim.engines.llamacpp.ratio import Float32, shown
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.units import Count, Token, Tokens
@@ -66,7 +66,7 @@ class SwapLog:
     def looking(self, f_keep: Float32, f_sim: Float32) -> None:
         """The search begins with the slot's own ratios as the bar."""
         self.server.emit(
-            CacheSearchBegun(slot=self.slot.id, f_keep=float(f_keep), f_sim=float(f_sim))
+            CacheSearchBegun(slot=self.slot.id, f_keep=shown(f_keep), f_sim=shown(f_sim))
         )
 
     def compared(self, entry: Entry, *, lcp: Count, f_keep: Float32, f_sim: Float32) -> None:
@@ -76,8 +76,8 @@ class SwapLog:
                 slot=self.slot.id,
                 n_tokens=entry.n_tokens,
                 lcp=lcp,
-                f_keep=float(f_keep),
-                f_sim=float(f_sim),
+                f_keep=shown(f_keep),
+                f_sim=shown(f_sim),
             )
         )
 

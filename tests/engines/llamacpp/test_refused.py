@@ -1,5 +1,6 @@
 """What the server or the simulator refuses, and that a refusal leaves everything as it was."""
 
+import json
 from typing import Any
 
 import pytest
@@ -151,6 +152,10 @@ def test_an_empty_prompt_is_answered_at_once_with_nothing() -> None:
     play = Play(OCTOBER, "dense")
     reply = play.reply([], 4)
     assert (reply.cached, reply.processed, reply.generated) == (0, 0, ())
+    play.reply(run(range(50)))
+    play.reply([])
+    told = [event.as_dict() for event in play.engine.events]
+    assert "NaN" not in json.dumps(told)
 
 
 def test_more_completions_than_slots_are_refused() -> None:
