@@ -14,10 +14,11 @@ run: $(VENV)/.run            ## every scenario on every profile it names, as one
 test: $(VENV)/.test          ## the tests
 	@$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/.check        ## lint, types, and the real engines beside the simulator
+check: $(VENV)/.check        ## lint, types, the page in a browser, the real engines beside the simulator
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m tests.real_engines
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
@@ -38,6 +39,7 @@ $(VENV)/.test: $(VENV)/.run
 
 $(VENV)/.check: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "ruff>=0.14" "mypy>=1.18"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40" || true
 	@touch $@
 
 clean:           ## remove what was set up

@@ -22,7 +22,16 @@ from cachesim.report.html_fragment import fragment
 LIMIT: Final = 500_000
 """Bytes of a whole page."""
 
-SCRIPTS: Final = ("data.js", "words.js", "tokens.js", "memory.js", "panels.js", "cursor.js")
+SCRIPTS: Final = (
+    "data.js",
+    "words.js",
+    "tokens.js",
+    "memory.js",
+    "panels.js",
+    "align.js",
+    "cursor.js",
+    "start.js",
+)
 
 
 def page(runs: Sequence[Mapping[str, Any]], *, limit: int = LIMIT) -> str:

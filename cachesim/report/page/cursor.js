@@ -9,44 +9,6 @@ let panes = [];
 const shownRuns = () => (at.right === null ? [runs[at.left]] : [runs[at.left], runs[at.right]]);
 const byId = (id) => document.getElementById(id);
 
-// --- two lists of events side by side
-
-/** What makes two events the same: all they say but bytes; of routine ones the name. */
-const keyOf = (event) =>
-  toneOf(event) === "quiet" ? event.event : JSON.stringify({ ...event, size: 0, size_companion: 0, task: 0 });
-
-/** Events of both lists in pairs, the most alike that keep their order; null beside lone ones. */
-function aligned(ours, theirs) {
-  if (!theirs) return ours.map((_, i) => [i, null]);
-  if (ours.length * theirs.length > 400000) {
-    return Array.from({ length: Math.max(ours.length, theirs.length) }, (_, i) => [i < ours.length ? i : null, i < theirs.length ? i : null]);
-  }
-  const [a, b] = [ours.map(keyOf), theirs.map(keyOf)];
-  const worth = (i, j) => (a[i] === b[j] ? 3 : ours[i].event === theirs[j].event ? 2 : -9);
-  const best = Array.from({ length: a.length + 1 }, () => new Int32Array(b.length + 1));
-  for (let i = a.length - 1; i >= 0; i -= 1) {
-    for (let j = b.length - 1; j >= 0; j -= 1) {
-      best[i][j] = Math.max(worth(i, j) + best[i + 1][j + 1], best[i + 1][j], best[i][j + 1]);
-    }
-  }
-  const pairs = [];
-  let [i, j] = [0, 0];
-  while (i < a.length || j < b.length) {
-    if (i < a.length && j < b.length && best[i][j] === worth(i, j) + best[i + 1][j + 1]) pairs.push([i++, j++]);
-    else if (j === b.length || (i < a.length && best[i + 1][j] >= best[i][j + 1])) pairs.push([i++, null]);
-    else pairs.push([null, j++]);
-  }
-  return pairs;
-}
-
-/** Whether two profiles part at a pair of events of a step. */
-function parts(step, [ours, theirs]) {
-  const [one, other] = shownRuns();
-  if (ours === null && theirs === null) return one.steps[step].error !== other.steps[step].error;
-  if (ours === null || theirs === null) return true;
-  return keyOf(one.steps[step].events[ours]) !== keyOf(other.steps[step].events[theirs]);
-}
-
 function align() {
   const [one, other] = shownRuns();
   rows = one.steps.map((step, i) => {
@@ -246,7 +208,11 @@ function draw() {
   byId("previous").disabled = before + at.row === 0;
   byId("next").disabled = before + at.row === total - 1;
   const place = `#${[at.step + 1, at.row + 1, at.left + 1, at.right === null ? 0 : at.right + 1].join(".")}`;
-  if (window.location.hash !== place) window.history.replaceState(null, "", place);
+  try {
+    if (window.location.hash !== place) window.history.replaceState(null, "", place);
+  } catch {
+    // a page inside a notebook's frame has no address of its own
+  }
 }
 
 function picker(id, label, chosen, options, pick) {
@@ -291,128 +257,4 @@ function story() {
     if (tick) place(Number(tick.dataset.step), Number(tick.dataset.row));
   });
   place(at.step, at.row);
-}
-
-function openScenario(name) {
-  runs = RUNS.filter((run) => run.scenario === name);
-  const found = findings(runs);
-  const first = found[0];
-  at.left = first ? runs.indexOf(first.runs[0]) : 0;
-  const better = runs.map((run, i) => [run, i]).filter(([run]) => worstStep(run) === null);
-  const other = better.length ? better[better.length - 1][1] : runs.length - 1;
-  at.right = runs.length > 1 && other !== at.left ? other : null;
-  const detail = runs[0].detail || {};
-  document.title = `${name} · cachesim`;
-  byId("page").replaceChildren(titleView(name, detail), verdictView(runs, go), outcomesView(runs, go), h("section", { id: "story" }), sourceView(name, detail));
-  align();
-  const where = first ? first.at : [runs[at.left].steps.length - 1, 0];
-  at.step = where[0];
-  at.row = Math.max(0, rows[at.step].findIndex((pair) => pair[0] === where[1]));
-  story();
-}
-
-function titleView(name, detail) {
-  const run = runs[0];
-  const facts = [run.profile.split("@")[0], detail.model && `model ${detail.model}`, run.arithmetic, detail.kind].filter(Boolean);
-  const options = Object.entries(detail.options || {}).map(([key, value]) => `${key} ${value}`);
-  return h(
-    "section",
-    { class: "title" },
-    h("h1", {}, name),
-    h("p", { class: "facts" }, [...facts, ...options].map((fact) => h("span", {}, fact)), detail.issue && issueView(detail.issue)),
-    detail.about && h("p", { class: "about" }, detail.about),
-  );
-}
-
-function issueView(issue) {
-  const found = /^([\w.-]+\/[\w.-]+)#(\d+)$/.exec(issue);
-  if (!found) return h("span", {}, issue);
-  return h("a", { href: `https://github.com/${found[1]}/issues/${found[2]}`, rel: "noreferrer noopener" }, issue);
-}
-
-function sourceView(name, detail) {
-  return h(
-    "footer",
-    {},
-    h("h3", {}, "Run it again"),
-    h("pre", {}, `cachesim run ${name}`),
-    detail.toml && h("details", {}, h("summary", {}, "The scenario"), h("pre", {}, detail.toml)),
-    h("p", { class: "quiet" }, "Every reply was compared with a cold recompute of the same tokens, bit for bit. This page is one file and loads nothing."),
-  );
-}
-
-// --- keys, tips, theme
-
-function helpView() {
-  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens"], ["d", "the first difference: of two profiles, or from the cold answer"], ["t", "light or dark"], ["?", "this"]];
-  const list = (pairs) => h("dl", {}, pairs.map(([key, text]) => h("div", {}, h("dt", {}, key), h("dd", {}, text))));
-  byId("keys").replaceChildren(
-    h("h2", { id: "keys-title" }, "Keys and letters"),
-    h("div", { class: "columns" }, h("div", {}, h("h3", {}, "Keys"), list(keys)), h("div", {}, h("h3", {}, "Tokens"), list(Object.entries(CLASSES).filter(([letter]) => letter !== "X").map(([letter, [word, about]]) => [letter, `${word}: ${about}`])), h("h3", {}, "Events"), list(Object.entries(GLYPHS).map(([tone, glyph]) => [glyph, TONES[tone]])))),
-    h("button", { type: "button", onclick: () => byId("keys").close() }, "close"),
-  );
-}
-
-function toggleTheme() {
-  const root = document.documentElement;
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : window.matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-}
-
-const KEYS = {
-  ArrowLeft: () => move(-1),
-  ArrowRight: () => move(1),
-  n: () => place(at.step + 1, 0),
-  p: () => place(at.step - 1, 0),
-  Home: () => place(0, 0),
-  End: () => place(rows.length - 1, rows[rows.length - 1].length - 1),
-  e: nextLoss,
-  d: firstDifference,
-  t: toggleTheme,
-  "?": () => byId("keys").showModal(),
-};
-
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, dialog")) return;
-  const act = KEYS[event.key];
-  if (!act) return;
-  event.preventDefault();
-  act();
-});
-
-/** A tip beside what is pointed at, tapped or focused. */
-function showTip(event) {
-  const tip = byId("tip");
-  const target = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
-  tip.hidden = !target || !target.dataset.tip;
-  if (tip.hidden) return;
-  tip.textContent = target.dataset.tip;
-  const box = target.getBoundingClientRect();
-  const left = Math.min(Math.max(8, box.left), window.innerWidth - tip.offsetWidth - 8);
-  const below = box.bottom + tip.offsetHeight + 10 < window.innerHeight;
-  tip.style.left = `${left}px`;
-  tip.style.top = `${below ? box.bottom + 6 : Math.max(4, box.top - tip.offsetHeight - 6)}px`;
-}
-
-document.addEventListener("pointerover", showTip);
-document.addEventListener("click", showTip);
-document.addEventListener("focusin", showTip);
-document.addEventListener("scroll", () => { byId("tip").hidden = true; }, { passive: true, capture: true });
-
-byId("theme").addEventListener("click", toggleTheme);
-byId("help").addEventListener("click", KEYS["?"]);
-helpView();
-if (scenarios.length > 1) {
-  byId("pick").hidden = false;
-  byId("scenario").append(...scenarios.map((name) => h("option", { value: name }, name)));
-  byId("scenario").addEventListener("change", (event) => openScenario(event.target.value));
-}
-const asked = /^#(\d+)\.(\d+)\.(\d+)\.(\d+)$/.exec(window.location.hash);
-openScenario(scenarios[0]);
-if (asked) {
-  const [step, row, left, right] = asked.slice(1).map(Number);
-  if (left >= 1 && left <= runs.length) at.left = left - 1;
-  at.right = right >= 1 && right <= runs.length ? right - 1 : null;
-  [at.step, at.row] = [Math.max(0, Math.min(runs[at.left].steps.length - 1, step - 1)), row - 1];
-  story();
 }

@@ -95,9 +95,14 @@ function stateAfter(run, step, event) {
 /** The state that a step left behind. */
 const lastState = (run, step) => stateAfter(run, step, step.events.length - 1);
 
-/** The slots a step's answer depends on, at the end of it: rows and cells that hold other tokens. */
+/** Tokens of a prompt in whose place the memory behind the answer holds another, by position. */
 function foreignTokens(run, step) {
   const found = new Map();
+  const fault = step.explanation && step.explanation.fault;
+  if (fault && fault.holds !== null && fault.position < step.cached) {
+    const place = { recurrent: "the recurrent state", attention: "attention", window: "the window" }[fault.place];
+    found.set(fault.position, { token: fault.holds, place, from: fault.comes_from });
+  }
   const state = lastState(run, step);
   if (!state || step.slot === null || step.answer === "by-design" || step.truncated) return found;
   const text = textOf(step);

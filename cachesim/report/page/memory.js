@@ -92,6 +92,8 @@ function rowView({ run, stepIndex }, row, before, slot, believed) {
       changed(row, before || undefined) && h("span", { class: "mark" }, "changed"),
     ),
     tokens && foreignLine(tokens, "folded in that the conversation does not have"),
+    tokens && tokens.length > row.position + 1 && !run.steps[stepIndex].truncated &&
+      h("p", { class: "foreign-line" }, h("b", {}, "✗ "), `${plural(tokens.length - row.position - 1, "token")} more than its position tells.`),
     tokens && tokens.length > SHORT && scaleView(tokens),
     tokens && tokens.length > 0 && ribbonView(tokens),
   );
@@ -117,13 +119,15 @@ function foreignLine(tokens, what) {
 function checkpointNews(step, event, slot) {
   const news = new Map();
   const gone = [];
-  for (const each of step.events.slice(0, event + 1)) {
+  for (const [index, each] of step.events.slice(0, event + 1).entries()) {
     if (!each.event.startsWith("checkpoint-") || each.pos_max === undefined || each.slot > -1 && each.slot !== slot.id) continue;
     const key = each.pos_min === undefined ? `..${each.pos_max}` : `${each.pos_min}..${each.pos_max}`;
     const note = checkpointNote(each);
     if (each.event === "checkpoint-created") news.set(key, []);
     news.set(key, [...(news.get(key) || []), note]);
-    if (["checkpoint-erased", "checkpoint-dropped"].includes(each.event)) gone.push([each, news.get(key)]);
+    if (["checkpoint-erased", "checkpoint-dropped"].includes(each.event) && each.reason !== "superseded") {
+      gone.push([each, news.get(key), index]);
+    }
   }
   return { news, gone };
 }
@@ -148,8 +152,9 @@ function shelfView({ run, event, step, stepIndex }, slot, before, believed) {
     const fresh = before && !before.checkpoints.some((old) => same(old, each));
     return checkpointCard(run, each, notes, believed, { maker: makerOf(run, stepIndex, event, each), stepIndex, fresh });
   });
-  for (const [each, notes] of gone) {
-    if (!slot.checkpoints.some((kept) => kept.pos_max === each.pos_max)) {
+  for (const [each, notes, index] of gone) {
+    const made = step.events.slice(index, event + 1).some((later) => later.event === "checkpoint-created" && later.pos_max === each.pos_max);
+    if (made || !slot.checkpoints.some((kept) => kept.pos_max === each.pos_max)) {
       cards.push(checkpointCard(run, each, notes, [], { lost: true, stepIndex }));
     }
   }

@@ -101,7 +101,7 @@ function promptTokens(run, step) {
 }
 
 const originOf = (run, token) =>
-  token.step === null ? "no step" : `step ${run.steps[token.step].name}, ${token.part}`;
+  token.from ? token.from : token.step === null || token.step === undefined ? "no step" : `step ${run.steps[token.step].name}, ${token.part}`;
 
 /** Tokens held in memory, compared with those that the slot believes to have. */
 function heldTokens(run, held, believed, { first = 0, step = null } = {}) {

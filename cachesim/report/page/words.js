@@ -37,7 +37,9 @@ function toneOf(event) {
   return QUIET.includes(name) ? "quiet" : "plain";
 }
 
-const checkpointWord = (each) => `${each.n_tokens}[${each.pos_min}..${each.pos_max}]`;
+const checkpointWord = (each) => `${each.n_tokens ?? ""}[${each.pos_min}..${each.pos_max}]`;
+const isSameCheckpoint = (one, other) =>
+  ["n_tokens", "pos_min", "pos_max"].every((key) => !(key in one && key in other) || one[key] === other[key]);
 const eventName = (event) => event.event.replaceAll("-", " ");
 
 /** The fields of an event that a reader needs, as pairs of words. */
@@ -100,7 +102,7 @@ function* past(run, step, event) {
 /** The step that made a checkpoint, as far back as an event. */
 function makerOf(run, step, event, checkpoint) {
   for (const [i, each] of past(run, step, event)) {
-    if (each.event === "checkpoint-created" && checkpointWord(each) === checkpointWord(checkpoint)) return i;
+    if (each.event === "checkpoint-created" && isSameCheckpoint(each, checkpoint)) return i;
   }
   return null;
 }
@@ -109,13 +111,14 @@ function makerOf(run, step, event, checkpoint) {
 function slipped(run, index) {
   const step = run.steps[index];
   const at = step.events.findIndex((each) => each.event === "checkpoint-restored");
-  if (at < 0 || step.answer !== "diverged" || step.events[at].n_tokens === undefined) return [];
-  const word = checkpointWord(step.events[at]);
-  const maker = makerOf(run, index, at, step.events[at]);
+  if (at < 0 || step.answer !== "diverged") return [];
+  const restored = step.events[at];
+  const word = checkpointWord(restored);
+  const maker = makerOf(run, index, at, restored);
   const lines = [`Checkpoint ${word}${maker === null ? "" : `, made by step ${run.steps[maker].name},`} was restored.`];
   for (const [i, each] of past(run, index, at)) {
-    if (each.event === "checkpoint-created" && checkpointWord(each) === word) break;
-    if (each.event === "checkpoint-kept" && checkpointWord(each) === word) {
+    if (each.event === "checkpoint-created" && isSameCheckpoint(each, restored)) break;
+    if (each.event === "checkpoint-kept" && isSameCheckpoint(each, restored)) {
       lines.push(
         `Step ${run.steps[i].name} shares ${plural(each.shared, "token")} with it and kept it: ` +
           `what goes is what has pos_max > pos_next, and ${each.pos_max} > ${each.pos_next} does not hold.`,

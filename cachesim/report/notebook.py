@@ -1,0 +1,62 @@
+"""Runs that show themselves: in a notebook as HTML without scripts, elsewhere as one line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from cachesim.report.cells import cached_row, worst_answer
+from cachesim.report.html import page
+from cachesim.report.html_fragment import fragment
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Shown:
+    """Some runs, for the eye; `runs` are the dicts themselves."""
+
+    runs: tuple[Mapping[str, Any], ...]
+
+    def __repr__(self) -> str:
+        """One line: scenario, profile, cached tokens, the worst answer."""
+        lines = (
+            f"{run['scenario']} on {run['profile']}: cached {cached_row(run['steps'])},"
+            f" {worst_answer(run['steps']) or 'not compared'}"
+            for run in self.runs
+        )
+        return f"<{'; '.join(lines)}>"
+
+    def _repr_html_(self) -> str:
+        """A fragment of the report, without scripts."""
+        return "".join(fragment(run) for run in self.runs)
+
+    def page(self) -> str:
+        """The whole report as the text of one HTML file; runs made with `detail=True` show most."""
+        return page(self.runs)
+
+    def frame(self, height: int = 900) -> "Framed":
+        """The whole report, to be stepped through inside a notebook."""
+        return Framed(page(self.runs), height)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Framed:
+    """A page in a frame of its own."""
+
+    text: str
+    height: int
+
+    def __repr__(self) -> str:
+        """Its size."""
+        return f"<report of {len(self.text) // 1000} kB>"
+
+    def _repr_html_(self) -> str:
+        """A frame that may run the page's scripts, and nothing else."""
+        return (
+            f'<iframe title="cachesim report" sandbox="allow-scripts" width="100%"'
+            f' height="{int(self.height)}" style="border: 0" srcdoc="{escape(self.text)}"></iframe>'
+        )
+
+
+def show(runs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Shown:
+    """What `run_scenario` returned, one or several, in a form that notebooks show."""
+    return Shown((runs,) if isinstance(runs, Mapping) else tuple(runs))

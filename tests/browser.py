@@ -1,0 +1,387 @@
+"""`python -m tests.browser [FOLDER]`: the report in a real browser, one line per check.
+
+Chromium is driven by Playwright's Python package; the browser itself is the system's. Where either
+is missing the checks are skipped, in so many words. With a folder, pictures are left there.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.report.html import page as page_of
+from cachesim.scenario import full_profile, load, run
+from tests.report.hostile import hostile_runs
+
+SCENARIOS: Final = Path(__file__).parents[1] / "scenarios"
+FLAGS: Final = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+SIZES: Final = {"wide": (1280, 900), "phone": (390, 844)}
+THREE: Final = "llama.cpp-three-requests"
+CONSUMED: Final = "llama.cpp-24143-load-consumes-entry"
+FITTED: Final = (THREE, CONSUMED)
+
+CHECKS: dict[str, tuple[str, Callable[[Any], None]]] = {}
+"""What a check says -> the page it looks at, and how."""
+
+
+def check(words: str, page: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Enter a check."""
+
+    def entered(look: Callable[[Any], None]) -> Callable[[Any], None]:
+        CHECKS[words] = (page, look)
+        return look
+
+    return entered
+
+
+def equal(expected: object, actual: object) -> None:
+    """Fail, saying both."""
+    if expected != actual:
+        msg = f"expected {expected!r}, found {actual!r}"
+        raise AssertionError(msg)
+
+
+def holds(claim: object, what: str) -> None:
+    """Fail with these words."""
+    if not claim:
+        raise AssertionError(what)
+
+
+def text(tab: Any, selector: str) -> str:
+    """What an element says."""
+    return " ".join(tab.locator(selector).first.inner_text().split())
+
+
+def place(tab: Any) -> str:
+    """Where the cursor stands."""
+    return text(tab, "#where")
+
+
+@check("the wrong answer is the first thing said, with its cause", THREE)
+def _(tab: Any) -> None:
+    verdict = text(tab, ".verdict")
+    for words in (
+        "WRONG ANSWER",
+        "It says token 413 where a cold run says 309",
+        "has folded in token 402 (step A, hello) at position 0, where this prompt has 410",
+        "0 > 0 does not hold",
+        "On llama.cpp@b11549+erase-equal step C answers right",
+    ):
+        holds(words.lower() in verdict.lower(), f"the verdict lacks {words!r}: {verdict}")
+
+
+@check("a consumed entry is told with the step that took it, and the patch that keeps it", CONSUMED)
+def _(tab: Any) -> None:
+    verdict = text(tab, ".verdict")
+    holds("Step C had loaded the parked 200 tokens for the 100" in verdict, verdict)
+    holds("llama.cpp@b9538+24143" in text(tab, ".but"), text(tab, ".but"))
+    holds("loaded and consumed" in text(tab, "#cache-0"), text(tab, "#cache-0"))
+    holds("loaded, and stays" in text(tab, "#cache-1"), text(tab, "#cache-1"))
+
+
+@check("the cursor begins where it happens: the state turns into another conversation's", THREE)
+def _(tab: Any) -> None:
+    holds("checkpoint restored" in text(tab, "#now"), text(tab, "#now"))
+    memory = text(tab, "#memory-0")
+    holds("has folded in 1 token" in memory, memory)
+    holds("token 402 of step A, hello at position 0" in memory, memory)
+    tab.keyboard.press("ArrowLeft")
+    holds("has folded in 43 tokens" in text(tab, "#memory-0"), text(tab, "#memory-0"))
+
+
+@check("right and left step through the events and over the ends of steps", THREE)
+def _(tab: Any) -> None:
+    tab.keyboard.press("Home")
+    start = place(tab)
+    count = int(start.rpartition(" ")[2])
+    equal(f"Step A event 1 of {count}", start)
+    tab.keyboard.press("ArrowLeft")
+    equal(start, place(tab))
+    for _ in range(count):
+        tab.keyboard.press("ArrowRight")
+    holds(place(tab).startswith("Step B event 1 of"), place(tab))
+    tab.keyboard.press("ArrowLeft")
+    equal(f"Step A event {count} of {count}", place(tab))
+    tab.keyboard.press("End")
+    holds(tab.locator("#next").is_disabled(), "there is something behind the last event")
+    tab.keyboard.press("p")
+    holds(place(tab).startswith("Step B event 1 of"), place(tab))
+
+
+@check("e goes to the next event that lost tokens, round and round", THREE)
+def _(tab: Any) -> None:
+    tab.keyboard.press("Home")
+    seen = []
+    for _ in range(40):
+        tab.keyboard.press("e")
+        holds(tab.locator("#now .t-loss, #now .now.t-loss").count(), text(tab, "#now"))
+        seen.append(place(tab))
+    holds(1 < len(set(seen)) < 40, f"{len(set(seen))} places")
+    equal(seen[0], seen[len(set(seen))])
+
+
+@check("d finds where two profiles part, and alone the first answer that is not cold", THREE)
+def _(tab: Any) -> None:
+    tab.keyboard.press("Home")
+    tab.keyboard.press("d")
+    holds("Step B" in place(tab), place(tab))
+    now = text(tab, "#now")
+    holds("checkpoint kept" in now or "checkpoint erased" in now, now)
+    tab.select_option("#right", "")
+    equal(1, tab.locator(".pane").count())
+    tab.keyboard.press("Home")
+    tab.keyboard.press("d")
+    holds("Step C" in place(tab), place(tab))
+    holds("Off by 2.53" in text(tab, "#logits-0"), text(tab, "#logits-0"))
+
+
+@check("two profiles share the cursor: one state is wrong, the other is not", THREE)
+def _(tab: Any) -> None:
+    equal(2, tab.locator(".pane").count())
+    tab.keyboard.press("End")
+    holds("token 402 of step A" in text(tab, "#memory-0"), text(tab, "#memory-0"))
+    holds("402 of step A" not in text(tab, "#memory-1"), text(tab, "#memory-1"))
+    equal(
+        "Bit for bit the cold logits. Both say token 309.", text(tab, "#logits-1 .logits > p + p")
+    )
+
+
+@check("a refused checkpoint says why", THREE)
+def _(tab: Any) -> None:
+    tab.keyboard.press("End")
+    shelf = text(tab, "#memory-1")
+    holds("tried, refused: pos_min >= pos_min_thold (pos_min 35, threshold 20)" in shelf, shelf)
+    holds("erased: pos_max 35 > pos_next 0" in shelf, shelf)
+
+
+@check("every token of a prompt is marked, and names its place and span when pointed at", THREE)
+def _(tab: Any) -> None:
+    boxes = tab.locator("#prompt-0 .ribbon .tok")
+    equal(40, boxes.count())
+    letters = "".join(each[:1] for each in boxes.all_inner_texts())
+    equal("F" + 19 * "r" + 20 * "C", letters)
+    boxes.nth(25).hover()
+    equal("token 277 · position 25 · new c", text(tab, "#tip"))
+    boxes.nth(0).hover()
+    holds("the recurrent state holds token 402, from step A, hello" in text(tab, "#tip"), "no tip")
+
+
+@check("a click on an outcome, an event or a mark on the line goes there", THREE)
+def _(tab: Any) -> None:
+    tab.locator("button.outcome").nth(0).click()
+    holds("Step A" in place(tab), place(tab))
+    tab.locator(".tick[data-step='1'][data-row='4']").click()
+    holds(place(tab).startswith("Step B event 5 of"), place(tab))
+    tab.locator("#events-0 .events button").nth(2).click()
+    holds("event 3 of" in place(tab), place(tab))
+
+
+@check("the help opens by its key and closes by another; the theme turns", THREE)
+def _(tab: Any) -> None:
+    tab.keyboard.press("?")
+    holds(tab.locator("#keys").is_visible(), "? opens no help")
+    tab.keyboard.press("Escape")
+    holds(not tab.locator("#keys").is_visible(), "Escape does not close it")
+    before = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    tab.keyboard.press("t")
+    holds(
+        before != tab.evaluate("getComputedStyle(document.body).backgroundColor"), "t does nothing"
+    )
+
+
+@check("everything that can be pressed has a name, and headings go down one by one", THREE)
+def _(tab: Any) -> None:
+    nameless = tab.evaluate(
+        "[...document.querySelectorAll('button, select, [role=img], [role=slider]')].filter((e) =>"
+        " !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).length"
+    )
+    levels = tab.evaluate(
+        "[...document.querySelectorAll('main :is(h1, h2, h3, h4)')].map((e) => +e.tagName[1])"
+    )
+    equal(0, nameless)
+    equal([1], levels[:1])
+    holds(all(b - a <= 1 for a, b in pairwise(levels)), str(levels))
+
+
+@check("the address keeps the place", THREE)
+def _(tab: Any) -> None:
+    tab.keyboard.press("Home")
+    tab.keyboard.press("ArrowRight")
+    address = tab.url
+    tab.goto("about:blank")
+    tab.goto(address)
+    holds(place(tab).startswith("Step A event 2 of"), place(tab))
+
+
+@check("hostile names and texts stay texts", "hostile")
+def _(tab: Any) -> None:
+    for key in ("ArrowRight", "e", "d", "n", "End", "?"):
+        tab.keyboard.press(key)
+    equal(None, tab.evaluate("window.harmed ?? null"))
+    equal(0, tab.locator("main img, main b b, main script").count())
+    holds("</script>" in text(tab, "h1"), text(tab, "h1"))
+
+
+@check("thousands of tokens and events answer a key within a tenth of a second", "large")
+def _(tab: Any) -> None:
+    spent = tab.evaluate(
+        "(() => { const start = performance.now(); for (let i = 0; i < 10; i += 1)"
+        " document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }));"
+        " document.body.offsetHeight; return (performance.now() - start) / 10; })()"
+    )
+    holds(spent < 100, f"{spent:.0f} ms")
+
+
+def runs_of(name: str) -> list[dict[str, Any]]:
+    """A shipped scenario on all its profiles, in detail."""
+    scenario = load(SCENARIOS / f"{name}.toml")
+    return [
+        run(scenario, full_profile(scenario.engine.name, each), detail=True)
+        for each in scenario.engine.profiles
+    ]
+
+
+def large() -> list[dict[str, Any]]:
+    """A long conversation: 3,000 tokens, then 300 generated."""
+    from cachesim.scenario import run_scenario  # noqa: PLC0415
+
+    story = {
+        "format": 1,
+        "name": "large",
+        "model": {"preset": "hybrid"},
+        "engine": {"name": "llama.cpp", "profiles": ["b9538"], "options": {"ctx_size": 8192}},
+        "spans": {"S": 3000, "a": 40, "b": 60},
+        "step": [
+            {"name": "A", "prompt": "S a", "predict": 300},
+            {"name": "B", "prompt": "S b", "predict": 4},
+        ],
+    }
+    return [
+        run_scenario(story, profile=each, arithmetic="ring", detail=True)
+        for each in ("b9538", "b11549")
+    ]
+
+
+def write_pages(folder: Path) -> dict[str, Path]:
+    """The pages that are looked at."""
+    three = runs_of(THREE)
+    pages = {
+        THREE: three, CONSUMED: runs_of(CONSUMED), "hostile": hostile_runs(three), "large": large()
+    }  # fmt: skip
+    paths = {name: folder / f"{name}.html" for name in pages}
+    for name, runs in pages.items():
+        paths[name].write_text(page_of(runs), encoding="utf-8")
+    return paths
+
+
+@contextmanager
+def opened(browser: Any, path: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
+    """A page in a fresh profile; what it complains of or asks for gathers in the list."""
+    context = browser.new_context(**options)
+    tab = context.new_page()
+    trouble: list[str] = []
+    tab.on("console", lambda message: trouble.append(f"console: {message.text}"))
+    tab.on("pageerror", lambda error: trouble.append(f"error: {error}"))
+    tab.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith((path.as_uri(), "data:", "about:"))
+            else trouble.append(f"request: {request.url[:80]}")
+        ),
+    )
+    tab.goto(path.as_uri())
+    yield tab, trouble
+    context.close()
+
+
+def looked_at(browser: Any, paths: dict[str, Path]) -> int:
+    """Every check on its page; how many failed."""
+    failed = 0
+    for words, (name, look) in CHECKS.items():
+        with opened(browser, paths[name], viewport={"width": 1280, "height": 900}) as (
+            tab,
+            trouble,
+        ):
+            try:
+                look(tab)
+                equal([], trouble)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+                failed += 1
+                sys.stdout.write(f"FAILED  {words}\n        {str(error).splitlines()[0]}\n")
+            else:
+                sys.stdout.write(f"ok      {words}\n")
+    return failed
+
+
+def fits(browser: Any, paths: dict[str, Path], pictures: Path | None) -> int:
+    """Both judged pages at both widths, light and dark: nothing sticks out sideways."""
+    failed = 0
+    for name in FITTED:
+        for size, (width, height) in SIZES.items():
+            for scheme in ("light", "dark"):
+                options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+                with opened(browser, paths[name], **options) as (tab, trouble):
+                    actual = tab.evaluate("document.documentElement.scrollWidth")
+                    if pictures is not None:
+                        tab.screenshot(
+                            path=pictures / f"{name}-{size}-{scheme}.png", full_page=True
+                        )
+                    if actual > width or trouble:
+                        failed += 1
+                        sys.stdout.write(f"FAILED  {name} {size} {scheme}: {actual} {trouble}\n")
+    sys.stdout.write(
+        "ok      pages fit 1280 and 390 pixels, light and dark\n" if not failed else ""
+    )
+    return failed
+
+
+def browser_path() -> str | None:
+    """The system's Chromium, or the one that `CACHESIM_BROWSER` names."""
+    named = os.environ.get("CACHESIM_BROWSER")
+    return named or next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 all well or skipped, 1 something failed."""
+    try:
+        from playwright.sync_api import sync_playwright  # noqa: PLC0415
+    except ImportError:
+        sys.stdout.write("SKIPPED browser checks: the Python package playwright is not installed\n")
+        return 0
+    found = browser_path()
+    if found is None:
+        sys.stdout.write(
+            "SKIPPED browser checks: no Chromium here (Debian: apt-get install chromium;"
+            " or set CACHESIM_BROWSER)\n"
+        )
+        return 0
+    pictures = Path(arguments[0]) if arguments else None
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        paths = write_pages(Path(folder))
+        browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
+        failed = looked_at(browser, paths) + fits(browser, paths, pictures)
+        browser.close()
+    total = len(CHECKS) + len(FITTED) * 2 * len(SIZES)
+    sys.stdout.write(f"browser: {total - failed} of {total} checks well\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

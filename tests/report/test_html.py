@@ -1,0 +1,233 @@
+"""The page as a file: one, small, closed to the network, deaf to what texts would have it do."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cachesim
+from cachesim.cli.main import main
+from cachesim.errors import InputError
+from cachesim.report.html import LIMIT, SCRIPTS, island, page
+from cachesim.report.html_data import packed, thinner
+from cachesim.report.html_fragment import fragment
+from cachesim.scenario import full_profile, load, run
+from tests.report.hostile import hostile_runs
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+JUDGED = ("llama.cpp-three-requests", "llama.cpp-24143-load-consumes-entry")
+
+
+def runs_of(name: str) -> list[dict[str, Any]]:
+    scenario = load(SCENARIOS / f"{name}.toml")
+    return [
+        run(scenario, full_profile(scenario.engine.name, each), detail=True)
+        for each in scenario.engine.profiles
+    ]
+
+
+@pytest.fixture(scope="module")
+def three() -> list[dict[str, Any]]:
+    return runs_of("llama.cpp-three-requests")
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the texts of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] == "script":
+            self.scripts[-1] += data
+
+
+def unpacked(value: Any) -> Any:
+    """What the page's own script makes of packed data."""
+    pool: list[Any] = []
+
+    def revived(each: Any) -> Any:
+        if isinstance(each, list):
+            return [revived(inner) for inner in each]
+        if not isinstance(each, dict):
+            return each
+        if "$" in each:
+            return pool[each["$"]] if isinstance(each["$"], int) else mapped(each["$"])
+        return mapped(each)
+
+    def mapped(each: dict[str, Any]) -> dict[str, Any]:
+        return {key: revived(inner) for key, inner in each.items()}
+
+    for part in value["pool"]:
+        pool.append(revived(part))  # noqa: PERF401 - later parts look at earlier ones
+    return revived(value["document"])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["$", "a", "<b>"]), inner, max_size=3)
+    ),
+    max_leaves=40,
+)
+
+
+@given(JSON)
+def test_packed_data_is_the_same_when_it_is_unpacked(value: Any) -> None:
+    doubled = {"one": value, "other": [value, value]}
+
+    assert repr(doubled) == repr(unpacked(packed(doubled)))
+
+
+@given(JSON)
+def test_no_text_can_end_the_element_that_the_data_stands_in(value: Any) -> None:
+    text = island({"runs": [value, "</script><!--", "\u2028"]})
+
+    assert set("<>&\u2028\u2029") & set(text) == set()
+    assert json.loads(text) == packed({"runs": [value, "</script><!--", "\u2028"]})
+
+
+def test_equal_parts_are_written_once() -> None:
+    long = ["a long part that comes twice", {"and": "again"}]
+    whole = packed({"one": long, "other": long, "small": [1], "tiny": [1]})
+
+    assert 1 == len(whole["pool"])
+    assert {"one": {"$": 0}, "other": {"$": 0}, "small": [1], "tiny": [1]} == whole["document"]
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_page_is_one_small_file_that_carries_the_runs_as_json_prints_them(name: str) -> None:
+    runs = runs_of(name)
+    text = page(runs)
+    data = next(s for s in Elements(text).scripts if s.startswith("{"))
+
+    assert len(text.encode()) < LIMIT == 500_000
+    assert json.loads(json.dumps({"format": 1, "runs": runs})) == unpacked(json.loads(data))
+
+
+def test_a_page_asks_for_nothing_from_anywhere(three: list[dict[str, Any]]) -> None:
+    text = page(three)
+    elements = Elements(text).found
+    policy = next(a["content"] for t, a in elements if a.get("http-equiv"))
+
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert [] == [each for each in elements if "src" in each[1]]
+    assert ["data:,"] == [a["href"] for t, a in elements if t == "link"]
+    assert not re.search(r"\b(fetch|XMLHttpRequest|import|eval|innerHTML|outerHTML)\b\s*[(=]", text)
+    assert "url(" not in text
+
+
+def test_texts_of_a_scenario_stay_texts(three: list[dict[str, Any]]) -> None:
+    calm, hostile = Elements(page(three)), Elements(page(hostile_runs(three)))
+
+    assert {tag for tag, _ in calm.found} == {tag for tag, _ in hostile.found}
+    assert 2 == len(hostile.scripts)
+    assert calm.scripts[1] == hostile.scripts[1]
+
+
+def test_a_fragment_escapes_what_it_shows_and_runs_nothing(three: list[dict[str, Any]]) -> None:
+    found = {tag for each in hostile_runs(three) for tag, _ in Elements(fragment(each)).found}
+
+    assert found.isdisjoint({"script", "img", "b", "iframe"})
+    assert "onerror=" not in str(
+        [attrs for each in hostile_runs(three) for _, attrs in Elements(fragment(each)).found]
+    )
+
+
+def test_what_is_too_much_is_told_less_often_and_at_last_refused(
+    three: list[dict[str, Any]],
+) -> None:
+    whole = len(page(three).encode())
+    bare = len(page([each for each in thinner(three)][-1]).encode())  # noqa: C416
+
+    assert bare < whole
+    assert bare <= len(page(three, limit=whole - 1).encode()) < whole
+    assert bare == len(page(three, limit=bare).encode())
+    with pytest.raises(InputError, match="name fewer scenarios or profiles"):
+        page(three, limit=bare - 1)
+
+
+def test_thinned_runs_keep_what_each_step_left_behind(three: list[dict[str, Any]]) -> None:
+    _, loud, last, none = thinner(three)
+    ends = [[step["detail"]["at"][-1] for step in each[0]["steps"]] for each in (three, loud, last)]
+
+    assert ends[0] == ends[1] == ends[2]
+    assert all(each is not None for each in _pick(last[0], ends[2]))
+    assert [] == none[0]["detail"]["states"]
+
+
+def _pick(entry: dict[str, Any], numbers: list[int]) -> list[Any]:
+    return [entry["detail"]["states"][number] for number in numbers]
+
+
+def test_runs_without_detail_make_a_page_too() -> None:
+    scenario = load(SCENARIOS / "llama.cpp-three-requests-dense.toml")
+    entry = run(scenario, full_profile("llama.cpp", "b9538"))
+
+    assert "llama.cpp-three-requests-dense" in page([entry])
+
+
+def test_the_command_writes_a_page_and_prints_what_it_prints_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out.html"
+    words = ["run", str(SCENARIOS / "llama.cpp-three-requests-dense.toml"), "--format", "json"]
+    plain = (main(words), capsys.readouterr().out)
+    written = (main([*words, "--report", str(target)]), capsys.readouterr())
+
+    assert plain == (written[0], written[1].out)
+    assert f"report: {target}" == written[1].err.replace("\n", "")
+    assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_explain_writes_a_page_too_and_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", "llama.cpp-three-requests-dense", "--profile", "b9538", "--report"]
+    done = main([*words, str(tmp_path / "out.html")])
+    refused = main([*words, str(tmp_path / "no" / "out.html")])
+
+    assert (0, 2) == (done, refused)
+    assert "cannot be written: No such file or directory" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_every_script_of_the_page_is_in_it() -> None:
+    folder = Path(cachesim.__file__).parent / "report" / "page"
+
+    assert sorted(SCRIPTS) == sorted(path.name for path in folder.glob("*.js"))
+    assert all(len(path.read_text().splitlines()) <= 420 for path in folder.iterdir())
+
+
+def test_runs_show_themselves_in_notebooks_and_in_one_line(three: list[dict[str, Any]]) -> None:
+    one, many = cachesim.show(three[0]), cachesim.show(three)
+
+    assert "<llama.cpp-three-requests on llama.cpp@b9538: cached 0 0 1, diverged>" == repr(one)
+    assert 3 == many._repr_html_().count("<section")
+    assert "<script" not in many._repr_html_()
+    assert one.page().startswith("<!doctype html>")
+
+
+def test_a_framed_page_is_shut_in(three: list[dict[str, Any]]) -> None:
+    framed = cachesim.show(hostile_runs(three)).frame()
+    ((tag, attributes),) = Elements(framed._repr_html_()).found
+
+    assert ("iframe", "allow-scripts") == (tag, attributes["sandbox"])
+    assert framed.text == attributes["srcdoc"]
+    assert repr(framed).startswith("<report of ")
