@@ -1,10 +1,11 @@
 """Random workloads on a simulated server, every answer held against the cold recompute."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
-from cachesim.engines.base import Message, Reply, Request
+from cachesim.engines.base import Message, Reply, Request, Ticket
 from cachesim.engines.mlx_lm import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate import PromptCache
@@ -83,18 +84,45 @@ def play(
     return Journey(tuple(answers), insertions)
 
 
+def play_staggered(workload: Mapping[str, Any], pauses: Sequence[int]) -> Journey:
+    """The requests of a workload one after the other, so many turns of the server apart."""
+    model = workload["model"]
+    window = {"window": model["window"]} if "window" in model else {}
+    network = build(tiny(PRESETS[model["kind"]], vocabulary=VOCABULARY, **window), "ring")
+    more = {"tokenizer": "words", "chat_template": workload["template"]}
+    engine = MlxLm(
+        Profile("mlx-lm", workload["version"]), network=network, options=workload["options"] | more
+    )
+    requests = [request for group in workload["steps"] for request in group]
+    tickets = []
+    for request, pause in zip(requests, cycle(pauses), strict=False):
+        tickets.append(engine.submit(_request(engine, request)))
+        for _ in range(pause):
+            engine.step()
+    engine.run()
+    engine.check_integrity()
+    oracle = Oracle(network)
+    answers = tuple(_judged(engine, oracle, ticket, alone=False) for ticket in tickets)
+    insertions = tuple(each for each in engine.events if isinstance(each, Insertion))
+    return Journey(answers, insertions)
+
+
+def _judged(engine: MlxLm, oracle: Oracle, ticket: Ticket, *, alone: bool) -> Answered:
+    reply = engine.reply(ticket)
+    assert reply is not None
+    same = None
+    if reply.error is None:
+        cold = oracle.logits(reply.prompt, reply.generated)
+        same = bool((cold == reply.logits).all())
+    return Answered(reply, same, alone)
+
+
 def _play_group(engine: MlxLm, oracle: Oracle, group: list[Any]) -> Iterator[Answered]:
     tickets = [engine.submit(_request(engine, each)) for each in group]
     engine.run()
     engine.check_integrity()
     for ticket in tickets:
-        reply = engine.reply(ticket)
-        assert reply is not None
-        same = None
-        if reply.error is None:
-            cold = oracle.logits(reply.prompt, reply.generated)
-            same = bool((cold == reply.logits).all())
-        yield Answered(reply, same, len(group) == 1)
+        yield _judged(engine, oracle, ticket, alone=len(group) == 1)
 
 
 def _request(engine: MlxLm, request: Mapping[str, Any]) -> Request:

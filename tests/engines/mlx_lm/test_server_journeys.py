@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journeys import Journey, Watch, play
+from journeys import Journey, Watch, play, play_staggered
 
 from cachesim.real.mlx_server_workloads import Workload, draw_workload
 
@@ -28,7 +28,7 @@ def losses_add_up(journey: Journey) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["attn", "hyb"])
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(number=NUMBERS)
 def test_the_newest_release_is_right(kind: str, number: int) -> None:
     journey = play(drawn("0.32.2", kind, number))
@@ -37,7 +37,19 @@ def test_the_newest_release_is_right(kind: str, number: int) -> None:
     assert losses_add_up(journey)
 
 
-@settings(max_examples=12)
+@pytest.mark.parametrize("kind", ["attn", "hyb"])
+@settings(max_examples=8)
+@given(number=NUMBERS, pauses=st.lists(st.sampled_from([0, 1, 2, 3, 8]), min_size=1, max_size=6))
+def test_the_newest_release_is_right_whoever_joins_when(
+    kind: str, number: int, pauses: list[int]
+) -> None:
+    journey = play_staggered(drawn("0.32.2", kind, number), pauses)
+
+    assert (0, 0) == (journey.wrong, journey.unsound)
+    assert losses_add_up(journey)
+
+
+@settings(max_examples=6)
 @given(number=NUMBERS)
 def test_windows_are_right_where_requests_come_one_by_one(number: int) -> None:
     workload = drawn("0.32.2", "swa", number)
@@ -120,3 +132,22 @@ def test_the_shortest_workload_that_0_31_1_gets_wrong(release: str, wrong: int) 
     journey = play(SHORTEST | {"version": release, "template": "think", "steps": [[chat]]})
 
     assert wrong == journey.wrong
+
+
+NEIGHBOURS = {
+    "steps": [
+        [{"text": "w1 w2", "max_tokens": 1, "reply": [30]}],
+        [{"text": "w5 w6", "max_tokens": 1, "reply": [30]}],
+    ]
+}
+"""The shortest case of a row that goes on from its neighbour's state, one turn apart."""
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [("0.31.2", [True, False]), ("0.31.3", [True, True]), ("0.32.2", [True, True])],
+)
+def test_a_row_that_joins_at_the_wrong_moment(release: str, expected: list[bool]) -> None:
+    journey = play_staggered(SHORTEST | NEIGHBOURS | {"version": release}, [1])
+
+    assert expected == [each.same for each in journey.answers]
