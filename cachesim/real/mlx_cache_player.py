@@ -6,7 +6,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,
@@ -18,9 +20,7 @@ from cachesim.engines.mlx_lm.caches import (
     can_trim_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.files import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.masks import Mask
-from cachesim.engines.mlx_lm.raised import UpstreamRaise, name_of
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.real.mlx_rows import read_row, write_row
 from cachesim.units import Array, Integers

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,

@@ -16,7 +16,7 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
-from cachesim.engines.mlx_lm.generate import PromptCache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.profiles import rules_of
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build

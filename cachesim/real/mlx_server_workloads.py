@@ -6,7 +6,7 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.profiles import rules_of
-from cachesim.engines.mlx_lm.word_tokenizer import THINK_MARKS, WordTokenizer
+from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
 from cachesim.engines.profile import Profile
 from cachesim.units import as_tokens
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.generate import PromptCache
-from cachesim.engines.mlx_lm.generate_forward import Forward
-from cachesim.engines.mlx_lm.kv_cache import KVCache
-from cachesim.engines.mlx_lm.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Tokens

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     ChunkedKVCache,
     KVCache,
@@ -13,10 +13,10 @@ from cachesim.engines.mlx_lm.caches import (
     RotatingKVCache,
     can_trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.lru_prompt_cache import UNLIMITED, LRUPromptCache
-from cachesim.engines.mlx_lm.raised import name_of
+from cachesim.engines.mlx_lm.caches.raised import name_of
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
-from cachesim.engines.mlx_lm.trie import PromptTrie
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
+from cachesim.engines.mlx_lm.store.trie import PromptTrie
 from cachesim.real.mlx_cache_player import Json, Operation
 from cachesim.real.mlx_rows import read_row, write_row
 from cachesim.units import Array

@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.mlx_lm.word_tokenizer import WORD_TEMPLATES, WordTokenizer
+from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ScenarioError
 from cachesim.model.presets import preset
 from cachesim.real.mlx_families import FAMILIES, tensors_of

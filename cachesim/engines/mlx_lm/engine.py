@@ -7,13 +7,13 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Held
 from cachesim.engines.mlx_lm.events import ModelCalled
-from cachesim.engines.mlx_lm.generate_forward import Forward
-from cachesim.engines.mlx_lm.held import held
+from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import rules_of
-from cachesim.engines.mlx_lm.request import Job, job_of
-from cachesim.engines.mlx_lm.server import ResponseGenerator
-from cachesim.engines.mlx_lm.server_integrity import check_books, entries_of
+from cachesim.engines.mlx_lm.server.held import held
+from cachesim.engines.mlx_lm.server.integrity import check_books, entries_of
+from cachesim.engines.mlx_lm.server.request import Job, job_of
+from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import Network
 from cachesim.model.trace import Traced

@@ -7,13 +7,13 @@ from typing import Any, Final
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.chat_templates import TEMPLATES
-from cachesim.engines.mlx_lm.server_rules import (
+from cachesim.engines.mlx_lm.server.rules import (
     COMMON_OPTIONS,
     SIZE_OPTIONS,
     STEP_OPTION,
     ServerRules,
 )
-from cachesim.engines.mlx_lm.word_tokenizer import WORD_TEMPLATES, WordTokenizer
+from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import OptionError
 from cachesim.model.spec import F16_BYTES
 

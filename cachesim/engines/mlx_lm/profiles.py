@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
-from cachesim.engines.mlx_lm.server_rules import (
+from cachesim.engines.mlx_lm.server.rules import (
     SERVER_PATCHES,
     SERVER_RELEASES,
     ServerRules,

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     BatchRotatingKVCache,
     can_trim_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.files import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.generate import (
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import (
     PromptCache,
     copy_cache,
     extend_cache,
@@ -24,9 +25,8 @@ from cachesim.engines.mlx_lm.generate import (
     merge_caches,
     right_padded,
 )
-from cachesim.engines.mlx_lm.generate_forward import Forward
 from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.engines.mlx_lm.server_provenance import is_sound
+from cachesim.engines.mlx_lm.server.provenance import is_sound
 from cachesim.model.arithmetic import Network
 from cachesim.units import Token, as_tokens
 from cachesim.verify.oracle import Oracle

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     BatchKVCache,
     BatchRotatingKVCache,
     ChunkedKVCache,

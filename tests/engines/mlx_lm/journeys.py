@@ -8,7 +8,7 @@ from typing import Any
 from cachesim.engines.base import Message, Reply, Request, Ticket
 from cachesim.engines.mlx_lm import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
-from cachesim.engines.mlx_lm.generate import PromptCache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import tiny

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,
@@ -12,13 +12,13 @@ from cachesim.engines.mlx_lm.caches import (
     KVCache,
     RotatingKVCache,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
-from cachesim.engines.mlx_lm.raised import (
+from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamRuntimeError,
     UpstreamTypeError,
     UpstreamValueError,
 )
+from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
 from tests.engines.mlx_lm.cache_kit import (
     BEFORE_0_31_2,
     RULES,

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import pytest
 from chat_kit import HYB
 
-from cachesim.engines.mlx_lm.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.batch_generator import BatchGenerator
-from cachesim.engines.mlx_lm.generate import PromptCache, PromptResponse, TokenResponse
-from cachesim.engines.mlx_lm.generate_forward import Forward
-from cachesim.engines.mlx_lm.generate_sampler import Sampler, Stopper
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.raised import UpstreamIndexError, UpstreamValueError
+from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, PromptResponse, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import rules_of
-from cachesim.engines.mlx_lm.raised import UpstreamIndexError, UpstreamValueError
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.histories import NodeId

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.mlx_lm.caches import BatchRotatingKVCache, RotatingKVCache
+from cachesim.engines.mlx_lm.caches.prompt_cache import BatchRotatingKVCache, RotatingKVCache
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise
 from cachesim.engines.mlx_lm.profiles import CACHE_PATCHES, CACHE_RELEASES
-from cachesim.engines.mlx_lm.raised import UpstreamRaise
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build

@@ -3,15 +3,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.mlx_lm.caches import ArraysCache, CacheList, LayerCache, RotatingKVCache
-from cachesim.engines.mlx_lm.files import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
-from cachesim.engines.mlx_lm.raised import (
+from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    ArraysCache,
+    CacheList,
+    LayerCache,
+    RotatingKVCache,
+)
+from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamKeyError,
     UpstreamRuntimeError,
     UpstreamValueError,
 )
+from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
 from cachesim.errors import BlobError
 from tests.engines.mlx_lm.cache_kit import kv, ring, rows, used, write
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     ChunkedKVCache,
     KVCache,
@@ -10,12 +10,12 @@ from cachesim.engines.mlx_lm.caches import (
     can_trim_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
-from cachesim.engines.mlx_lm.raised import (
+from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamNotImplementedError,
     UpstreamValueError,
 )
+from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
 from tests.engines.mlx_lm.cache_kit import RELEASES, RULES, kv, ring, rows, singly, used, write
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cachesim.engines.mlx_lm.caches import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchRotatingKVCache,
     RotatingKVCache,

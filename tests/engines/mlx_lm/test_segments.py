@@ -4,7 +4,8 @@ import pytest
 from chat_kit import system, tool, user
 
 from cachesim.engines.base import Message
-from cachesim.engines.mlx_lm.segments import (
+from cachesim.engines.mlx_lm.server.rules import SERVER_RELEASES, patched
+from cachesim.engines.mlx_lm.server.segments import (
     Checkpoint,
     common_prefix,
     cut,
@@ -14,8 +15,7 @@ from cachesim.engines.mlx_lm.segments import (
     tail_start,
     without_cached,
 )
-from cachesim.engines.mlx_lm.server_rules import SERVER_RELEASES, patched
-from cachesim.engines.mlx_lm.word_tokenizer import WordTokenizer
+from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.units import Token, as_tokens
 
 PLAIN, THINKS = WordTokenizer("chatml"), WordTokenizer("think")

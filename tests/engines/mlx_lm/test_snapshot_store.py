@@ -2,11 +2,11 @@
 
 import pytest
 
-from cachesim.engines.mlx_lm.caches import ArraysCache, KVCache, LayerCache
+from cachesim.engines.mlx_lm.caches.prompt_cache import ArraysCache, KVCache, LayerCache
+from cachesim.engines.mlx_lm.caches.raised import UpstreamKeyError
 from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES, STORE_RELEASES
-from cachesim.engines.mlx_lm.raised import UpstreamKeyError
-from cachesim.engines.mlx_lm.server_rules import SnapshotRules
-from cachesim.engines.mlx_lm.snapshot_prompt_cache import (
+from cachesim.engines.mlx_lm.server.rules import SnapshotRules
+from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
     checkpoint_positions,
 )

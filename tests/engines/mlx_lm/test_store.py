@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm.caches import ChunkedKVCache, KVCache, LayerCache
-from cachesim.engines.mlx_lm.lru_prompt_cache import UNLIMITED, LRUPromptCache
-from cachesim.engines.mlx_lm.profiles import STORE_RELEASES
-from cachesim.engines.mlx_lm.raised import (
+from cachesim.engines.mlx_lm.caches.prompt_cache import ChunkedKVCache, KVCache, LayerCache
+from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamIndexError,
     UpstreamKeyError,
 )
+from cachesim.engines.mlx_lm.profiles import STORE_RELEASES
 from cachesim.engines.mlx_lm.rules import StoreRules
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
 from tests.engines.mlx_lm.cache_kit import RULES, block, kv, write
 
 GENERATIONS = {

@@ -4,7 +4,7 @@ import pytest
 from chat_kit import said, system, user
 
 from cachesim.engines.base import Message
-from cachesim.engines.mlx_lm.word_tokenizer import WORD_TEMPLATES, WordTokenizer
+from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import TokenError
 
 THOUGHT = Message(role="assistant", content="w1 w2 </think> w3")

@@ -1,0 +1,1 @@
+"""The cache classes of `mlx_lm.models.cache`, on NumPy."""

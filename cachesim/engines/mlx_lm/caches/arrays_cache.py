@@ -1,0 +1,225 @@
+"""`ArraysCache`: a fixed number of slots for recurrent states, of one sequence or of a batch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays import (
+    chosen,
+    held,
+    indexed,
+    integers,
+    joined,
+    place_state,
+)
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
+from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.raised import (
+    UpstreamStopIteration,
+    UpstreamTypeError,
+    UpstreamValueError,
+)
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.units import Array, Integers
+
+
+class ArraysCache(LayerCache):
+    """Slots of shape (batch, ...); None where nothing was written.
+
+    A state cannot be cut: it is worth something at exactly one number of tokens. `left_padding`
+    and `lengths` say which columns of the coming forward passes are tokens.
+    """
+
+    has_merge = True
+
+    def __init__(
+        self, rules: CacheRules, size: int, left_padding: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(rules)
+        self.cache: list[Array | None] = [None] * size
+        self.left_padding: Integers | None = integers(left_padding) if left_padding else None
+        self.lengths: Integers | None = None
+
+    def __setitem__(self, slot: int, state: Array | None) -> None:
+        self.cache[slot] = state
+
+    def __getitem__(self, slot: int) -> Array | None:
+        return self.cache[slot]
+
+    @property
+    def batch_size(self) -> int:
+        """The first thing that knows it says it; 1 if none does."""
+        for state in self.cache:
+            if state is not None:
+                return int(state.shape[0])
+        for vector in (self.left_padding, self.lengths):
+            if vector is not None:
+                return int(vector.size)
+        return 1
+
+    @property
+    def state(self) -> State:
+        """The slots; since #1632 also what decides the mask."""
+        if self.rules.state_form == "whole":
+            return self.cache, self.left_padding, self.lengths
+        return self.cache
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """Follows the setter of `state`."""
+        self.left_padding = self.lengths = None
+        if self.rules.state_form == "whole":
+            self.cache, self.left_padding, self.lengths = state
+            return
+        self.cache = state
+        super().put_state(None, meta_state)
+
+    def empty(self) -> bool:
+        """The first slot says it."""
+        return self.cache[0] is None
+
+    def is_trimmable(self) -> bool:
+        """Never, but for the proposals that make it so."""
+        return self.rules.arrays_trim_resets
+
+    def trim(self, n: int) -> int:
+        """There is none; the proposals forget everything and call it trimmed."""
+        if not self.rules.arrays_trim_resets:
+            self.lacks("trim")
+        if n <= 0:
+            return 0
+        self.cache = [None] * len(self.cache)
+        return n
+
+    def count_bytes(self) -> int:
+        """Constant in the number of tokens."""
+        if not self.rules.bytes_skip_missing_slots:
+            for state in self.cache:
+                held(state)
+        states = [state for state in self.cache if state is not None]
+        if self.row_bytes is None:
+            return sum(int(state.nbytes) for state in states)
+        return self.row_bytes * int(states[0].shape[0]) if states else 0
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,  # noqa: ARG002
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> None:
+        """Remember how many of the coming columns are tokens; follows `ArraysCache.prepare`."""
+        if lengths is None:
+            msg = "an array cannot be made of None"
+            raise UpstreamTypeError(msg)
+        self.lengths = integers(lengths)
+
+    def finalize(self) -> None:
+        """All columns are tokens again."""
+        self.lengths = None
+        self.left_padding = None
+
+    def advance(self, columns: int) -> None:
+        """So many columns have gone through; models call it after every forward pass."""
+        if self.lengths is not None:
+            self.lengths = self.lengths - columns
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding - columns
+
+    def make_mask(
+        self,
+        columns: int,
+        *,
+        window_size: int | None = None,  # noqa: ARG002
+        return_array: bool = False,  # noqa: ARG002
+    ) -> Mask:
+        """True where a column is a token of its row; None if nothing is padded.
+
+        Follows `ArraysCache.make_mask`; before 0.32.0 a left padding hides the lengths.
+        """
+        position = np.arange(columns)
+        after = None if self.left_padding is None else position >= self.left_padding[:, None]
+        before = None if self.lengths is None else position < self.lengths[:, None]
+        if after is None or before is None:
+            return before if after is None else after
+        if not self.rules.lengths_beside_left_padding:
+            return after
+        return self._both(after, before)
+
+    @staticmethod
+    def _both(one: Array, other: Array) -> Array:
+        try:
+            return np.logical_and(one, other)
+        except ValueError as error:
+            raise UpstreamValueError(str(error)) from error
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep these rows of every slot; follows `ArraysCache.filter`."""
+        if self.rules.filter_accepts_empty:
+            self.cache = [None if each is None else chosen(each, rows) for each in self.cache]
+        else:
+            self.cache = [chosen(indexed(each), rows) for each in self.cache]
+        if self.lengths is not None and self.rules.filter_keeps_lengths:
+            self.lengths = chosen(self.lengths, rows)
+        if self.left_padding is not None and self.rules.filter_keeps_left_padding:
+            self.left_padding = chosen(self.left_padding, rows)
+
+    def extend(self, other: "ArraysCache") -> None:
+        """Append rows; follows `ArraysCache.extend`. What a missing side becomes is a rule."""
+        sizes = self.batch_size, other.batch_size
+        self.cache = [
+            self._appended(one, two, sizes)
+            for one, two in zip(self.cache, other.cache, strict=False)
+        ]
+        if self.rules.arrays_extend == "zeros":
+            self.left_padding = self._appended(self.left_padding, other.left_padding, sizes)
+            self.lengths = self._appended(self.lengths, other.lengths, sizes)
+
+    def _appended(
+        self, one: Array | None, other: Array | None, sizes: tuple[int, int]
+    ) -> Array | None:
+        if self.rules.arrays_extend == "raises" and (one is None or other is None):
+            msg = "concatenate wants arrays, not None"
+            raise UpstreamTypeError(msg)
+        present = other if other is not None else one
+        if present is None:
+            return None
+        if one is None or other is None:
+            if self.rules.arrays_extend == "skipped":
+                return present
+            missing = sizes[0] if one is None else sizes[1]
+            zeros = np.zeros((missing, *present.shape[1:]), present.dtype)
+            one, other = (zeros, present) if one is None else (present, zeros)
+        return joined((one, other), axis=0)
+
+    def extract(self, row: int) -> "ArraysCache":
+        """One row of every slot, without padding; a missing slot raises."""
+        cache = ArraysCache(self.rules, len(self.cache))
+        cache.row_bytes = self.row_bytes
+        cache.cache = [indexed(state)[row : row + 1].copy() for state in self.cache]
+        return cache
+
+    @classmethod
+    def merge(cls, caches: Sequence["ArraysCache"]) -> "ArraysCache":
+        """A zero block per slot with the rows that exist; follows `ArraysCache.merge`."""
+        rules = caches[0].rules
+        batch = cls(rules, len(caches[0].cache))
+        batch.row_bytes = caches[0].row_bytes
+        empties = rules.arrays_merge_of_empties
+        if empties != "raises" and all(each.empty() for each in caches):
+            if empties == "zero-padded":
+                batch.left_padding = integers([0] * len(caches))
+            return batch
+        for slot in range(len(batch.cache)):
+            batch[slot] = cls._block([each[slot] for each in caches])
+        return batch
+
+    @staticmethod
+    def _block(states: Sequence[Array | None]) -> Array:
+        present = next((each for each in states if each is not None), None)
+        if present is None:
+            raise UpstreamStopIteration
+        block = np.zeros((len(states), *present.shape[1:]), present.dtype)
+        for row, state in enumerate(states):
+            if state is not None:
+                place_state(block, row, state)
+        return block

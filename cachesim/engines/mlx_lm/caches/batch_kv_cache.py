@@ -1,0 +1,234 @@
+"""`BatchKVCache`: several sequences that end at one common row, padded on the left."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays import (
+    added,
+    chosen,
+    grown,
+    held,
+    indexed,
+    integers,
+    rolled_rows,
+    rows_of,
+    write_rows,
+)
+from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.masks import Mask, create_causal_mask
+from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.units import Array, Integers
+
+
+class Missing:
+    """What a field that the constructor would have made holds after a restore."""
+
+
+MISSING: Final = Missing()
+
+
+class BatchKVCache(LayerCache, batches=KVCache):
+    """Keys and values of a batch.
+
+    row b:  [0, left_padding[b]) junk   [left_padding[b], _idx) tokens   [_idx, rows) allocated
+    """
+
+    step: ClassVar[int] = 256
+
+    def __init__(self, rules: CacheRules, left_padding: Sequence[int]) -> None:
+        super().__init__(rules)
+        self.keys: Array | None = None
+        self.values: Array | None = None
+        self.left_padding: Integers = integers(left_padding)
+        self.offset: Integers = -self.left_padding
+        self._idx = 0
+        self._right_padding: Integers | Missing | None = None
+
+    @property
+    def idx(self) -> int:
+        """Rows used by all; upstream's `_idx`."""
+        return self._idx
+
+    @property
+    def right_padding(self) -> Integers | None:
+        """What `finalize` will turn into left padding; upstream's `_right_padding`."""
+        if isinstance(self._right_padding, Missing):
+            self.lacks("_right_padding")
+        return self._right_padding
+
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """`KVCache`'s rule of growth with the common row; follows upstream's method."""
+        prev = self._idx
+        if self.keys is None or prev + keys.shape[2] > rows_of(self.keys):
+            self.keys = grown(self.keys, prev, keys, self.step)
+            self.values = grown(self.values, prev, values, self.step)
+        self.offset = self.offset + keys.shape[2]
+        self._idx += keys.shape[2]
+        write_rows(self.keys, prev, self._idx, keys)
+        write_rows(held(self.values), prev, self._idx, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """The first `_idx` rows."""
+        return held(self.keys)[:, :, : self._idx], held(self.values)[:, :, : self._idx]
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,  # noqa: ARG002
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Left padding at once, right padding remembered; follows `BatchKVCache.prepare`."""
+        if left_padding is not None:
+            if self.keys is not None:
+                msg = "Left padding can only be added to an empty BatchKVCache"
+                raise UpstreamValueError(msg)
+            padding = integers(left_padding)
+            self.left_padding = added(self.left_padding, padding)
+            self.offset = added(self.offset, -padding)
+        if right_padding is not None and max(right_padding) > 0:
+            self._right_padding = integers(right_padding)
+
+    def finalize(self) -> None:
+        """Turn right padding into left padding by rolling; follows `BatchKVCache.finalize`.
+
+        before  tokens junk [_idx            after  junk tokens [_idx
+        """
+        padding = self.right_padding
+        if padding is None:
+            return
+        self.keys = rolled_rows(self.keys, padding)
+        self.values = rolled_rows(self.values, padding)
+        self.offset = added(self.offset, -padding)
+        self.left_padding = added(self.left_padding, padding)
+        self._right_padding = None
+
+    @property
+    def state(self) -> State:
+        """Everything but pending padding; in the sliced form the used rows."""
+        if self.rules.state_form == "whole":
+            return self.keys, self.values, self.offset, self.left_padding, self._idx
+        keys, values = self.keys_and_values() if self._idx < rows_of(self.keys) else self._buffers()
+        return keys, values, self.offset, self.left_padding
+
+    def _buffers(self) -> tuple[Array, Array]:
+        return held(self.keys), held(self.values)
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """Follows the setter of `state`; the field for pending padding is not made (an oddity)."""
+        self._right_padding = MISSING
+        if self.rules.state_form == "whole":
+            self.keys, self.values, self.offset, self.left_padding, self._idx = state
+            return
+        self.keys, self.values, self.offset, self.left_padding = state
+        self._idx = rows_of(self.keys)
+        super().put_state(None, meta_state)
+
+    def is_trimmable(self) -> bool:
+        """Always."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Move the common end back, into the padding if asked; follows `BatchKVCache.trim`."""
+        n = min(self._idx, n)
+        self._idx -= n
+        self.offset = self.offset - n
+        return n
+
+    def size(self) -> int:
+        """The common row; nothing before 0.31.2."""
+        return self._idx if self.rules.batch_size_method else super().size()
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return self.keys is None
+
+    def count_bytes(self) -> int:
+        """Padding and unused capacity included."""
+        return rows_nbytes(self, self.keys, self.values)
+
+    def make_mask(
+        self,
+        columns: int,
+        *,
+        window_size: int | None = None,
+        return_array: bool = False,  # noqa: ARG002
+    ) -> Mask:
+        """Causal from the common row on, without what lies left of each row's first token."""
+        return create_causal_mask(
+            columns, self._idx, window_size=window_size, left_padding=self.left_padding
+        )
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep these rows, then drop padding that all of them share; follows upstream's method.
+
+        Pending right padding keeps its size, so the next `finalize` raises (an oddity).
+        """
+        if self.keys is not None or not self.rules.filter_accepts_empty:
+            self.keys = chosen(indexed(self.keys), rows)
+            self.values = chosen(indexed(self.values), rows)
+        self.offset = chosen(self.offset, rows)
+        self.left_padding = chosen(self.left_padding, rows)
+        shared = int(min(self.left_padding))
+        if shared > 0:
+            if self.keys is not None:
+                self.keys = self.keys[:, :, shared:].copy()
+                self.values = held(self.values)[:, :, shared:].copy()
+            self._idx -= shared
+            self.left_padding = self.left_padding - shared
+
+    def extend(self, other: "BatchKVCache") -> None:
+        """Append rows, all brought to one common end; follows `BatchKVCache.extend`."""
+        empty = self.keys is None and other.keys is None
+        if empty and self.rules.batch_extend != "raises":
+            self.left_padding = np.concatenate((self.left_padding, other.left_padding))
+            self.offset = np.concatenate((self.offset, other.offset))
+            return
+        joint = extended(self, other, self.rules)
+        self.keys, self.values, self.offset, self.left_padding = joint
+        self._idx = max(self._idx, other.idx)
+
+    def extract(self, row: int) -> KVCache:
+        """Cut one row out, exactly as long as its tokens; follows `BatchKVCache.extract`."""
+        cache = KVCache(self.rules)
+        cache.row_bytes = self.row_bytes
+        padding = int(self.left_padding[row])
+        cache.keys = indexed(self.keys)[row : row + 1, :, padding : self._idx].copy()
+        cache.values = indexed(self.values)[row : row + 1, :, padding : self._idx].copy()
+        cache.offset = rows_of(cache.keys)
+        return cache
+
+    @classmethod
+    def merge(cls, caches: Sequence[KVCache]) -> "BatchKVCache":
+        """Put single caches side by side, flush at the end; follows `BatchKVCache.merge`."""
+        rules = caches[0].rules
+        lengths = [each.size() for each in caches]
+        longest = max(lengths)
+        if longest == 0 and rules.merge_of_empties:
+            return cls._like(caches, [0] * len(caches))
+        padding = [longest - length for length in lengths]
+        keys = blank_batch([each.keys for each in caches], longest)
+        values = blank_batch([each.values for each in caches], longest)
+        for row, (left, cache) in enumerate(zip(padding, caches, strict=True)):
+            if cache.keys is None:
+                continue
+            place = slice(left, left + cache.offset)
+            place_rows(keys, row, place, cache.keys[:, :, : cache.offset])
+            place_rows(values, row, place, held(cache.values)[:, :, : cache.offset])
+        batch = cls._like(caches, padding)
+        batch.keys, batch.values = keys, values
+        batch.offset = batch.offset + longest
+        batch._idx = longest  # noqa: SLF001 - our own class
+        return batch
+
+    @classmethod
+    def _like(cls, caches: Sequence[KVCache], padding: Sequence[int]) -> "BatchKVCache":
+        batch = cls(caches[0].rules, padding)
+        batch.row_bytes = caches[0].row_bytes
+        return batch

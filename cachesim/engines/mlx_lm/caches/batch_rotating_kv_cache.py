@@ -1,0 +1,371 @@
+"""`BatchRotatingKVCache`: several rings that turn together, padded on the left."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays import (
+    added,
+    blank,
+    chosen,
+    held,
+    indexed,
+    integers,
+    joined,
+    rolled_rows,
+    rows_of,
+    write_rows,
+)
+from cachesim.engines.mlx_lm.caches.batch_kv_cache import MISSING, Missing
+from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.raised import (
+    UpstreamRuntimeError,
+    UpstreamTypeError,
+    UpstreamValueError,
+)
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.units import Array, Integers
+
+
+class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
+    """Keys and values of a batch of windows; there is no `keep`.
+
+    `offset` counts each row's tokens, `_offset` the tokens written since the batch was made. Once
+    `rotated`, the ring's oldest row is at `_idx`, and left padding counts down with every write,
+    below zero too.
+    """
+
+    step: ClassVar[int] = 256
+
+    def __init__(self, rules: CacheRules, max_size: int, left_padding: Sequence[int]) -> None:
+        super().__init__(rules)
+        self.keys: Array | None = None
+        self.values: Array | None = None
+        self.left_padding: Integers = integers(left_padding)
+        self.offset: Integers = -self.left_padding
+        self.max_size = max_size
+        self._idx = 0
+        self._offset = 0
+        self.rotated = False
+        self._lengths: Integers | Missing | None = None
+
+    @property
+    def idx(self) -> int:
+        """Where the next row goes; upstream's `_idx`."""
+        return self._idx
+
+    @property
+    def written(self) -> int:
+        """Tokens written, common to all rows; upstream's `_offset`."""
+        return self._offset
+
+    @property
+    def lengths(self) -> Integers | None:
+        """Where each row's tokens will end, while right padding is pending; `_lengths`."""
+        if isinstance(self._lengths, Missing):
+            self.lacks("_lengths")
+        return self._lengths
+
+    def temporal_order(self) -> None:
+        """Unroll the ring in place; follows `BatchRotatingKVCache._temporal_order`."""
+        if self.rotated:
+            self.keys = np.roll(held(self.keys), -self._idx, axis=2)
+            self.values = np.roll(held(self.values), -self._idx, axis=2)
+            self._idx = rows_of(self.keys)
+            self.rotated = False
+
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """One column goes in place, any other number behind; follows upstream's method."""
+        if keys.shape[2] == 1:
+            return self._update_in_place(keys, values)
+        return self._update_concat(keys, values)
+
+    def _update_concat(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Unroll, roll right-padded rows flush, drop the oldest, append; as `_update_concat`."""
+        if self.keys is None:
+            self.keys, self.values = keys.copy(), values.copy()
+        else:
+            self.temporal_order()
+            if rows_of(self.keys) > self._idx:
+                self.keys = self.keys[:, :, : self._idx]
+                self.values = held(self.values)[:, :, : self._idx]
+            self._roll_padding()
+            excess = max(0, self._idx - self.max_size + 1)
+            self.left_padding = self.left_padding - excess
+            self.keys = joined((held(self.keys)[:, :, excess:], keys))
+            self.values = joined((held(self.values)[:, :, excess:], values))
+        self.offset = self.offset + keys.shape[2]
+        self._offset += keys.shape[2]
+        self._idx = rows_of(self.keys)
+        return self.keys, held(self.values)
+
+    def _roll_padding(self) -> None:
+        """Move what lies beyond each row's end to its front, so that it cannot evict tokens."""
+        lengths = self.lengths
+        if lengths is None:
+            return
+        roll = np.maximum(0, added(self.offset, -lengths))
+        self.keys = rolled_rows(self.keys, roll)
+        self.values = rolled_rows(self.values, roll)
+        self.left_padding = added(self.left_padding, roll)
+        self.offset = added(self.offset, -roll)
+
+    def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Grow up to W rows, then go round; follows `_update_in_place`."""
+        if self.lengths is not None:
+            msg = "finalize() comes before single columns"
+            raise UpstreamRuntimeError(msg)
+        prev = self._offset
+        if self.keys is None or (prev >= rows_of(self.keys) and rows_of(self.keys) < self.max_size):
+            self._append_blank(keys, values, min(self.step, self.max_size - prev))
+            self._idx = prev
+        excess = rows_of(self.keys) - self.max_size
+        if excess > 0:
+            self.keys = held(self.keys)[:, :, excess:].copy()
+            self.values = held(self.values)[:, :, excess:].copy()
+            self._idx = self.max_size
+            self.left_padding = self.left_padding - excess
+        if self._idx == self.max_size:
+            self.rotated = True
+            self._idx = 0
+        if self.rotated:
+            self.left_padding = self.left_padding - 1
+        write_rows(held(self.keys), self._idx, self._idx + 1, keys)
+        write_rows(held(self.values), self._idx, self._idx + 1, values)
+        self._offset += 1
+        self.offset = self.offset + 1
+        self._idx += 1
+        return self.keys_and_values()
+
+    def _append_blank(self, keys: Array, values: Array, count: int) -> None:
+        new_keys, new_values = blank(keys, count), blank(values, count)
+        if self.keys is not None:
+            new_keys = joined((self.keys, new_keys))
+            new_values = joined((held(self.values), new_values))
+        self.keys, self.values = new_keys, new_values
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """The used rows, in ring order once it is full; follows upstream's method."""
+        keys, values = held(self.keys), held(self.values)
+        if self._offset < keys.shape[2]:
+            return keys[:, :, : self._offset], values[:, :, : self._offset]
+        return keys, values
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Left padding at once; right padding as absolute ends. Follows upstream's method."""
+        if left_padding is not None:
+            if self.keys is not None:
+                msg = "Left padding can only be added to an empty BatchRotatingKVCache"
+                raise UpstreamValueError(msg)
+            padding = integers(left_padding)
+            self.left_padding = added(self.left_padding, padding)
+            self.offset = added(self.offset, -padding)
+        if right_padding is not None and max(right_padding) > 0:
+            if lengths is None:
+                msg = "an array cannot be made of None"
+                raise UpstreamTypeError(msg)
+            self._lengths = added(integers(lengths), self.offset)
+
+    def finalize(self) -> None:
+        """One last roll; follows `BatchRotatingKVCache.finalize`."""
+        if self.lengths is not None:
+            self._roll_padding()
+            self._lengths = None
+
+    @property
+    def state(self) -> State:
+        """Everything but pending padding; in the sliced form the used rows."""
+        if self.rules.state_form == "whole":
+            return (
+                self.keys,
+                self.values,
+                self.offset,
+                self.left_padding,
+                self.max_size,
+                self._offset,
+                self._idx,
+                self.rotated,
+            )
+        keys, values = self.keys_and_values()
+        return keys, values, self.offset, self.left_padding
+
+    @property
+    def meta_state(self) -> State:
+        """Three numbers and the flag, as strings."""
+        return tuple(map(str, (self.max_size, self._offset, self._idx, self.rotated)))
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """Follows the setters; the field for pending padding is not made (an oddity)."""
+        self._lengths = MISSING
+        if self.rules.state_form == "whole":
+            self.keys, self.values, self.offset, self.left_padding = state[:4]
+            self.max_size, self._offset, self._idx, self.rotated = state[4:]
+            return
+        self.keys, self.values, self.offset, self.left_padding = state
+        self.max_size, self._offset, self._idx = map(int, meta_state[:3])
+        restored = (
+            meta_state[3] == "True" if self.rules.rotated_is_restored else bool(meta_state[3])
+        )
+        self.rotated = restored
+
+    def is_trimmable(self) -> bool:
+        """Only while fewer than W tokens were written."""
+        return self.rules.rotating_unrolls_on_trim or self._offset < self.max_size
+
+    def trim(self, n: int) -> int:
+        """Move the common end back, unchecked; follows `BatchRotatingKVCache.trim`."""
+        if self.rules.rotating_unrolls_on_trim:
+            return self._trim_unrolled(n)
+        n = min(self._offset, n)
+        self._offset -= n
+        self._idx -= n
+        self.offset = self.offset - n
+        return n
+
+    def _trim_unrolled(self, n: int) -> int:
+        """#999: unroll, keep the first rows of the buffer."""
+        effective = min(self._offset, self.max_size)
+        n = min(effective, n)
+        left = effective - n
+        if left == 0:
+            self.keys = self.values = None
+            self.rotated = False
+        else:
+            self.temporal_order()
+            self.keys = held(self.keys)[:, :, :left].copy()
+            self.values = held(self.values)[:, :, :left].copy()
+        self._offset = self._idx = left
+        self.offset = self.offset - n
+        return n
+
+    def size(self) -> int:
+        """Tokens that are still there; nothing before 0.31.2."""
+        if not self.rules.batch_size_method:
+            return super().size()
+        return min(self._offset, self.max_size)
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return self.keys is None
+
+    def count_bytes(self) -> int:
+        """Padding and overshoot included."""
+        return rows_nbytes(self, self.keys, self.values)
+
+    def make_mask(
+        self,
+        columns: int,
+        *,
+        window_size: int | None = None,
+        return_array: bool = False,  # noqa: ARG002
+    ) -> Mask:
+        """A windowed mask without each row's padding, rolled for a single column of a ring.
+
+        On a turned ring `_idx` is not the number of rows, and the rows that the write is about to
+        drop are overlooked: padding seems longer than it is (an oddity, see `ring-mask`).
+        """
+        window = window_size or self.max_size
+        offset = min(self.max_size - 1, self._offset)
+        keys = np.arange(offset + columns)[None]
+        queries = np.arange(offset, offset + columns)[:, None] if offset else keys.T
+        mask = (queries >= keys) & (queries < keys + window)
+        left_padding = self.left_padding
+        rows = self._idx
+        if self.rules.ring_mask_counts_rows and self.rotated and columns > 1:
+            rows = rows_of(self.keys)
+        excess = rows - self.max_size + int(columns > 1)
+        if excess > 0:
+            left_padding = left_padding - excess
+        turning = columns == 1 and (self.rotated or self._idx >= self.max_size)
+        if turning:
+            left_padding = left_padding - 1
+        mask = mask & (keys >= left_padding[:, None, None, None])
+        if turning:
+            position = 0 if self._idx >= self.max_size else self._idx
+            return np.roll(mask, position + 1, axis=-1)
+        return mask
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep these rows; padding is never dropped, pending ends keep their size (an oddity)."""
+        if self.keys is not None or not self.rules.filter_accepts_empty:
+            self.keys = chosen(indexed(self.keys), rows)
+            self.values = chosen(indexed(self.values), rows)
+        self.offset = chosen(self.offset, rows)
+        self.left_padding = chosen(self.left_padding, rows)
+
+    def extend(self, other: "BatchRotatingKVCache") -> None:
+        """Append rows; rings that stand differently are unrolled first, the other one too."""
+        empty = self.keys is None and other.keys is None
+        if empty and self.rules.batch_extend != "raises":
+            self.left_padding = np.concatenate((self.left_padding, other.left_padding))
+            self.offset = np.concatenate((self.offset, other.offset))
+            return
+        if self.rotated != other.rotated or self._idx != other.idx:
+            self.temporal_order()
+            other.temporal_order()
+        end = max(self._idx, other.idx)
+        joint = extended(self, other, self.rules)
+        self.keys, self.values, self.offset, self.left_padding = joint
+        self._idx = end
+        self._offset = max(self._offset, other.written)
+
+    def extract(self, row: int) -> RotatingKVCache:
+        """Cut one row out of the unrolled ring; follows `BatchRotatingKVCache.extract`."""
+        cache = RotatingKVCache(self.rules, self.max_size)
+        cache.row_bytes = self.row_bytes
+        if self.keys is None and self.rules.rotating_unrolls_on_trim:
+            return cache
+        padding = int(self.left_padding[row])
+        if self.rules.rotating_extract_clamps_padding:
+            padding = max(0, padding)
+        keys = indexed(self.keys)[row : row + 1]
+        values = indexed(self.values)[row : row + 1]
+        end = self._idx
+        if self.rotated:
+            keys, values = np.roll(keys, -end, axis=2), np.roll(values, -end, axis=2)
+            end = self.max_size
+        cut = slice(padding, end)
+        cache.adopt(keys[:, :, cut].copy(), values[:, :, cut].copy(), int(self.offset[row]))
+        return cache
+
+    @classmethod
+    def merge(cls, caches: Sequence[RotatingKVCache]) -> "BatchRotatingKVCache":
+        """Put rings side by side, oldest row first, flush at the end; as upstream's `merge`."""
+        rules, max_size = caches[0].rules, caches[0].max_size
+        if any(each.max_size != max_size for each in caches):
+            msg = "BatchRotatingKVCache can only merge caches with the same maximum size"
+            raise UpstreamValueError(msg)
+        lengths = [each.size() for each in caches]
+        longest = max(lengths)
+        padding = [longest - length for length in lengths]
+        batch = cls(rules, max_size, padding)
+        batch.row_bytes = caches[0].row_bytes
+        if longest == 0 and rules.merge_of_empties:
+            return batch
+        keys = blank_batch([each.keys for each in caches], longest)
+        values = blank_batch([each.values for each in caches], longest)
+        for row, (left, length, cache) in enumerate(zip(padding, lengths, caches, strict=True)):
+            if cache.keys is not None:
+                last = cls._contributed(cache, length)
+                place = slice(left, left + (cache.idx if last is None else length))
+                place_rows(keys, row, place, cache.temporal_order(cache.keys)[:, :, last:])
+                place_rows(values, row, place, cache.temporal_order(cache.values)[:, :, last:])
+        batch.keys, batch.values = keys, values
+        batch.offset = integers([each.offset for each in caches])
+        batch._idx = batch._offset = longest
+        return batch
+
+    @staticmethod
+    def _contributed(cache: RotatingKVCache, length: int) -> int | None:
+        """Where the rows that a ring gives begin: its last `length`, or all of them (None)."""
+        return -length if cache.rules.rotating_merge_takes_last_rows else None

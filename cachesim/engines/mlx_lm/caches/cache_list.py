@@ -1,0 +1,115 @@
+"""`CacheList`: several caches of one layer that go together."""
+
+from collections.abc import Sequence
+
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRuntimeError
+from cachesim.engines.mlx_lm.rules import CacheRules
+
+
+class CacheList(LayerCache):
+    """A layer that keeps, say, a recurrent state and keys and values."""
+
+    has_merge = True
+
+    def __init__(self, rules: CacheRules, *caches: LayerCache) -> None:
+        super().__init__(rules)
+        self.caches: Sequence[LayerCache] = caches
+
+    def __getitem__(self, member: int) -> LayerCache:
+        return self.caches[member]
+
+    def is_trimmable(self) -> bool:
+        """Only if all members are."""
+        return all(each.is_trimmable() for each in self.caches)
+
+    def trim(self, n: int) -> int:
+        """Trim every member; what the last one says counts. Follows `CacheList.trim`."""
+        trimmed = [each.trim(n) for each in self.caches]
+        return trimmed[-1]
+
+    def size(self) -> int:
+        """The largest member's."""
+        return max(each.size() for each in self.caches)
+
+    def empty(self) -> bool:
+        """The first member says it."""
+        return self.caches[0].empty()
+
+    def count_bytes(self) -> int:
+        """All members'."""
+        return sum(each.nbytes for each in self.caches)
+
+    @property
+    def state(self) -> State:
+        """The members' states; before #886 in one flat list, which cannot be taken apart again."""
+        if self.rules.state_form == "whole":
+            return [(each.state, type(each).__name__) for each in self.caches]
+        if self.rules.list_state_by_member:
+            return [each.state for each in self.caches]
+        return [part for each in self.caches for part in each.state]
+
+    @property
+    def meta_state(self) -> State:
+        """The members' classes and their own `meta_state`."""
+        if not self.rules.list_state_by_member:
+            return ""
+        return [type(each).__name__ for each in self.caches], [
+            each.meta_state for each in self.caches
+        ]
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """Rebuild the members by the names of their classes; follows `CacheList.from_state`."""
+        if self.rules.state_form == "whole":
+            parts = [(name, one, None) for one, name in state]
+        elif self.rules.list_state_by_member:
+            parts = list(zip(meta_state[0], state, meta_state[1], strict=True))
+        else:
+            self.lacks("caches")
+        self.caches = [
+            LayerCache.named(name).from_state(one, meta, rules=self.rules)
+            for name, one, meta in parts
+        ]
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Member by member."""
+        for each in self.caches:
+            each.filter(rows)
+
+    def extend(self, other: "CacheList") -> None:
+        """Member by member."""
+        for one, two in zip(self.caches, other.caches, strict=False):
+            one.extend(two)
+
+    def extract(self, row: int) -> "CacheList":
+        """Member by member."""
+        return CacheList(self.rules, *(each.extract(row) for each in self.caches))
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
+    ) -> None:
+        """Member by member."""
+        for each in self.caches:
+            each.prepare(left_padding=left_padding, lengths=lengths, right_padding=right_padding)
+
+    def finalize(self) -> None:
+        """Member by member."""
+        for each in self.caches:
+            each.finalize()
+
+    @classmethod
+    def merge(cls, caches: Sequence["CacheList"]) -> "CacheList":
+        """Member by member; the end of an iteration inside a generator becomes RuntimeError."""
+        try:
+            members = [
+                member.merge([each.caches[i] for each in caches])
+                for i, member in enumerate(caches[0].caches)
+            ]
+        except StopIteration as error:
+            msg = "generator raised StopIteration"
+            raise UpstreamRuntimeError(msg) from error
+        return cls(caches[0].rules, *members)

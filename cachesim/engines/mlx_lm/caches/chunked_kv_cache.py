@@ -1,0 +1,105 @@
+"""`ChunkedKVCache`: a `KVCache` whose front is dropped when the model asks for it."""
+
+from typing import ClassVar
+
+from cachesim.engines.mlx_lm.caches.arrays import grown, held, rows_of, write_rows
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.units import Array
+
+
+class ChunkedKVCache(LayerCache):
+    """Keys and values of one sequence from `start_position` on; it has no batch form.
+
+    [start_position, offset) tokens, in rows [0, offset - start_position)
+    """
+
+    step: ClassVar[int] = 256
+
+    def __init__(self, rules: CacheRules, chunk_size: int) -> None:
+        super().__init__(rules)
+        self.keys: Array | None = None
+        self.values: Array | None = None
+        self.offset = 0
+        self.chunk_size = chunk_size
+        self.start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        """Drop the oldest rows beyond one chunk; follows `ChunkedKVCache.maybe_trim_front`.
+
+        Before #1673 allocated rows were taken for tokens: a cache of six tokens jumps to
+        start 252, and every slice after that has a negative bound.
+        """
+        if self.keys is None:
+            return
+        if not self.rules.chunk_front_counts_valid_rows:
+            if rows_of(self.keys) >= self.chunk_size:
+                self.start_position += rows_of(self.keys) - self.chunk_size
+                self._keep(-self.chunk_size, None)
+            return
+        valid = self.offset - self.start_position
+        if valid > self.chunk_size:
+            excess = valid - self.chunk_size
+            self.start_position += excess
+            self._keep(excess, valid)
+
+    def _keep(self, start: int, stop: int | None) -> None:
+        self.keys = held(self.keys)[:, :, start:stop].copy()
+        self.values = held(self.values)[:, :, start:stop].copy()
+
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """`KVCache`'s rule, counted from `start_position`; follows upstream's method."""
+        prev = self.offset - self.start_position
+        if self.keys is None or prev + keys.shape[2] > rows_of(self.keys):
+            self.keys = grown(self.keys, prev, keys, self.step)
+            self.values = grown(self.values, prev, values, self.step)
+        self.offset += keys.shape[2]
+        end = self.offset - self.start_position
+        write_rows(self.keys, prev, end, keys)
+        write_rows(held(self.values), prev, end, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """The rows from `start_position` on."""
+        end = self.offset - self.start_position
+        return held(self.keys)[:, :, :end], held(self.values)[:, :, :end]
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        return self.keys is None
+
+    def count_bytes(self) -> int:
+        """Allocated rows count."""
+        return rows_nbytes(self, self.keys, self.values)
+
+    @property
+    def state(self) -> State:
+        """Everything; the sliced form counts `offset` rows, as if nothing had been dropped."""
+        if self.rules.state_form == "whole":
+            return self.keys, self.values, self.offset, self.chunk_size, self.start_position
+        keys, values = held(self.keys), held(self.values)
+        return keys[:, :, : self.offset], values[:, :, : self.offset]
+
+    @property
+    def meta_state(self) -> State:
+        """The two numbers that do not change with every token, as strings."""
+        return tuple(map(str, (self.chunk_size, self.start_position)))
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """Follows the setters; in the sliced form the offset becomes the number of rows."""
+        if self.rules.state_form == "whole":
+            self.keys, self.values, self.offset, self.chunk_size, self.start_position = state
+            return
+        self.keys, self.values = state
+        self.offset = rows_of(self.keys)
+        self.chunk_size, self.start_position = map(int, meta_state)
+
+    def is_trimmable(self) -> bool:
+        """Always, it says."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Move the end back, not below `start_position`; follows `ChunkedKVCache.trim`."""
+        n = min(self.offset - self.start_position, n)
+        self.offset -= n
+        return n

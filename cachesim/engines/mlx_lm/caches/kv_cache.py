@@ -1,0 +1,86 @@
+"""`KVCache`: a buffer that grows in steps of 256 rows and never shrinks."""
+
+from typing import ClassVar
+
+from cachesim.engines.mlx_lm.caches.arrays import grown, held, rows_of, write_rows
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.masks import Mask, create_attention_mask
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.units import Array
+
+
+class KVCache(LayerCache):
+    """Keys and values of one sequence.
+
+    [0, offset) tokens   [offset, rows) allocated, or left behind by a trim
+    """
+
+    step: ClassVar[int] = 256
+    has_merge = True
+
+    def __init__(self, rules: CacheRules) -> None:
+        super().__init__(rules)
+        self.keys: Array | None = None
+        self.values: Array | None = None
+        self.offset = 0
+
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Write behind `offset`; follows `KVCache.update_and_fetch`."""
+        prev = self.offset
+        if self.keys is None or prev + keys.shape[2] > rows_of(self.keys):
+            self.keys = grown(self.keys, prev, keys, self.step)
+            self.values = grown(self.values, prev, values, self.step)
+        self.offset += keys.shape[2]
+        write_rows(self.keys, prev, self.offset, keys)
+        write_rows(held(self.values), prev, self.offset, values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """The first `offset` rows; follows `KVCache.keys_and_values`."""
+        return held(self.keys)[:, :, : self.offset], held(self.values)[:, :, : self.offset]
+
+    def size(self) -> int:
+        """All tokens."""
+        return self.offset
+
+    def empty(self) -> bool:
+        """A cache trimmed to nothing is not empty: it has a buffer."""
+        return self.keys is None
+
+    def count_bytes(self) -> int:
+        """Allocated rows count, used or not."""
+        return rows_nbytes(self, self.keys, self.values)
+
+    @property
+    def state(self) -> State:
+        """Buffers and offset; in the sliced form the used rows alone, which an empty one lacks."""
+        if self.rules.state_form == "whole":
+            return self.keys, self.values, self.offset
+        return self.keys_and_values()
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """In the sliced form the offset is the number of rows; follows the setter of `state`."""
+        if self.rules.state_form == "whole":
+            self.keys, self.values, self.offset = state
+            return
+        self.keys, self.values = state
+        self.offset = rows_of(self.keys)
+        super().put_state(None, meta_state)
+
+    def is_trimmable(self) -> bool:
+        """Always."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Move the end back; the buffer stays. Follows `KVCache.trim`."""
+        n = min(self.offset, n)
+        self.offset -= n
+        return n
+
+    def make_mask(
+        self, columns: int, *, window_size: int | None = None, return_array: bool = False
+    ) -> Mask:
+        """Causal from `offset` on; follows `KVCache.make_mask`."""
+        return create_attention_mask(
+            columns, self.offset, window_size=window_size, return_array=return_array
+        )

@@ -1,0 +1,181 @@
+"""What all layer caches have in common."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+
+from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.raised import (
+    UpstreamAttributeError,
+    UpstreamKeyError,
+    UpstreamNotImplementedError,
+    UpstreamValueError,
+)
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.units import Array
+
+State: TypeAlias = Any
+"""Arrays, integers, flags, strings and None, nested in lists and tuples."""
+
+
+class LayerCache:
+    """One object of a prompt cache, with the defaults of upstream's `_BaseCache`.
+
+    Methods that only some classes have raise `AttributeError` here, as Python would.
+    """
+
+    has_merge: ClassVar[bool] = False
+    """Whether upstream's class has `merge`, that is, whether the server may batch it."""
+
+    classes: ClassVar[dict[str, "type[LayerCache]"]] = {}
+    """All cache classes by name, for restoring."""
+
+    batch_form: ClassVar["type[LayerCache] | None"] = None
+    """The class that holds several rows of this one; it registers itself."""
+
+    row_bytes: int | None = None
+    """What one row costs in the real model (one state, for recurrent slots); None: what the
+    arrays take. It decides evictions and nothing else."""
+
+    def __init_subclass__(cls, *, batches: "type[LayerCache] | None" = None) -> None:
+        """`class BatchKVCache(LayerCache, batches=KVCache)` says whose rows it holds."""
+        LayerCache.classes[cls.__name__] = cls
+        if batches is not None:
+            batches.batch_form = cls
+
+    @classmethod
+    def named(cls, name: str) -> "type[LayerCache]":
+        """The class that upstream would find under this name."""
+        if name not in LayerCache.classes:
+            raise UpstreamKeyError(name)
+        return LayerCache.classes[name]
+
+    def __init__(self, rules: CacheRules) -> None:
+        self.rules = rules
+
+    def is_trimmable(self) -> bool:
+        """Whether `trim` may be called."""
+        return False
+
+    def size(self) -> int:
+        """How many tokens the cache counts; 0 where a class does not say."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the allocated buffers."""
+        if not self.rules.counts_bytes:
+            self.lacks("nbytes")
+        return self.count_bytes()
+
+    def count_bytes(self) -> int:
+        """What `nbytes` answers in releases that have it."""
+        msg = "Cache sub-class must implement nbytes"
+        raise UpstreamNotImplementedError(msg)
+
+    def empty(self) -> bool:
+        """Whether nothing was ever written."""
+        msg = "Cache sub-class must implement this."
+        raise UpstreamNotImplementedError(msg)
+
+    @property
+    def state(self) -> State:
+        """What has to be evaluated or saved."""
+        return []
+
+    @property
+    def meta_state(self) -> State:
+        """Scalars beside the state, as strings; only in releases with the sliced form."""
+        return ""
+
+    def put_state(self, state: State, meta_state: State) -> None:
+        """Take over a state; upstream's setters of `state` and `meta_state`."""
+        if state or meta_state:
+            msg = "This cache has no state but a state was set."
+            raise UpstreamValueError(msg)
+
+    @classmethod
+    def from_state(cls, state: State, meta_state: State = None, *, rules: CacheRules) -> Self:
+        """Rebuild a cache without running its constructor."""
+        cache = cls.__new__(cls)
+        cache.rules = rules
+        cache.put_state(state, meta_state)
+        return cache
+
+    def copy(self) -> Self:
+        """An independent cache, arrays included; upstream's `copy.deepcopy`."""
+        return copy.deepcopy(self)
+
+    def lacks(self, name: str) -> NoReturn:
+        """Python's answer to a name that the class does not have."""
+        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise UpstreamAttributeError(msg)
+
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:  # noqa: ARG002
+        """Write rows; hand back what attention may look at."""
+        self.lacks("update_and_fetch")
+
+    def keys_and_values(self) -> tuple[Array, Array]:
+        """What attention may look at now."""
+        self.lacks("keys_and_values")
+
+    def trim(self, n: int) -> int:  # noqa: ARG002
+        """Take the last tokens back; how many were taken."""
+        self.lacks("trim")
+
+    def make_mask(
+        self,
+        columns: int,  # noqa: ARG002
+        *,
+        window_size: int | None = None,  # noqa: ARG002
+        return_array: bool = False,  # noqa: ARG002
+    ) -> Mask:
+        """Who sees what in the next forward pass."""
+        self.lacks("make_mask")
+
+    @classmethod
+    def merge(cls, caches: Sequence[Any]) -> "LayerCache":
+        """One batch cache of several single ones; the batch class does it."""
+        if cls.batch_form is not None:
+            return cls.batch_form.merge(caches)
+        msg = f"type object {cls.__name__!r} has no attribute 'merge'"
+        raise UpstreamAttributeError(msg)
+
+    def filter(self, rows: Sequence[int]) -> None:  # noqa: ARG002
+        """Keep these rows of the batch."""
+        self.lacks("filter")
+
+    def extend(self, other: Any) -> None:  # noqa: ANN401, ARG002 - each class takes its own kind
+        """Append the rows of another batch."""
+        self.lacks("extend")
+
+    def extract(self, row: int) -> "LayerCache":  # noqa: ARG002
+        """One row as a single cache."""
+        self.lacks("extract")
+
+    def prepare(
+        self,
+        *,
+        left_padding: Sequence[int] | None = None,  # noqa: ARG002
+        lengths: Sequence[int] | None = None,  # noqa: ARG002
+        right_padding: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> None:
+        """Announce the padding of the next forward passes."""
+        self.lacks("prepare")
+
+    def finalize(self) -> None:
+        """End the padded forward passes."""
+        self.lacks("finalize")
+
+    def advance(self, columns: int) -> None:  # noqa: ARG002
+        """A forward pass of so many columns is over."""
+        self.lacks("advance")
+
+
+def rows_nbytes(cache: LayerCache, keys: Array | None, values: Array | None) -> int:
+    """Bytes of two buffers, in the real model's element sizes where they are known."""
+    if keys is None or values is None:
+        return 0
+    if cache.row_bytes is None:
+        return int(keys.nbytes + values.nbytes)
+    return int(keys.shape[0] * keys.shape[2] * cache.row_bytes)

@@ -1,0 +1,38 @@
+"""The cache classes of `mlx_lm.models.cache`, and what is done to a whole prompt cache."""
+
+from collections.abc import Sequence
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
+from cachesim.engines.mlx_lm.caches.batch_rotating_kv_cache import BatchRotatingKVCache
+from cachesim.engines.mlx_lm.caches.cache_list import CacheList
+from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+
+
+def can_trim_prompt_cache(cache: Sequence[LayerCache]) -> bool:
+    """Whether every layer can be trimmed, now; follows `can_trim_prompt_cache`."""
+    return all(each.is_trimmable() for each in cache)
+
+
+def trim_prompt_cache(cache: Sequence[LayerCache], num_tokens: int) -> int:
+    """Trim all layers or none; what the first layer says counts. Follows `trim_prompt_cache`."""
+    if not can_trim_prompt_cache(cache) or len(cache) == 0:
+        return 0
+    return [each.trim(num_tokens) for each in cache][0]  # noqa: RUF015 - all are to be trimmed
+
+
+__all__ = [
+    "ArraysCache",
+    "BatchKVCache",
+    "BatchRotatingKVCache",
+    "CacheList",
+    "ChunkedKVCache",
+    "KVCache",
+    "LayerCache",
+    "RotatingKVCache",
+    "can_trim_prompt_cache",
+    "trim_prompt_cache",
+]

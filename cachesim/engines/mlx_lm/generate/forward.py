@@ -1,0 +1,183 @@
+"""One call of the model: a rectangle of columns goes through the network and into the caches.
+
+    inputs   0 0 a b c      the rows of the batch, padding and all
+             d e f g h
+
+Upstream computes the whole rectangle and masks what is padding. Here the caches first take up
+placeholders, one per column, so that their own rules decide where each column comes to lie and
+what it may look at; then the network computes the columns that are tokens and fills them in.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.generate.lanes import lanes_of
+from cachesim.engines.mlx_lm.generate.layout import Layout
+from cachesim.engines.mlx_lm.generate.rows import CachedRows, RecurrentRows
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.model.arithmetic import Network
+from cachesim.model.spec import F16_BYTES
+from cachesim.model.store import Ubatch, Window
+from cachesim.units import Array, Integers
+
+Group: TypeAlias = tuple[list[int], Integers]
+"""Rows of the batch, and for each of them the columns that are tokens, (rows, length)."""
+
+
+class Forward:
+    """The network as mlx-lm's generators call it."""
+
+    def __init__(
+        self,
+        network: Network,
+        rules: CacheRules,
+        *,
+        element_bytes: int = F16_BYTES,
+        on_call: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.network = network
+        self.layout = Layout(network, rules, element_bytes)
+        self._tell = on_call or (lambda _rows, _columns: None)
+
+    def make_cache(self) -> PromptCache:
+        """Fresh caches for one sequence. Follows `make_prompt_cache`."""
+        return self.layout.make_cache()
+
+    def __call__(self, inputs: Integers, cache: PromptCache) -> Array:
+        """Feed columns (batch, columns); the logits of each row's last column."""
+        self._tell(inputs.shape[0], inputs.shape[1])
+        if inputs.shape[1] == 0:  # an empty list becomes an array of floats
+            msg = "[gather] Got indices with invalid dtype. Indices must be integral."
+            raise UpstreamValueError(msg)
+        call = _Call(self.network, self.layout, inputs, cache)
+        for group in call.groups():
+            call.run(*group)
+        call.finish()
+        return call.logits
+
+
+class _Call:
+    """What one forward pass needs while it goes on."""
+
+    def __init__(
+        self, network: Network, layout: Layout, inputs: Integers, cache: PromptCache
+    ) -> None:
+        self.network = network
+        self.inputs = inputs
+        batch, columns = inputs.shape
+        self.attention = {
+            shape.layer: CachedRows.place(shape, layer, layout.window_of(shape), batch, columns)
+            for shape, layer in zip(network.shapes, cache, strict=True)
+            if not isinstance(layer, ArraysCache)
+        }
+        self.recurrent = {
+            shape.layer: RecurrentRows.of(shape, layer, batch, columns)
+            for shape, layer in zip(network.shapes, cache, strict=True)
+            if isinstance(layer, ArraysCache)
+        }
+        self.first = self._positions_of_first_columns(batch)
+        self.logits: Array = np.zeros(0)
+        self._rows: dict[int, Array] = {}
+
+    def _positions_of_first_columns(self, batch: int) -> Integers:
+        """The furthest of the layers' own offsets; negative where a row begins with padding."""
+        offsets = [each.offsets for each in self.attention.values()]
+        return np.max(offsets, axis=0) if offsets else np.zeros(batch, np.int64)
+
+    def groups(self) -> list[Group]:
+        """Rows with the same number of tokens run together, one set each."""
+        by_length: dict[int, tuple[list[int], list[Integers]]] = {}
+        for row, tokens in enumerate(self._tokens()):
+            columns = np.flatnonzero(tokens)
+            if len(columns):
+                rows, found = by_length.setdefault(len(columns), ([], []))
+                rows.append(row)
+                found.append(columns)
+        return [(rows, np.stack(found)) for rows, found in by_length.values()]
+
+    def _tokens(self) -> Array:
+        """Which columns are computed, (batch, columns).
+
+        Recurrent layers say it by their masks: whatever they let in, right or wrong, becomes part
+        of a state. Columns before position 0 are left padding.
+        """
+        batch, columns = self.inputs.shape
+        tokens = self.first[:, None] + np.arange(columns) >= 0
+        if self.recurrent:
+            tokens = np.ones((batch, columns), bool)
+        for each in self.recurrent.values():
+            tokens = tokens & each.mask
+        return tokens
+
+    def run(self, rows: list[int], columns: Integers) -> None:
+        """Put the tokens of some rows through the network."""
+        length = columns.shape[1]
+        positions = np.maximum(self.first[rows][:, None] + columns, 0)
+        ends = np.arange(1, len(rows) + 1) * length - 1
+        ubatch = Ubatch(
+            tokens=self.inputs[np.array(rows)[:, None], columns].reshape(-1),
+            positions=positions.reshape(-1),
+            sets=len(rows),
+            outputs=ends,
+        )
+        store = _GroupStore(self, rows, columns, positions)
+        for row, logits in zip(rows, self.network.run(ubatch, store).logits, strict=True):
+            self._rows[row] = logits
+
+    def finish(self) -> None:
+        """Hand the new states to the recurrent layers; collect the logits."""
+        for each in self.recurrent.values():
+            each.finish()
+        batch = len(self.inputs)
+        blank = np.zeros_like(next(iter(self._rows.values()))) if self._rows else np.zeros(1)
+        self.logits = np.stack([self._rows.get(row, blank) for row in range(batch)])
+
+
+class _GroupStore:
+    """The `Store` of rows that run together, `length` tokens each."""
+
+    def __init__(
+        self, call: _Call, rows: Sequence[int], columns: Integers, positions: Integers
+    ) -> None:
+        self._call = call
+        self._rows = rows
+        self._columns = columns
+        self._positions = positions
+        self.planes = max(
+            (each.planes(rows, columns) for each in call.recurrent.values()), default=1
+        )
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        """Fill the placeholders of these columns; every row sees what its cache's mask allows."""
+        cached = self._call.attention[layer]
+        length = self._columns.shape[1]
+        shifts = cached.offsets[list(self._rows)] - self._call.first[list(self._rows)]
+        found: list[Window] = []
+        for index, row in enumerate(self._rows):
+            mine = slice(index * length, (index + 1) * length)
+            shift = int(shifts[index])
+            written = keys[mine]
+            if shift:
+                written = self._call.network.rotate(layer, written, np.full(length, shift))
+            positions = self._positions[index] + shift
+            cached.write(row, self._columns[index], positions, written, values[mine])
+            seen = cached.seen(row, self._columns[index])
+            if shift:
+                back = np.full(len(seen.keys), -shift)
+                seen = seen.moved(self._call.network.rotate(layer, seen.keys, back), -shift)
+            rows = np.arange(mine.start, mine.stop)
+            found.append(lanes_of(seen, rows, self._positions[index], cached.window))
+        return tuple(lane for lanes in found for lane in lanes)
+
+    def states(self, layer: int) -> Array:
+        """The state that each row starts from."""
+        return self._call.recurrent[layer].before[list(self._rows)]
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """The states after the tokens, (rows, planes, row)."""
+        self._call.recurrent[layer].keep(self._rows, self._columns, states)

@@ -1,0 +1,53 @@
+"""Which cache class each layer of a network gets, and what its rows cost in the real model."""
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.spec import F16_BYTES
+
+
+class Layout:
+    """The shapes of a network, as the models of mlx-lm lay out their caches.
+
+    Full attention gets a `KVCache`, a window a `RotatingKVCache` without `keep`, a recurrent layer
+    an `ArraysCache` of two slots: the convolution's rows and the state.
+    """
+
+    def __init__(self, network: Network, rules: CacheRules, element_bytes: int = F16_BYTES) -> None:
+        self.network = network
+        self.rules = rules
+        self.element_bytes = element_bytes
+
+    def make_cache(self) -> PromptCache:
+        """Fresh caches for one sequence. Follows `make_prompt_cache`."""
+        return [self._cache(shape) for shape in self.network.shapes]
+
+    def window_of(self, shape: LayerShape) -> int | None:
+        """The window that the layer asks its cache's mask for."""
+        return self.network.spec.window if shape.place == "window" else None
+
+    def _cache(self, shape: LayerShape) -> LayerCache:
+        cache: LayerCache
+        match shape.place:
+            case "attention":
+                cache = KVCache(self.rules)
+            case "window":
+                cache = RotatingKVCache(self.rules, self.network.spec.window)
+            case "recurrent":
+                cache = ArraysCache(self.rules, 2)
+        cache.row_bytes = self._row_bytes(shape)
+        return cache
+
+    def _row_bytes(self, shape: LayerShape) -> int:
+        """Keys and values in the model's own type, recurrent states in float32; ledgers nothing."""
+        spec = self.network.spec
+        if shape.ledger:
+            return 0
+        if shape.place == "recurrent":
+            return spec.conv_bytes(shape.layer) + spec.state_bytes(shape.layer)
+        halves = spec.key_bytes(shape.layer) + spec.value_bytes(shape.layer)
+        return halves * self.element_bytes // F16_BYTES

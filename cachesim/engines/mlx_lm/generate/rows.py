@@ -1,0 +1,187 @@
+"""The rows of one layer during a forward pass: where columns land, what they see, what they leave.
+
+Keys carry one number more than the network gives them: their position plus one, 0 where a row
+holds none (padding, or zeros that a bug put there). Whatever a cache does with its rows, rolling,
+cutting, merging, the positions go with them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.model.arithmetic import LayerShape
+from cachesim.units import Array, Integers
+
+MARK: Final = 1 << 40
+"""Above every position: the mark of a placeholder, which says which column it stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the columns of one row may look at: key `i` by column `c` where `visible[c, i]`."""
+
+    keys: Array  # (n, *key shape)
+    values: Array  # (n, *value shape)
+    positions: Integers  # (n,), -1 where a row has none
+    visible: Array  # (columns, n)
+
+    def moved(self, keys: Array, by: int) -> "Seen":
+        """The same rows as if they lay elsewhere."""
+        positions = np.where(self.positions >= 0, self.positions + by, -1)
+        return replace(self, keys=keys, positions=positions)
+
+
+@dataclass(slots=True, kw_only=True)
+class CachedRows:
+    """One attention layer: the buffers that its cache handed back, columns not yet filled in."""
+
+    shape: LayerShape
+    keys: Array  # (batch, 1, n, key + 1), a view of the cache's own buffer
+    values: Array
+    visible: Array  # (batch, columns, n)
+    landed: Integers  # (batch, columns), -1 where the cache lost the column
+    offsets: Integers  # (batch,), the position of each row's first column
+    window: int | None
+
+    @classmethod
+    def place(
+        cls, shape: LayerShape, layer: LayerCache, window: int | None, batch: int, columns: int
+    ) -> "CachedRows":
+        """Ask the cache for its mask and let it take up the columns."""
+        offsets = offsets_of(layer, batch)
+        mask = layer.make_mask(columns, window_size=window)
+        width = int(np.prod(shape.key))
+        fresh = np.zeros((batch, 1, columns, width + 1), shape.dtype)
+        fresh[..., -1] = np.arange(MARK, MARK + columns)
+        blank = np.zeros((batch, 1, columns, int(np.prod(shape.value))), shape.dtype)
+        keys, values = layer.update_and_fetch(fresh, blank)
+        landed = np.full((batch, columns), -1, np.int64)
+        rows, places = np.nonzero(keys[:, 0, :, -1] >= MARK)
+        landed[rows, keys[rows, 0, places, -1].astype(np.int64) - MARK] = places
+        keys[rows, 0, places, -1] = 0
+        visible = as_visible(mask, batch, columns, keys.shape[2])
+        return cls(
+            shape=shape,
+            keys=keys,
+            values=values,
+            visible=visible,
+            landed=landed,
+            offsets=offsets,
+            window=window,
+        )
+
+    def write(
+        self, row: int, columns: Integers, positions: Integers, keys: Array, values: Array
+    ) -> None:
+        """Fill in columns of one row."""
+        places = self.landed[row, columns]
+        kept = places >= 0
+        places = places[kept]
+        self.keys[row, 0, places, :-1] = keys.reshape(len(keys), -1)[kept]
+        self.keys[row, 0, places, -1] = positions[kept] + 1
+        self.values[row, 0, places] = values.reshape(len(values), -1)[kept]
+
+    def seen(self, row: int, columns: Integers) -> Seen:
+        """What columns of one row may look at now."""
+        keys = self.keys[row, 0]
+        return Seen(
+            keys=keys[:, :-1].reshape(len(keys), *self.shape.key),
+            values=self.values[row, 0].reshape(len(keys), *self.shape.value),
+            positions=keys[:, -1].astype(np.int64) - 1,
+            visible=self.visible[row, columns],
+        )
+
+
+def offsets_of(layer: LayerCache, batch: int) -> Integers:
+    """The position of the next token of each row, as the layer's own rotation takes it."""
+    offset: Any = layer.offset  # type: ignore[attr-defined]
+    return np.broadcast_to(np.asarray(offset, np.int64), (batch,)).copy()
+
+
+def as_visible(mask: Mask, batch: int, columns: int, rows: int) -> Array:
+    """A mask in any of its forms as (batch, columns, rows); one of another size raises."""
+    if mask is None:
+        return np.ones((batch, columns, rows), bool)
+    if isinstance(mask, str):
+        mask = np.arange(rows) <= np.arange(rows - columns, rows)[:, None]
+    wide = mask[:, 0] if mask.ndim == 4 else mask
+    try:
+        return np.broadcast_to(wide, (batch, columns, rows))
+    except ValueError as error:
+        msg = f"a mask of shape {mask.shape} for {rows} rows"
+        raise UpstreamValueError(msg) from error
+
+
+@dataclass(slots=True, kw_only=True)
+class RecurrentRows:
+    """One recurrent layer: the states before, the mask, the states after."""
+
+    cache: ArraysCache
+    conv_row: int
+    mask: Array  # (batch, columns), True where a column goes into the state
+    before: Array  # (batch, row)
+    after: Array  # (batch, row)
+    columns: int
+
+    @classmethod
+    def of(cls, shape: LayerShape, cache: LayerCache, batch: int, columns: int) -> "RecurrentRows":
+        """The states in a cache's slots; a slot that holds nothing is a state of zeros."""
+        if not isinstance(cache, ArraysCache):
+            raise TypeError
+        mask = cache.make_mask(columns)
+        sizes = (shape.conv, shape.row - shape.conv)
+        slots = [
+            np.zeros((batch, size), shape.dtype) if state is None else state
+            for state, size in zip(cache.cache, sizes, strict=True)
+        ]
+        if any(len(state) != batch for state in slots):
+            msg = f"states of {[len(state) for state in slots]} rows for a batch of {batch}"
+            raise UpstreamValueError(msg)
+        before = np.concatenate(slots, axis=1)
+        allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
+        if allowed.shape not in ((1, columns), (batch, columns)):
+            msg = f"a mask of shape {allowed.shape} for {batch} rows of {columns} columns"
+            raise UpstreamValueError(msg)
+        return cls(
+            cache=cache,
+            conv_row=shape.conv,
+            mask=np.broadcast_to(allowed, (batch, columns)),
+            before=before,
+            after=before.copy(),
+            columns=columns,
+        )
+
+    def planes(self, rows: Sequence[int], columns: Integers) -> int:
+        """All states are wanted where the mask lets in more columns than the lengths allow."""
+        lengths = self.cache.lengths
+        if lengths is None:
+            return 1
+        ends = np.clip(lengths[list(rows)], 0, self.columns)
+        return columns.shape[1] if (columns[:, -1] >= ends).any() else 1
+
+    def keep(self, rows: Sequence[int], columns: Integers, states: Array) -> None:
+        """The newest state; but the convolution's rows are those at the end of `lengths`.
+
+        Upstream takes them by the lengths and the state by the mask, and before 0.32.0 the two
+        may disagree.
+        """
+        for index, row in enumerate(rows):
+            self.after[row] = states[index, 0]
+            if states.shape[1] > 1 and self.cache.lengths is not None:
+                end = int(np.clip(self.cache.lengths[row], 0, self.columns))
+                beyond = int((columns[index] >= end).sum())
+                whole = beyond == columns.shape[1]
+                at_end = self.before[row] if whole else states[index, beyond]
+                self.after[row, : self.conv_row] = at_end[: self.conv_row]
+
+    def finish(self) -> None:
+        """Put the states into the slots and count the columns."""
+        self.cache[0] = self.after[:, : self.conv_row]
+        self.cache[1] = self.after[:, self.conv_row :]
+        self.cache.advance(self.columns)

@@ -1,0 +1,132 @@
+"""What both batch generators and the single path need of a model and of its caches."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
+from cachesim.units import Array, Integers, Token
+
+PromptCache: TypeAlias = list[LayerCache]
+"""One object per layer that keeps state."""
+
+PAD: Token = Token(0)
+
+
+class Model(Protocol):
+    """The network as mlx-lm's generators call it."""
+
+    def __call__(self, inputs: Integers, cache: PromptCache) -> Array:
+        """Feed columns (batch, columns) of tokens; the logits of each row's last column."""
+        ...
+
+    def make_cache(self) -> PromptCache:
+        """Fresh caches for one sequence. Follows `make_prompt_cache`."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One sequence of a batch; upstream keeps the same things in parallel lists.
+
+    `tokens` lists what the caches hold (from #1072 on).
+    """
+
+    uid: int
+    sampler: Sampler
+    stopper: Stopper
+    max_tokens: int
+    tokens: list[Token] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptResponse:
+    """A sequence's prefill went on. Follows `PromptProcessingBatch.Response`."""
+
+    uid: int
+    progress: tuple[int, int]
+    end_of_segment: bool = False
+    end_of_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenResponse:
+    """A sequence said one more token. Follows `GenerationBatch.Response`."""
+
+    uid: int
+    token: Token
+    finish_reason: str | None = None
+    prompt_cache: PromptCache | None = None
+    all_tokens: list[Token] | None = None
+
+
+def as_columns(prompts: Sequence[Sequence[Token]]) -> Integers:
+    """Prompts of one length as an array (batch, columns); other ones raise, as `mx.array` does."""
+    if len({len(each) for each in prompts}) > 1:
+        msg = "Initialization encountered non-uniform length."
+        raise UpstreamValueError(msg)
+    columns = len(prompts[0]) if prompts else 0
+    return np.array([list(each) for each in prompts], np.int64).reshape(len(prompts), columns)
+
+
+def right_padded(prompts: Sequence[Sequence[Token]]) -> Integers:
+    """Prompts, then padding up to the longest. Follows `_right_pad_prompts`."""
+    longest = max(map(len, prompts))
+    return as_columns([[*each, *[PAD] * (longest - len(each))] for each in prompts])
+
+
+def left_padded(prompts: Sequence[Sequence[Token]], length: int) -> Integers:
+    """Padding up to `length`, then prompts. Follows `_left_pad_prompts`."""
+    return as_columns([[*[PAD] * (length - len(each)), *each] for each in prompts])
+
+
+def merge_caches(caches: Sequence[PromptCache]) -> PromptCache:
+    """Several prompt caches as one batch, layer by layer. Follows `_merge_caches`."""
+    return [_merge_layer(layers) for layers in zip(*caches, strict=True)]
+
+
+def _merge_layer(layers: Sequence[LayerCache]) -> LayerCache:
+    if not type(layers[0]).has_merge:
+        msg = f"{type(layers[0])} does not yet support batching with history"
+        raise UpstreamValueError(msg)
+    return type(layers[0]).merge(layers)
+
+
+def extend_cache(one: PromptCache, other: PromptCache) -> PromptCache:
+    """Append the rows of `other`; a side without layers gives way. Follows `_extend_cache`."""
+    if not one:
+        return other
+    if not other:
+        return one
+    for layer, more in zip(one, other, strict=True):
+        layer.extend(more)
+    return one
+
+
+def extract_cache(cache: PromptCache, row: int) -> PromptCache:
+    """One row of a batch as a prompt cache of its own."""
+    return [layer.extract(row) for layer in cache]
+
+
+def copy_cache(cache: PromptCache) -> PromptCache:
+    """Independent layers, arrays included; upstream's `copy.deepcopy`."""
+    return deepcopy(cache)
+
+
+def filter_cache(cache: PromptCache, keep: Sequence[int]) -> None:
+    """Keep these rows; without any the layers themselves go."""
+    if not keep:
+        cache.clear()
+    for layer in cache:
+        layer.filter(keep)
+
+
+def nbytes_of(caches: Sequence[PromptCache]) -> int:
+    """Bytes of all layers of several prompt caches."""
+    return sum(layer.nbytes for cache in caches for layer in cache)

@@ -1,0 +1,1 @@
+"""The server: tokenising, admission, lookups, batches, insertions."""

@@ -1,0 +1,144 @@
+"""One request on its way through mlx-lm's server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines.base import Message, Reply, Request, Ticket
+from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.mlx_lm.server.segments import Checkpoint, SegmentType, tokenize
+from cachesim.errors import OptionError, TokenError
+from cachesim.model.arithmetic import Network
+from cachesim.units import Count, Token, Tokens
+
+REQUEST_OPTIONS: Final = ("seed", "stop_words")
+"""Fields of a request that decide how it is served; those of sampling do not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A request, what was decided for it, and what came of it."""
+
+    ticket: Ticket
+    messages: tuple[Message, ...]
+    prompt: Tokens
+    seeded: bool
+    max_tokens: int
+    sampler: Sampler
+    stopper: Stopper
+    uid: int = -1
+    cached: Count | None = None
+    segment_types: list[SegmentType] = field(default_factory=list)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    cache_key: list[Token] = field(default_factory=list)
+    boundaries: tuple[Count, ...] = ()
+    old_position: Sequence[int] | None = None
+    generated: list[Token] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    should_stop: bool = False
+    finish_reason: str | None = None
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to come."""
+        return self.finish_reason is not None or self.error is not None
+
+    def reply(self) -> Reply:
+        """What the client gets."""
+        served = self.error is None
+        rows = self.sampler.rows[: len(self.generated)]
+        return Reply(
+            prompt=self.prompt,
+            generated=tuple(self.generated),
+            logits=np.stack(rows) if rows else np.zeros((0, 0)),
+            cached=self.cached if served else None,
+            processed=Count(len(self.prompt) - (self.cached or 0)) if served else None,
+            equal=self.ledger.equal,
+            equal_with=self.ledger.equal_with,
+            losses=self.ledger.losses,
+            error=self.error,
+            message=self.message,
+        )
+
+
+def job_of(
+    ticket: Ticket,
+    request: Request,
+    *,
+    tokenizer: ChatTokenizer,
+    network: Network,
+    options: MlxOptions,
+    rules: ServerRules,
+) -> Job:
+    """Read a request; what mlx-lm's server does not know is refused."""
+    _refuse_foreign(request)
+    fields = read_options(request.options or {})
+    prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
+    if chat and request.prompt and request.prompt != prompt:
+        msg = (
+            "the prompt is not what the chat template makes of the messages: leave it out, or "
+            "name the template with the option chat_template"
+        )
+        raise TokenError(msg)
+    _refuse_tokens(prompt, network)
+    limit = options.max_tokens if request.predict < 0 else request.predict
+    if request.reply is not None:
+        limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
+    words = fields.get("stop_words", ()) if rules.stop_words_end_generation else ()
+    stops = ((tokenizer.eos,), *(tokenizer.encode(word) for word in words))
+    job = Job(
+        ticket=ticket,
+        messages=request.messages,
+        prompt=prompt,
+        seeded="seed" in fields,
+        max_tokens=limit,
+        sampler=Sampler(network, request.reply),
+        stopper=Stopper(stops, limit if request.reply is not None else None),
+        ledger=Ledger(),
+    )
+    if limit < 1:
+        job.error = "ValueError"
+        job.message = "max_tokens must be at least 1"
+    return job
+
+
+def read_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The per-request fields; an unknown one is refused."""
+    unknown = sorted(set(given) - set(REQUEST_OPTIONS))
+    if unknown:
+        known = ", ".join(REQUEST_OPTIONS)
+        msg = f"a request to mlx-lm has no field {unknown[0]!r} that matters here; it has {known}"
+        raise OptionError(msg)
+    return given
+
+
+def _refuse_foreign(request: Request) -> None:
+    foreign = {
+        "slot": request.slot != -1,
+        "cache_prompt": not request.cache_prompt,
+        "completions": request.completions != 1,
+        "drafts": request.drafts is not None,
+    }
+    for name, present in foreign.items():
+        if present:
+            msg = f"a request to mlx-lm has no field {name!r}: leave it out"
+            raise OptionError(msg)
+
+
+def _refuse_tokens(prompt: Tokens, network: Network) -> None:
+    if not prompt:
+        msg = "a prompt without tokens: write messages or at least one token"
+        raise TokenError(msg)
+    vocabulary = network.spec.vocabulary
+    outside = next((token for token in prompt if not 0 <= token < vocabulary), None)
+    if outside is not None:
+        msg = f"token {outside} of the prompt is outside the vocabulary of {vocabulary}"
+        raise TokenError(msg)

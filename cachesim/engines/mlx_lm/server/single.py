@@ -1,0 +1,96 @@
+"""Requests that are served alone: a seed, or a model whose layer caches cannot be merged.
+
+prompt  [ cached | rest, in steps | last token ]   then one token after the other
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, UpstreamValueError, name_of
+from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.server.batch import Serving
+from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.server.segments import cut
+from cachesim.engines.mlx_lm.server.snapshot_keys import snapshot_key
+from cachesim.units import Count, Token, Tokens
+
+
+def serve_single(serving: Serving, job: Job) -> None:
+    """Look up, feed, decode, insert once: no segments, no checkpoints. Follows `_serve_single`.
+
+    What goes wrong here is told to the client; the worker lives on.
+    """
+    try:
+        _serve(serving, job)
+    except UpstreamRaise as error:
+        if not job.done:
+            job.error = name_of(error)
+            job.message = str(error)
+
+
+def _serve(serving: Serving, job: Job) -> None:
+    key, job.boundaries = snapshot_key(serving.rules, serving.tokenizer, job.messages, job.prompt)
+    cache, found = serving.store.look_up(job, key)
+    cached = job.cached or Count(0)
+    job.old_position = found.position
+    job.cache_key = list(key)
+    segments = cut(serving.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
+    serving.tell(
+        RequestAdmitted(
+            task=job.ticket,
+            path="single",
+            prompt_tokens=Count(len(job.prompt)),
+            cached=cached,
+            reported=serving.reported(job),
+            sound=serving.store.soundness(cache, key[:cached]),
+            segments=tuple((len(each.tokens), each.type) for each in segments),
+        )
+    )
+    held = serving.model.make_cache() if cache is None else cache
+    rest = (*key[cached:], *job.prompt[len(key) :])
+    reason = "length"
+    for token in _stream(serving, job, rest, held):
+        job.generated.append(token)
+        if serving.rules.snapshots is None:
+            job.cache_key.append(token)
+        stop = job.stopper.advance(token)
+        if stop or job.should_stop:
+            reason = "stop" if stop else reason
+            break
+    serving.finish(job, reason)
+    serving.store.insert(job, job.cache_key, held)
+
+
+def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iterator[Token]:
+    """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
+
+    Every token that is handed out has been fed already, so a key may always end with it.
+    """
+    if not rest:
+        msg = "Either input_embeddings or prompt (or both) must be provided."
+        raise UpstreamValueError(msg)
+    total, done = len(rest), 0
+    _tell_progress(serving, job, done, total)
+    while total - done > 1:
+        count = min(serving.options.prefill_step_size, total - done - 1)
+        serving.model(np.array([rest[done : done + count]], dtype=np.int64), cache)
+        done += count
+        _tell_progress(serving, job, done, total)
+    token = _step(serving, job, rest[-1], cache)
+    for index in range(job.max_tokens):
+        following = _step(serving, job, token, cache)
+        if index == 0:
+            _tell_progress(serving, job, total, total)
+        yield token
+        token = following
+
+
+def _step(serving: Serving, job: Job, token: Token, cache: PromptCache) -> Token:
+    logits = serving.model(np.array([[token]], dtype=np.int64), cache)
+    return job.sampler(logits[0])
+
+
+def _tell_progress(serving: Serving, job: Job, done: int, total: int) -> None:
+    serving.tell(PromptProgress(task=job.ticket, done=done, total=total))

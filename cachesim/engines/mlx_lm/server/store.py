@@ -1,0 +1,157 @@
+"""The store as the server uses it: lookups with their reasons, insertions with their proof."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from cachesim.engines.events import Event
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimmed
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.server.provenance import described, holdings, is_sound
+from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.server.segments import common_prefix
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
+from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
+from cachesim.errors import ContractError
+from cachesim.model.arithmetic import Network
+from cachesim.units import Count, Token, Tokens
+
+MODEL: Final = "model"
+"""The model key of everything: one server, one model."""
+
+
+class HoldsBytes(Protocol):
+    """A batch generator, as far as the byte limit is concerned."""
+
+    @property
+    def prompt_cache_nbytes(self) -> int:
+        """Bytes of all caches at work."""
+        ...
+
+
+class ServerStore:
+    """One `LRUPromptCache`, and what is to be told about it."""
+
+    def __init__(
+        self,
+        network: Network,
+        options: MlxOptions,
+        rules: MlxRules,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._network = network
+        self._rules = rules
+        self._tell = tell
+        self._limit = options.prompt_cache_bytes
+        self._ticket = -1
+        self.number = 0
+        self._snapshots: list[CacheEntry] = []
+        self.watch: Callable[[Insertion, PromptCache], None] | None = None
+        size, snapshots = options.prompt_cache_size, rules.server.snapshots
+        self.cache = (
+            LRUPromptCache(rules.store, size, on_event=self._tell_change)
+            if snapshots is None
+            else SnapshotPromptCache(rules.store, snapshots, size, on_event=self._tell_change)
+        )
+
+    def _tell_change(self, event: Event) -> None:
+        self._tell(replace(event, task=self._ticket))
+
+    def look_up(
+        self, job: Job, key: Tokens, pending: Iterable[Job] = ()
+    ) -> tuple[PromptCache | None, Fetched]:
+        """The cache to go on from; the job learns what was equal, what was not usable, and why."""
+        self._ticket = job.ticket
+        in_flight = [(common_prefix(key, _tokens_of(each)), each) for each in pending]
+        ahead, other = max(in_flight, key=lambda each: each[0], default=(Count(0), None))
+        found = self.cache.fetch(MODEL, list(key))
+        cached = Count(len(key) - len(found.rest))
+        if ahead > found.equal and other is not None:
+            job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still at work")
+            job.ledger.apply("still-at-work", found.equal, request=int(other.ticket))
+        else:
+            job.ledger = Ledger(found.equal, _in_words(found))
+        for loss in found.losses:
+            job.ledger.apply(loss.rule, loss.after, **loss.detail)
+        if job.ledger.usable != cached:
+            msg = f"{cached} tokens are cached, but the reasons say {job.ledger.usable}"
+            raise ContractError(msg)
+        job.cached = cached
+        return found.prompt_cache, found
+
+    def soundness(self, cache: PromptCache | None, tokens: Tokens) -> bool | None:
+        """Whether a cache that was handed out holds these tokens; None if nothing was."""
+        return None if cache is None else is_sound(self._network, cache, tokens)
+
+    def insert(
+        self, job: Job, key: Sequence[Token], cache: PromptCache, cache_type: str = "assistant"
+    ) -> None:
+        """Keep a state under a key, and say whether it is the key's."""
+        self._ticket = job.ticket
+        if isinstance(self.cache, SnapshotPromptCache):
+            self.cache.move_cache(
+                MODEL, list(key), cache, boundaries=job.boundaries, position=job.old_position
+            )
+        else:
+            self.cache.insert_cache(MODEL, list(key), cache, cache_type=cache_type)
+        self.number += 1
+        held = holdings(self._network, cache, tuple(key))
+        insertion = Insertion(
+            task=job.ticket,
+            number=self.number,
+            type=self._rules.store.queue_of(cache_type),
+            length=Count(len(key)),
+            key=tuple(key),
+            layers=described(self._network, cache),
+            state_is_key=all(each.sound for each in held) if held else None,
+            held={each.place: each.tokens for each in held if not each.sound},
+        )
+        self._tell(insertion)
+        if self._rules.server.snapshots is not None:
+            self._tell_snapshots(job)
+        if self.watch is not None:
+            self.watch(insertion, cache)
+
+    def _tell_snapshots(self, job: Job) -> None:
+        """What the copies hold that an insertion under #923 left behind."""
+        for _, tokens, entry in self.cache.trie.items():
+            if not entry.is_snapshot or any(entry is each for each in self._snapshots):
+                continue
+            self._snapshots.append(entry)
+            held = holdings(self._network, entry.prompt_cache, tuple(map(Token, tokens)))
+            self._tell(
+                SnapshotTaken(
+                    task=job.ticket,
+                    length=Count(len(tokens)),
+                    state_is_key=all(each.sound for each in held) if held else None,
+                    held={each.place: each.tokens for each in held if not each.sound},
+                )
+            )
+
+    def trim(self, job: Job, generator: "HoldsBytes") -> None:
+        """`--prompt-cache-bytes`: what is at work leaves the rest to the store."""
+        if self._limit is None:
+            return
+        self._ticket = job.ticket
+        before, active = self.cache.nbytes, generator.prompt_cache_nbytes
+        self.cache.trim_to(n_bytes=self._limit - active)
+        if self.cache.nbytes < before:
+            limit = max(0, self._limit - active)
+            after = self.cache.nbytes
+            self._tell(StoreTrimmed(task=job.ticket, limit=limit, before=before, after=after))
+
+
+def _tokens_of(job: Job) -> Tokens:
+    """What a request at work will have fed in the end, as far as that is known."""
+    return (*job.prompt, *job.generated)
+
+
+def _in_words(found: Fetched) -> str:
+    if found.equal == 0:
+        return "nothing"
+    if found.key is None:
+        return "a stored prompt that cannot be used"
+    return f"a stored prompt of {len(found.key)} tokens"

@@ -1,0 +1,146 @@
+"""The generation thread of mlx-lm's server: admission, the batch, insertion, and its death.
+
+One turn admits everything that is queued, then calls the batch generator once. (Upstream calls it
+for at most half a second between two looks at the queue; a turn is the shortest such slice.)
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
+from cachesim.engines.mlx_lm.events import RequestFinished, WorkerDied
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.server.batch import OldBatch, SegmentBatch, ServedBatch, Serving
+from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.server.single import serve_single
+from cachesim.engines.mlx_lm.server.store import ServerStore
+
+DEAD: Final = "generation thread died"
+"""What the server says to whoever comes after its worker is gone, where it says anything."""
+
+UNANSWERED: Final = "no answer"
+"""Our word for a request that waits for a worker that is gone."""
+
+
+class ResponseGenerator:
+    """Follows `ResponseGenerator`, without its threads."""
+
+    def __init__(
+        self,
+        *,
+        model: Forward,
+        tokenizer: ChatTokenizer,
+        options: MlxOptions,
+        rules: MlxRules,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.rules = rules.server
+        self.store = ServerStore(model.network, options, rules, tell)
+        self.serving = Serving(
+            model=model,
+            tokenizer=tokenizer,
+            options=options,
+            rules=rules.server,
+            store=self.store,
+            tell=tell,
+            finish=self._finish,
+        )
+        self.requests: deque[Job] = deque()
+        self.batch: ServedBatch | None = None
+        self.dead: str | None = None
+        self._drain = False
+        self._unprocessed: list[Job] = []
+        self._admitting: Job | None = None
+
+    @property
+    def is_batchable(self) -> bool:
+        """Whether every layer cache of the model can be merged with others."""
+        return all(type(layer).has_merge for layer in self.serving.model.make_cache())
+
+    def step(self) -> bool:
+        """One turn; False when there was nothing to do. Follows `_generate`."""
+        if self.dead is not None:
+            return self._turn_away()
+        try:
+            return self._turn()
+        except UpstreamRaise as error:
+            self._die(error)
+            return True
+
+    def _turn(self) -> bool:
+        admitted = False
+        while not self._drain and (job := self._next_request()) is not None:
+            self._admitting = job
+            self._admit(job)
+            self._admitting = None
+            admitted = True
+        if self.batch is not None and self.batch.jobs:
+            self.batch.turn()
+            self.batch.remove_stopped()
+            return True
+        if self._drain:
+            self.batch, self._drain = None, False
+            return True
+        return admitted
+
+    def _next_request(self) -> Job | None:
+        """What was put back comes before what is queued."""
+        if self._unprocessed:
+            return self._unprocessed.pop()
+        return self.requests.popleft() if self.requests else None
+
+    def _admit(self, job: Job) -> None:
+        """Into the live batch, alone, or back until the batch is empty."""
+        batchable = self.is_batchable and not job.seeded
+        if self.batch is not None and batchable:
+            self.batch.admit(job)
+        elif self.batch is not None:
+            self._drain = True
+            self._unprocessed.append(job)
+        elif batchable:
+            form = SegmentBatch if self.rules.segments else OldBatch
+            self.batch = form(self.serving)
+            self._unprocessed.append(job)
+        else:
+            serve_single(self.serving, job)
+
+    def _finish(self, job: Job, reason: str) -> None:
+        """The client has all its tokens."""
+        job.finish_reason = reason
+        self.serving.tell(RequestFinished(task=job.ticket, reason=reason))
+
+    def _die(self, error: UpstreamRaise) -> None:
+        """An exception that nobody catches ends the thread: whoever waits gets nothing more.
+
+        A client has its last token before its state is stored, and may be served to the end.
+        """
+        self.dead = name_of(error)
+        self.serving.tell(WorkerDied(error=self.dead, why=str(error)))
+        waiting = [*self.requests, *self._unprocessed]
+        waiting += self.batch.jobs.values() if self.batch is not None else ()
+        waiting += [] if self._admitting is None else [self._admitting]
+        for job in waiting:
+            if not job.done:
+                job.error = f"worker died: {self.dead}"
+                job.message = str(error)
+        self.requests.clear()
+        self._unprocessed.clear()
+
+    def _turn_away(self) -> bool:
+        """Requests to a dead worker: refused at once, or left without an answer."""
+        turned = bool(self.requests)
+        refuses = self.rules.when_dead == "refused"
+        for job in self.requests:
+            job.error = DEAD if refuses else UNANSWERED
+            job.message = (
+                f"RuntimeError: {DEAD}"
+                if refuses
+                else "the request stays in the queue of a thread that is gone"
+            )
+        self.requests.clear()
+        return turned

@@ -1,0 +1,183 @@
+"""The store of #923: entries move along with their conversation and leave snapshots behind.
+
+A snapshot is a copy of the finished conversation's cache, cut back by the tokens of the key that
+follow it. What the cache holds beyond its key (the generation prompt, the reply) is not cut with
+it, and recurrent layers are not cut at all: no snapshot holds a state that the model ever had.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    LayerCache,
+    can_trim_prompt_cache,
+    trim_prompt_cache,
+)
+from cachesim.engines.mlx_lm.rules import StoreRules
+from cachesim.engines.mlx_lm.server.rules import SnapshotRules
+from cachesim.engines.mlx_lm.store.events import (
+    PromptCacheConsumed,
+    PromptCacheInserted,
+    PromptCacheReplaced,
+)
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
+    UNLIMITED,
+    CacheEntry,
+    Fetched,
+    LRUPromptCache,
+)
+from cachesim.engines.mlx_lm.store.trie import Key
+from cachesim.units import Count
+
+
+def checkpoint_positions(
+    rules: SnapshotRules, length: int, boundaries: Sequence[int]
+) -> tuple[Count, ...]:
+    """Where snapshots are made: message ends near the multiples of the interval.
+
+    Follows `_find_checkpoint_positions`. For each multiple M below the length it is the last
+    boundary that is new and at most M + interval / 2; with #929 also the last boundary of all.
+    """
+    within = [each for each in boundaries if 0 < each < length]
+    positions: set[int] = set()
+    if rules.always_the_last_boundary and within:
+        positions.add(within[-1])
+    last = 0
+    for multiple in range(rules.interval, length, rules.interval):
+        near = [each for each in within if last < each <= multiple + rules.interval // 2]
+        if near:
+            last = max(near)
+            positions.add(last)
+    return tuple(Count(each) for each in sorted(positions))
+
+
+class SnapshotPromptCache(LRUPromptCache):
+    """`LRUPromptCache` as #923 rewrote it, on the generation of #906."""
+
+    def __init__(
+        self,
+        rules: StoreRules,
+        snapshots: SnapshotRules,
+        max_size: int = 10,
+        max_bytes: int = UNLIMITED,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        super().__init__(rules, max_size, max_bytes, on_event=on_event)
+        self.snapshots = snapshots
+
+    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
+        """An ordinary shorter entry is handed out as it is and stays; a snapshot is taken out.
+
+        Follows #923's `fetch_nearest_cache`; `position` is the key that the cache moves away from.
+        """
+        found = self.search(model, tokens)
+        if found.exact is not None:
+            cache = self._extract(model, found.exact, stays=False)
+            return Fetched(
+                prompt_cache=cache,
+                rest=tokens[len(tokens) :],
+                kind="exact",
+                key=found.exact,
+                position=found.exact,
+                equal=Count(len(tokens)),
+            )
+        if found.shorter is None:
+            return super().fetch(model, tokens)
+        snapshot = self.trie.get(model, found.shorter).is_snapshot
+        fetched = Fetched(
+            prompt_cache=self._extract(model, found.shorter, stays=not snapshot),
+            rest=tokens[len(found.shorter) :],
+            kind="snapshot" if snapshot else "shorter",
+            key=found.shorter,
+            equal=Count(found.common_prefix),
+            losses=self._losses_of_shorter(found),
+        )
+        return fetched if snapshot else replace(fetched, position=found.shorter)
+
+    def _extract(self, model: Hashable, key: Key, *, stays: bool) -> list[LayerCache]:
+        """The object itself, never a copy. Follows #923's `_extract`."""
+        entry = self.trie.get(model, key)
+        if entry.count > 1:
+            entry.count -= 1
+        elif not stays:
+            self._take_out(model, key)
+            self._say(PromptCacheConsumed, key, entry)
+        return entry.prompt_cache
+
+    def _take_out(self, model: Hashable, key: Key) -> None:
+        self._uncount(self.trie.pop(model, key))
+        self.order.remove(model, key)
+
+    def move_cache(
+        self,
+        model: Hashable,
+        tokens: Key,
+        prompt_cache: list[LayerCache],
+        *,
+        boundaries: Sequence[int] = (),
+        position: Key | None = None,
+    ) -> None:
+        """Delete the entry at `position`, insert, make snapshots, evict.
+
+        Follows #923's `insert_cache`. A position that is gone already raises: two followers of one
+        conversation were given the same object, and the second one finds its entry moved.
+        """
+        if position is not None and list(position) != list(tokens):
+            self._take_out(model, position)
+        self._put(model, tokens, prompt_cache)
+        for each in checkpoint_positions(self.snapshots, len(tokens), boundaries):
+            self._snapshot(model, tokens, prompt_cache, each)
+        while len(self.order) > self.max_size:
+            self._evict()
+        while self._n_bytes > self.max_bytes and len(self.order) > 1:
+            self._evict()
+
+    def _put(self, model: Hashable, tokens: Key, prompt_cache: list[LayerCache]) -> None:
+        """Store under the key; one that is taken is overwritten and counted once more."""
+        entry = self._entry(prompt_cache)
+        if self.trie.holds(model, tokens):
+            held = self.trie.get(model, tokens)
+            entry.count = held.count + 1
+            self._uncount(held)
+            self.order.remove(model, tokens)
+            self._say(PromptCacheReplaced, tokens, held)
+        self._add(model, tokens, entry)
+
+    def _entry(self, prompt_cache: list[LayerCache]) -> CacheEntry:
+        return CacheEntry(
+            prompt_cache=prompt_cache,
+            nbytes=sum(each.nbytes for each in prompt_cache),
+            cache_type=self.rules.queues[0],
+        )
+
+    def _add(self, model: Hashable, tokens: Key, entry: CacheEntry) -> None:
+        self.trie.add(model, tokens, entry)
+        self._n_bytes += entry.nbytes
+        self._n_bytes_by_type[entry.cache_type] += entry.nbytes
+        self.order.push(model, tokens, entry.cache_type)
+        self._say(PromptCacheInserted, tokens, entry)
+
+    def _snapshot(
+        self, model: Hashable, tokens: Key, prompt_cache: list[LayerCache], position: Count
+    ) -> None:
+        """A copy, cut back by the tokens of the key beyond `position`.
+
+        Follows `_create_checkpoint_snapshot`: all layers are cut or none; with #929 each one that
+        can be.
+        """
+        if self.trie.holds(model, tokens[:position]):
+            return
+        snapshot = deepcopy(prompt_cache)
+        beyond = len(tokens) - position
+        if can_trim_prompt_cache(snapshot):
+            trim_prompt_cache(snapshot, beyond)
+        elif self.snapshots.trims_each_layer_it_can:
+            for layer in snapshot:
+                if layer.is_trimmable():
+                    layer.trim(beyond)
+        entry = self._entry(snapshot)
+        entry.is_snapshot = True
+        self._add(model, tokens[:position], entry)
