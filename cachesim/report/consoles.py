@@ -25,6 +25,9 @@ THEME: Final = Theme(
 )
 """Colour says nothing that words and letters do not say too."""
 
+PLAIN: Final = str.maketrans({"→": "->", "·": "-", "─": "-", "…": "~"})
+"""What is written where an encoding lacks the sign."""
+
 
 def results() -> Console:
     """Standard output."""
@@ -42,4 +45,14 @@ def show(screen: Console, *renderables: RenderableType) -> None:
     """Print without the blanks that tables put at the end of lines."""
     with screen.capture() as captured:
         screen.print(*renderables, sep="\n")
-    screen.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    screen.file.write(writable(text, getattr(screen.file, "encoding", None) or "utf-8"))
+
+
+def writable(text: str, encoding: str) -> str:
+    """The text in plainer signs where the output has no others."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(PLAIN).encode(encoding, "replace").decode(encoding)
+    return text
