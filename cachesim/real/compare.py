@@ -15,8 +15,10 @@ from cachesim.real.llamacpp_calls import RealServerError, grouped
 from cachesim.real.llamacpp_server import RealServer
 from cachesim.real.shrink import shrink
 from cachesim.real.simulated import SimulatedServer, spec_of
-from cachesim.real.workload import Outcome, Release, Step, Workload
+from cachesim.real.workload import CRASH, Outcome, Release, Step, Workload
 from cachesim.real.workloads import draw_setting, grow
+
+FAILURES: Final = (CRASH, "server_error")
 
 COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "error")
 
@@ -153,6 +155,11 @@ def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def drafts_at(workload: Workload) -> bool:
+    """True where a companion drafts."""
+    return bool(workload.options.get("spec_type", "none") != "none")
+
+
 def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Difference | None:
     """Play a workload on the simulator with the real replies, until it answers otherwise."""
     drafts_known = all(each.drafts is not None for each in outcomes if each.drafted)
@@ -163,7 +170,7 @@ def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Differe
         if len(real) < len(group):
             return None
         simulated = simulator.ask(group, real)
-        for offset in _differing(real, simulated):
+        for offset in _differing(real, simulated, drafting=drafts_at(workload)):
             return Difference(
                 workload=workload,
                 step=at + offset,
@@ -177,13 +184,22 @@ def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Differe
     return None
 
 
-def _differing(real: Sequence[Outcome], simulated: Sequence[Outcome]) -> Iterator[int]:
+def _differing(
+    real: Sequence[Outcome], simulated: Sequence[Outcome], *, drafting: bool
+) -> Iterator[int]:
     """The members of a group on which the two disagree.
 
-    A group of which one request is refused is answered with that refusal alone.
+    A group of which one request is refused is answered with that refusal alone. Where a full
+    cache meets drafts, what was drafted decides between a refusal and an abort, and neither
+    answer shows it: then any failure agrees with any other.
     """
-    if len(real) > 1 and real[0].error is not None:
-        if all(outcome.error != real[0].error for outcome in simulated):
+    failed = real[0].error
+    if drafting and failed in FAILURES:
+        if all(outcome.error not in FAILURES for outcome in simulated):
+            yield 0
+        return
+    if len(real) > 1 and failed is not None:
+        if all(outcome.error != failed for outcome in simulated):
             yield 0
         return
     for index, (one, other) in enumerate(zip(real, simulated, strict=True)):

@@ -33,7 +33,8 @@ WHEELS: Final[Mapping[Release, str]] = {
 
 SILENT, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
-SECONDS_FOR_ONE_CALL: Final = 70
+SECONDS_FOR_ONE_CALL: Final = 40
+"""A server that says nothing for so long is gone: some aborts leave the process hanging."""
 
 
 def as_release(name: str) -> Release:

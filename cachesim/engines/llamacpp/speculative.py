@@ -10,7 +10,7 @@ from cachesim.engines.llamacpp.generation import budget_left, next_token, take_t
 from cachesim.engines.llamacpp.memory.capability import SeqRm
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
-from cachesim.errors import ContractError
+from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.units import Array, Pos, Token
 
 
@@ -83,13 +83,12 @@ def verify_drafts(server: ServerContext, begin: int, end: int) -> None:
     """Compare drafts with what the target says, in every slot of the piece just decoded."""
     for slot in server.slots:
         if slot.state is SlotState.GENERATING and slot.draft and begin <= slot.i_batch < end:
-            _verify(server, slot, slot.i_batch - begin)
+            _verify(server, slot, slot.i_batch - begin, end - begin)
 
 
-def _verify(server: ServerContext, slot: Slot, first: int) -> None:
+def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
     drafted = slot.draft
-    rows = [server.contexts.target.logits(first + k) for k in range(len(drafted) + 1)]
-    accepted = _accepted(server, slot, rows)
+    accepted, rows = _accepted(server, slot, first, count)
     rollback = len(drafted) + 1 - len(accepted)
     slot.i_batch = NO_ROW
     if rollback > 0 and needs_checkpoint(server, rollback):
@@ -111,15 +110,27 @@ def _verify(server: ServerContext, slot: Slot, first: int) -> None:
             break
 
 
-def _accepted(server: ServerContext, slot: Slot, rows: list[Array]) -> list[Token]:
-    """Matching draft tokens and one new one (`common_sampler_sample_and_accept_n`)."""
+def _accepted(
+    server: ServerContext, slot: Slot, first: int, count: int
+) -> tuple[list[Token], list[Array]]:
+    """Matching draft tokens and one new one, with their rows (`sample_and_accept_n`).
+
+    Trap: a full cache makes the server retry with smaller pieces, and a piece may end within a
+    draft. The rows behind it are not there yet, and asking for one ends the process.
+    """
     accepted: list[Token] = []
-    for k, row in enumerate(rows):
+    rows: list[Array] = []
+    for k in range(len(slot.draft) + 1):
+        if first + k >= count:
+            where = "common_sampler_sample"
+            raise UpstreamAbort(where, "logits != nullptr: the piece ends within the draft")
+        row = server.contexts.target.logits(first + k)
         token = next_token(server, slot, row, ahead=k)
         accepted.append(token)
+        rows.append(row)
         if k == len(slot.draft) or token != slot.draft[k]:
             break
-    return accepted
+    return accepted, rows
 
 
 def _go_back(server: ServerContext, slot: Slot, accepted: list[Token]) -> None:

@@ -1,0 +1,174 @@
+"""`python -m tests.real_engines`: the real engines beside the simulator, one line per check.
+
+Each engine's release is set up in an environment of its own the first time. One that cannot be
+installed is skipped, loudly; one disagreement is a failure.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from rich.console import Console
+
+from cachesim.real.commands import show_difference
+from cachesim.real.compare import SideBySide, Tally
+from cachesim.real.environment import Environment, EnvironmentUnavailableError
+from cachesim.real.flags import PRESETS
+from cachesim.real.llamacpp_server import WHEELS, environment_for
+from cachesim.real.logits import compare_logits
+from cachesim.real.mlx_classes import RUNTIMES, compare_classes
+from cachesim.real.mlx_classes import environment_for as mlx_environment_for
+from cachesim.real.mlx_logits import compare_mlx_logits
+from cachesim.real.mlx_server import compare_server
+from cachesim.real.workload import Release
+from cachesim.real.wrong_answers import FOUR_SLOTS, STALE_NEIGHBOUR, THREE_REQUESTS, verdict_on
+
+SEED: Final = 20261120
+WORKLOADS: Final = 60  # per release of llama.cpp
+PROMPTS: Final = 10  # per preset
+MLX_SEQUENCES: Final = 60  # per release of mlx-lm
+MLX_WORKLOADS: Final = 6
+
+OUT: Final = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Something to hold against a real engine; it says what it found, and whether that is well."""
+
+    name: str
+    environment: Environment
+    run: Callable[[], tuple[bool, str]]
+
+
+def workloads_agree(release: Release) -> tuple[bool, str]:
+    """Random workloads: every request has the same counts on both."""
+    tally = Tally()
+    with SideBySide(release) as pair:
+        for number in range(WORKLOADS):
+            played = pair.play_random(seed=SEED, number=number, presets=tuple(PRESETS))
+            tally.count(played)
+            if played.difference is not None:
+                show_difference(OUT, pair.shrunk(played.difference))
+                break
+    requests, agreeing = tally.requests.total(), tally.agreeing.total()
+    return tally.all_agree, f"{agreeing} of {requests} requests agree"
+
+
+def weights_agree(release: Release) -> tuple[bool, str]:
+    """Cold prompts on the same weights: the same tokens, and close log probabilities."""
+    names = [name for name, releases in PRESETS.items() if release in releases]
+    found = compare_logits(release, names, prompts=PROMPTS, seed=SEED)
+    said = ", ".join(f"{each.preset} {max(each.distances):.0e}" for each in found)
+    return all(each.agrees for each in found), said
+
+
+def answers_are_wrong_where_we_say(release: Release) -> tuple[bool, str]:
+    """The defects that the simulator shows are there on the real server, and only those."""
+    old = release == "b9093"
+    expected = {
+        ("dense", THREE_REQUESTS): False,
+        ("recurrent", THREE_REQUESTS): not old,
+        ("hybrid", THREE_REQUESTS): not old,
+        ("recurrent", FOUR_SLOTS): False,
+        ("hybrid", FOUR_SLOTS): False,
+        ("hybrid", STALE_NEIGHBOUR): release == "b11549",
+    }
+    found = {}
+    with SideBySide(release) as pair:
+        for preset, talk in expected:
+            verdict = verdict_on(pair.real({}), pair.model(preset), talk, preset)
+            found[preset, talk] = verdict
+    wrong = [
+        f"{preset} {talk.name} off by {verdict.distance:.2f}"
+        for (preset, talk), verdict in found.items()
+        if verdict.wrong
+    ]
+    as_said = all(found[key].wrong == expected[key] for key in expected)
+    return as_said, "; ".join(wrong) or "no wrong answer"
+
+
+def mlx_classes_agree(release: str) -> tuple[bool, str]:
+    """Random operations on mlx-lm's own cache classes."""
+    agreement = compare_classes(release, SEED, MLX_SEQUENCES)
+    return agreement.all_agree, f"{MLX_SEQUENCES} sequences"
+
+
+def mlx_server_agrees(release: str) -> tuple[bool, str]:
+    """Random requests on mlx-lm's own server."""
+    agreement = compare_server(release, SEED, MLX_WORKLOADS)
+    return agreement.all_agree, f"{MLX_WORKLOADS} workloads"
+
+
+def mlx_logits_agree(release: str) -> tuple[bool, str]:
+    """The presets' weights in mlx-lm's own models: logits closer than 1e-3."""
+    found = compare_mlx_logits(release, prompts=2, seed=SEED)
+    said = ", ".join(f"{each.preset} {each.largest:.0e}" for each in found)
+    return all(each.agrees for each in found), said
+
+
+def checks() -> Iterator[Check]:
+    """Everything there is to hold against real engines."""
+    for release in WHEELS:
+        for what in (workloads_agree, weights_agree, answers_are_wrong_where_we_say):
+            yield Check(
+                name=f"llama.cpp {release}: {what.__name__.replace('_', ' ')}",
+                environment=environment_for(release),
+                run=partial(what, release),
+            )
+    for version in RUNTIMES:
+        for mlx in (mlx_classes_agree, mlx_server_agrees):
+            yield Check(
+                name=f"mlx-lm {version}: {mlx.__name__.replace('_', ' ')}",
+                environment=mlx_environment_for(version),
+                run=partial(mlx, version),
+            )
+    newest = max(RUNTIMES)
+    yield Check(
+        name=f"mlx-lm {newest}: logits agree",
+        environment=mlx_environment_for(newest),
+        run=partial(mlx_logits_agree, newest),
+    )
+
+
+def set_up(environments: Sequence[Environment]) -> dict[str, str]:
+    """Set all environments up, two at a time; why each of the others is not there."""
+
+    def problem(environment: Environment) -> str:
+        try:
+            environment.ready()
+        except EnvironmentUnavailableError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        found = pool.map(problem, environments)
+    named = zip(environments, found, strict=True)
+    return {environment.name: why for environment, why in named if why}
+
+
+def main() -> int:
+    """Run every check; 1 if one fails."""
+    wanted = list(checks())
+    missing = set_up(list(dict.fromkeys(check.environment for check in wanted)))
+    for name, why in missing.items():
+        OUT.print(f"SKIPPED, NOTHING OF {name} WAS COMPARED: {why}", markup=False)
+    failed = 0
+    for check in wanted:
+        if check.environment.name in missing:
+            continue
+        start = time.monotonic()
+        well, said = check.run()
+        failed += not well
+        verdict = "ok    " if well else "FAILED"
+        seconds = time.monotonic() - start
+        OUT.print(f"{verdict} {check.name} ({said}; {seconds:.0f} s)", markup=False)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
