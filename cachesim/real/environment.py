@@ -91,7 +91,11 @@ def environments_folder() -> Path:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Let one process at a time set a folder up."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"cannot make {folder.parent}: {error.strerror or error}"
+        raise EnvironmentUnavailableError(msg) from error
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

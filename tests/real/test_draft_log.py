@@ -1,0 +1,74 @@
+"""Drafts read from a log, and the tokens that an answer swallows."""
+
+from pathlib import Path
+
+from cachesim.real.draft_log import drafts_of, last_call
+from cachesim.real.server_log import calls_of
+from cachesim.real.simulated import swallowed
+from cachesim.real.workload import Outcome
+from cachesim.units import as_tokens
+
+LINES = """\
+0.1 I slot launch_slot_: id  1 | task 7 | processing task, is_child = 0
+0.1 I slot launch_slot_: id  0 | task 8 | processing task, is_child = 0
+0.2 D  - seq_id 1, draft candidate   0, pos   0:    301 (   0.255) '[301]'
+0.2 D  - seq_id 1, draft candidate   1, pos   0:    399 (   0.155) '[399]'
+0.2 D  - seq_id 0, draft candidate   0, pos   0:    401 (   0.255) '[401]'
+0.2 D  - seq_id 1, draft candidate   0, pos   1:    302 (   0.255) '[302]'
+0.3 D slot update_batch: id  0 | task 8 | generate_draft: id=400, #tokens=7, #draft=1, pos_next=7
+0.3 D slot update_batch: id  1 | task 7 | generate_draft: id=300, #tokens=9, #draft=2, pos_next=9
+0.4 D  - seq_id 1, draft candidate   0, pos   0:    303 (   0.255) '[303]'
+0.5 D slot update_batch: id  1 | task 7 | generate_draft: id=302, #tokens=9, #draft=1, pos_next=12
+""".splitlines()
+
+
+def test_drafts_belong_to_the_tasks_that_they_were_made_for() -> None:
+    first, second = drafts_of(LINES)
+
+    assert first == (as_tokens([301, 302]), as_tokens([303]))
+    assert second == (as_tokens([401]),)
+
+
+def test_a_request_without_drafts_has_none() -> None:
+    assert drafts_of(LINES[:1]) == [()]
+
+
+def test_the_last_call_of_a_log_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("@@ call /completion\nold\n@@ call /completion\nnew\nall slots are idle\n")
+
+    lines, end = last_call(log, 0)
+
+    assert lines == ["/completion", "new", "all slots are idle"]
+    assert end == log.stat().st_size
+
+
+def test_tokens_accepted_behind_the_end_of_the_context_are_found_again() -> None:
+    real = Outcome(
+        reply=as_tokens([1, 2, 3, 9, 4]),
+        drafts=(as_tokens([2, 3, 8]), as_tokens([4, 5, 6])),
+        accepted=4,
+    )
+
+    assert swallowed(real) == as_tokens([5])
+
+
+def test_an_answer_that_ends_with_its_draft_swallows_nothing() -> None:
+    real = Outcome(reply=as_tokens([1, 2, 9]), drafts=(as_tokens([2, 8]),), accepted=1)
+
+    assert swallowed(real) == ()
+
+
+def test_a_log_is_told_call_by_call_without_times_and_addresses(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "noise\n@@ call /completion\n"
+        "0.00.029.265 I srv  update:    - prompt 0x7f79: 102 tokens, checkpoints: 1\n"
+        "0.00.030.000 D que  post: new task\n"
+        "@@ call /slots/0\n0.1 W slot x: forcing full prompt re-processing took 0.22 ms\n"
+    )
+
+    assert calls_of(log) == [
+        ["srv  update:    - prompt 0x...: 102 tokens, checkpoints: 1"],
+        ["slot x: forcing full prompt re-processing took ... ms"],
+    ]

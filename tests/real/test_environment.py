@@ -1,0 +1,60 @@
+"""Environments: where they lie, when they are ready, and what is said when they cannot be."""
+
+from pathlib import Path
+
+import pytest
+
+from cachesim.errors import ProfileError
+from cachesim.real.environment import Environment, EnvironmentUnavailableError
+from cachesim.real.llamacpp_server import as_release, environment_for
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CACHESIM_ENVIRONMENTS", str(tmp_path))
+    return tmp_path
+
+
+def furnish(environment: Environment, *packages: str) -> None:
+    environment.python.parent.mkdir(parents=True)
+    environment.python.touch()
+    for package in packages:
+        (environment.folder / "lib/python3.12/site-packages" / package).mkdir(parents=True)
+
+
+def test_environments_lie_where_the_variable_says(folder: Path) -> None:
+    assert environment_for("b9538").folder == folder / "xllamacpp-2026.6.9538"
+
+
+def test_an_environment_is_ready_when_it_holds_exactly_what_is_required(folder: Path) -> None:
+    wanted = Environment(name="e", requirements=("mlx-lm==0.31.3", "mlx[cpu]==0.32.4", "gguf"))
+
+    assert folder.exists()
+    assert not wanted.is_ready()
+    furnish(wanted, "mlx_lm-0.31.3.dist-info", "mlx-0.32.4.dist-info", "gguf-0.1.dist-info")
+    assert wanted.is_ready()
+    assert wanted.ready() == wanted.python
+
+
+def test_another_version_is_not_enough(folder: Path) -> None:
+    wanted = Environment(name="e", requirements=("xllamacpp==2026.6.9538",))
+    furnish(wanted, "xllamacpp-2026.5.9093.dist-info")
+
+    assert folder.exists()
+    assert not wanted.is_ready()
+
+
+def test_a_place_that_cannot_be_made_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    monkeypatch.setenv("CACHESIM_ENVIRONMENTS", str(occupied / "inside"))
+
+    with pytest.raises(EnvironmentUnavailableError, match="cannot make"):
+        Environment(name="e", requirements=("anything",)).ready()
+
+
+def test_a_release_without_a_wheel_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(ProfileError, match="b9093, b9538, b11549"):
+        as_release("b1")
