@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -22,11 +23,11 @@ from cachesim.real.flags import PRESETS
 from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import as_release, environment_for
 from cachesim.real.logits import real_logits
-from cachesim.real.mlx_commands import real_mlx_lm
+from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.scenarios import StepPlayed, play_scenario, releases_of
 from cachesim.real.server_log import calls_of
-from cachesim.real.vectors import replay
-from cachesim.real.workload import Workload
+from cachesim.real.vectors.replay import replay
+from cachesim.real.workload import Outcome, Workload
 from cachesim.scenario.load import load
 
 
@@ -139,20 +140,31 @@ def _real_scenario(file: Path) -> int:
 
 
 def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
-    """What both servers answered, step by step."""
-    table = Table(title=f"{name} on llama.cpp {release}", title_style="")
-    for head in ("step", "prompt", "real: cached", "processed", "simulated: cached", "processed"):
+    """What both servers answered, step by step.
+
+    `real answer` holds the real server's answer against that of a fresh one: the largest
+    difference of a log probability, where rounding cannot explain it.
+    """
+    table = Table(title=f"{name} on llama.cpp {release}", title_style="", box=SIMPLE_HEAD)
+    for head in ("step", "prompt", "cached", "processed"):
         table.add_column(head, justify="left" if head == "step" else "right")
-    table.add_column("")
+    table.add_column("the simulator's", no_wrap=True)
+    table.add_column("real answer", no_wrap=True)
     for each in steps:
-        cells = [
-            outcome.error or str(value)
-            for outcome in (each.real, each.simulated)
-            for value in (outcome.cached, outcome.processed)
-        ]
-        verdict = "equal" if each.agrees else "DIFFERENT"
-        table.add_row(each.step.name, str(len(each.step.prompt)), *cells, verdict)
+        real, ours = each.real, each.simulated
+        verdict = "equal" if each.agrees else f"DIFFERENT: {_counts(ours)}"
+        cached, processed = real.error or _count(real.cached), _count(real.processed)
+        prompt = str(len(each.step.prompt))
+        table.add_row(each.step.name, prompt, cached, processed, verdict, each.answer)
     return table
+
+
+def _counts(outcome: Outcome) -> str:
+    return outcome.error or f"{_count(outcome.cached)}, {_count(outcome.processed)}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def console(*, stderr: bool = False) -> Console:

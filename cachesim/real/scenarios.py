@@ -1,7 +1,7 @@
 """A scenario on the real server of its release, with the simulator beside it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, get_args
@@ -13,6 +13,7 @@ from cachesim.real.gguf import write_model
 from cachesim.real.llamacpp_server import WHEELS, RealServer, as_release
 from cachesim.real.simulated import SimulatedServer
 from cachesim.real.workload import Action, Outcome, Release, Step
+from cachesim.real.wrong_answers import ROUNDING, VOCABULARY, distance
 from cachesim.scenario.checks import DEFAULT_PREDICT, full_profile, step_name
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
@@ -20,6 +21,9 @@ from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.session import MemoryStore, groups_of
 
 PLAYABLE: Final = get_args(Action)
+
+ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full")
+"""Flags that the cold server shares with the warm one, so that both round alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,14 @@ class StepPlayed:
     step: Step
     real: Outcome
     simulated: Outcome
+    distance: float | None = None  # of the real answer from the real server's own cold one
+
+    @property
+    def answer(self) -> str:
+        """Whether the real server's answer is its own cold answer, rounding aside."""
+        if self.distance is None:
+            return ""
+        return "same" if self.distance <= ROUNDING else f"WRONG {self.distance:.2g}"
 
     @property
     def agrees(self) -> bool:
@@ -48,11 +60,28 @@ def releases_of(scenario: Scenario) -> tuple[Release, ...]:
 
 
 def play_scenario(scenario: Scenario, release: Release) -> tuple[StepPlayed, ...]:
-    """Play a scenario on the real server, and on the simulator with the real replies."""
+    """Play a scenario on the real server, and on the simulator with the real replies.
+
+    Then every prompt goes to a fresh server of its own: the real server's answers are held against
+    its own cold ones.
+    """
     with TemporaryDirectory(prefix="cachesim-models-") as folder, RealServer(release) as real:
         model = Path(folder) / "model.gguf"
         write_model(spec_of(scenario.model), model)
-        return tuple(_steps(scenario, release, real, model))
+        played = tuple(_steps(scenario, release, real, model))
+        return tuple(_held_against_cold(each, scenario, real, model) for each in played)
+
+
+def _held_against_cold(
+    played: StepPlayed, scenario: Scenario, real: RealServer, model: Path
+) -> StepPlayed:
+    if played.step.do != "complete" or played.real.error or not played.real.top:
+        return played
+    options = {key: scenario.engine.options[key] for key in ALIKE if key in scenario.engine.options}
+    alone = replace(played.step, slot=-1, with_previous=False, options={})
+    with real.started(options, model, probabilities=VOCABULARY) as server:
+        cold = server.ask([alone])[0]
+    return replace(played, distance=distance(played.real, cold)) if cold.top else played
 
 
 def _steps(
@@ -67,7 +96,7 @@ def _steps(
     )
     simulated = SimulatedServer(engine)
     vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)
-    with real.started(scenario.engine.options, model) as server:
+    with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
         for numbers in groups_of(scenario):
             group = [_resolved(scenario, number, vocabulary) for number in numbers]
             answers = server.ask(group)

@@ -111,12 +111,12 @@ def verdict_on(server: RealServer, model: Path, conversation: Conversation, pres
         release=server.release,
         preset=preset,
         cached=warm.cached or 0,
-        distance=_distance(warm, cold),
+        distance=distance(warm, cold),
         same_text=warm.reply == cold.reply,
     )
 
 
-def _distance(one: Outcome, other: Outcome) -> float:
+def distance(one: Outcome, other: Outcome) -> float:
     """The largest difference of a log probability before the first generated token."""
     ours, theirs = one.top[0], other.top[0]
     shared = ours.keys() & theirs.keys()

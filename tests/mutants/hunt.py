@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError
-from cachesim.real import ik_vectors, mlx_server_vectors, mlx_vectors, server_vectors
+from cachesim.real.vectors import ik_server, llama_server, mlx_classes, mlx_server
 from cachesim.testing.search import workloads
 from cachesim.testing.trial import play
 from cachesim.testing.workloads import Shape
@@ -21,13 +21,13 @@ PATIENCE: Final = 400
 Mismatch = Callable[[Mapping[str, Any]], object]
 
 REPLAYS: Final[Mapping[str, Mismatch]] = {
-    "server-b9093": server_vectors.mismatch,
-    "server-b9538": server_vectors.mismatch,
-    "server-b11549": server_vectors.mismatch,
-    "server-ik-d2da6da05": ik_vectors.mismatch,
-    "mlx-caches": mlx_vectors.mismatch,
-    "mlx-store": mlx_vectors.mismatch,
-    "mlx-server": mlx_server_vectors.mismatch,
+    "server-b9093": llama_server.mismatch,
+    "server-b9538": llama_server.mismatch,
+    "server-b11549": llama_server.mismatch,
+    "server-ik-d2da6da05": ik_server.mismatch,
+    "mlx-caches": mlx_classes.mismatch,
+    "mlx-store": mlx_classes.mismatch,
+    "mlx-server": mlx_server.mismatch,
 }
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from cachesim.engines.ik_llama import checkpointing, prepare
 from cachesim.engines.ik_llama.cells import Cells
 from cachesim.engines.ik_llama.context import Context
-from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.store.trie import PromptTrie
 from tests.mutants.switches import always, answers, counts, swap, wrapped

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real import memory_vectors
-from cachesim.real.vectors import FirstDifference, differing, replay
+from cachesim.real.vectors import memory as memory_vectors
+from cachesim.real.vectors.replay import FirstDifference, differing, replay
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 FILES = {"b9509": 5968, "b11434": 5967}

@@ -10,12 +10,12 @@ from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ScenarioError
 from cachesim.model.presets import preset
-from cachesim.real.mlx_families import FAMILIES, tensors_of
-from cachesim.real.mlx_scenarios import Words, play_mlx_scenario, releases_of
-from cachesim.real.mlx_server import shrunk
-from cachesim.real.mlx_server_tokenizer import WordVocabulary
-from cachesim.real.mlx_server_vectors import Mismatch
-from cachesim.real.mlx_server_workloads import draw_workload
+from cachesim.real.mlx_lm.families import FAMILIES, tensors_of
+from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario, releases_of
+from cachesim.real.mlx_lm.server import shrunk
+from cachesim.real.mlx_lm.server_tokenizer import WordVocabulary
+from cachesim.real.mlx_lm.server_workloads import draw_workload
+from cachesim.real.vectors.mlx_server import Mismatch
 from cachesim.scenario.checks import scenario_of
 
 

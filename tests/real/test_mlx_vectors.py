@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real.mlx_rows import read_row, write_row
-from cachesim.real.mlx_vectors import mismatch
+from cachesim.real.mlx_lm.rows import read_row, write_row
+from cachesim.real.vectors.mlx_classes import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")

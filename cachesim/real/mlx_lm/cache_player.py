@@ -1,0 +1,265 @@
+"""Operations on mlx-lm's layer caches, played on the port; vectors and workers speak the same."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    LayerCache,
+    RotatingKVCache,
+    can_trim_prompt_cache,
+    trim_prompt_cache,
+)
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.real.mlx_lm.rows import read_row, write_row
+from cachesim.units import Array, Integers
+
+Json: TypeAlias = Any
+Operation: TypeAlias = Mapping[str, Any]
+
+MODULUS: Final = 9973
+HEADER: Final = {"k": "v"}
+
+
+class CachePlayer:
+    """Named cache objects, and one method per operation."""
+
+    def __init__(self, rules: CacheRules) -> None:
+        self.rules = rules
+        self.objects: dict[str, LayerCache] = {}
+
+    def play(self, op: Operation) -> dict[str, Json]:
+        """One operation: what it returned or raised, and the objects it touched."""
+        act: Callable[[Operation], Json] = getattr(self, f"_{op['op']}")
+        try:
+            result: dict[str, Json] = {"ret": act(op)}
+        except Exception as error:  # noqa: BLE001 - whatever the port raises is its answer
+            result = {"error": name_of(error)}
+        touched = [op.get("obj"), op.get("other"), *op.get("objs", ()), op.get("out")]
+        if op["op"] not in ("mask", "state"):
+            result["after"] = {
+                name: snapshot(self.objects[name], self.rules)
+                for name in touched
+                if name in self.objects
+            }
+        return result
+
+    def _object(self, op: Operation) -> Any:  # noqa: ANN401 - any of the classes
+        found: Any = self.objects[op["obj"]]
+        return found[op["member"]] if "member" in op else found
+
+    def _objects(self, op: Operation) -> list[Any]:
+        return [self.objects[name] for name in op["objs"]]
+
+    def _new(self, op: Operation) -> None:
+        self.objects[op["out"]] = made(op["spec"], self.rules)
+
+    def _write(self, op: Operation) -> list[str]:
+        rows = np.array([read_row(text) for text in op["tokens"]], dtype=np.float32)
+        block = rows[:, None, :, None]
+        keys, _ = self._object(op).update_and_fetch(block, np.repeat(block, 2, axis=3))
+        return written(keys)
+
+    def _absorb(self, op: Operation) -> Json:
+        cache, tokens = self._object(op), np.array(op["tokens"], dtype=np.int64)
+        mask = cache.make_mask(tokens.shape[1])
+        for slot in op["slots"]:
+            cache[slot] = absorbed(cache[slot], slot, tokens, mask)
+        cache.advance(tokens.shape[1])
+        return mask_as_text(mask)
+
+    def _trim(self, op: Operation) -> int:
+        count: int = self._object(op).trim(op["n"])
+        return count
+
+    def _front(self, op: Operation) -> None:
+        self._object(op).maybe_trim_front()
+
+    def _trim_list(self, op: Operation) -> int:
+        return trim_prompt_cache(self._objects(op), op["n"])
+
+    def _can_trim_list(self, op: Operation) -> bool:
+        return can_trim_prompt_cache(self._objects(op))
+
+    def _copy(self, op: Operation) -> None:
+        self.objects[op["out"]] = self._object(op).copy()
+
+    def _restore(self, op: Operation) -> None:
+        cache = self._object(op)
+        state, meta = copy.deepcopy(cache.state), cache.meta_state
+        restored = type(cache).from_state(state, meta, rules=self.rules)
+        self.objects[op["out"]] = restored
+
+    def _save_load(self, op: Operation) -> Json:
+        blob = save_prompt_cache(self._objects(op), HEADER, rules=self.rules)
+        caches, metadata = load_prompt_cache(blob, rules=self.rules)
+        return {
+            "caches": [snapshot(each, self.rules) for each in caches],
+            "metadata": metadata,
+        }
+
+    def _state(self, op: Operation) -> Json:
+        return state_shape(self._object(op).state)
+
+    def _mask(self, op: Operation) -> Json:
+        cache = self._object(op)
+        if "array" in op:
+            mask = cache.make_mask(op["n"], window_size=op["window"], return_array=op["array"])
+        else:
+            mask = cache.make_mask(op["n"])
+        return mask_as_text(mask)
+
+    def _merge(self, op: Operation) -> None:
+        caches = self._objects(op)
+        self.objects[op["out"]] = type(caches[0]).merge(caches)
+
+    def _filter(self, op: Operation) -> None:
+        self._object(op).filter(op["rows"])
+
+    def _extend(self, op: Operation) -> None:
+        self._object(op).extend(self.objects[op["other"]])
+
+    def _extract(self, op: Operation) -> None:
+        self.objects[op["out"]] = self._object(op).extract(op["row"])
+
+    def _prepare(self, op: Operation) -> None:
+        names = ("left_padding", "lengths", "right_padding")
+        self._object(op).prepare(**{name: op[name] for name in names if name in op})
+
+    def _finalize(self, op: Operation) -> None:
+        self._object(op).finalize()
+
+    def _advance(self, op: Operation) -> None:
+        self._object(op).advance(op["n"])
+
+
+def made(spec: Mapping[str, Any], rules: CacheRules) -> LayerCache:
+    """A new cache of the class and with the arguments that the operation names."""
+    if spec["class"] == "CacheList":
+        return CacheList(rules, *(made(member, rules) for member in spec["members"]))
+    return LayerCache.named(spec["class"])(rules, **spec.get("args", {}))
+
+
+def absorbed(state: Array | None, slot: int, tokens: Integers, mask: Mask) -> Array:
+    """The stand-in recurrent layer: a count and a rolling hash of the columns not masked out."""
+    after = np.zeros((len(tokens), 2), np.int32) if state is None else state.copy()
+    for column in range(tokens.shape[1]):
+        one_more = after[:, 0] + 1
+        hashed = (after[:, 1] * (31 + 2 * slot) + tokens[:, column] + 7) % MODULUS
+        step = np.stack((one_more, hashed), axis=1).astype(np.int32)
+        if isinstance(mask, np.ndarray):
+            step = np.where(mask[:, column, None], step, after)
+        after = step
+    return after
+
+
+def written(buffer: Array) -> list[str]:
+    """One text row per row of the batch; head and width are 1."""
+    return [write_row([int(token) for token in row[0, :, 0]]) for row in buffer]
+
+
+def mask_as_text(mask: Mask) -> Json:
+    """A mask as vectors write it: 1 is visible."""
+    if not isinstance(mask, np.ndarray):
+        return mask
+    return {"shape": list(mask.shape), "rows": _bits(mask)}
+
+
+def _bits(mask: Array) -> Json:
+    if mask.ndim == 1:
+        return "".join("1" if seen else "0" for seen in mask)
+    return [_bits(row) for row in mask]
+
+
+def state_shape(state: Any) -> Json:  # noqa: ANN401 - a tree
+    """A state with every array replaced by its shape."""
+    if isinstance(state, np.ndarray):
+        return {"array": list(state.shape)}
+    if isinstance(state, list | tuple):
+        return [state_shape(each) for each in state]
+    return state
+
+
+def tried(ask: Callable[[], Json]) -> Json:
+    """An answer, or the name of what was raised instead."""
+    try:
+        return ask()
+    except UpstreamRaise as error:
+        return {"error": name_of(error)}
+
+
+def snapshot(cache: LayerCache, rules: CacheRules) -> dict[str, Json]:
+    """What a vector says of one cache."""
+    shown: dict[str, Json] = {"class": type(cache).__name__}
+    shown |= {
+        "size": tried(cache.size),
+        "empty": tried(cache.empty),
+        "trimmable": tried(cache.is_trimmable),
+        "nbytes": tried(lambda: cache.nbytes),
+    }
+    if rules.state_form == "sliced":
+        shown["meta_state"] = tried(lambda: _listed(cache.meta_state))
+    if isinstance(cache, CacheList):
+        shown["members"] = [snapshot(each, rules) for each in cache.caches]
+    elif isinstance(cache, ArraysCache):
+        shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
+        shown["left_padding"] = _vector(cache.left_padding)
+        shown["lengths"] = _vector(cache.lengths)
+    else:
+        shown |= _rows_snapshot(cache)
+    return shown
+
+
+def _rows_snapshot(cache: LayerCache) -> dict[str, Json]:
+    rows = cache
+    assert isinstance(  # noqa: S101 - narrows
+        rows, KVCache | RotatingKVCache | ChunkedKVCache | BatchKVCache | BatchRotatingKVCache
+    )
+    shown: dict[str, Json] = {"buffer": None if rows.keys is None else written(rows.keys)}
+    shown["offset"] = rows.offset if isinstance(rows.offset, int) else rows.offset.tolist()
+    if isinstance(rows, RotatingKVCache | BatchKVCache | BatchRotatingKVCache):
+        shown["idx"] = rows.idx
+    if isinstance(rows, RotatingKVCache | BatchRotatingKVCache):
+        shown["max_size"] = rows.max_size
+    if isinstance(rows, RotatingKVCache):
+        shown["keep"] = rows.keep
+    if isinstance(rows, ChunkedKVCache):
+        shown |= {"start_position": rows.start_position, "chunk_size": rows.chunk_size}
+    if isinstance(rows, BatchKVCache | BatchRotatingKVCache):
+        shown["left_padding"] = rows.left_padding.tolist()
+    if isinstance(rows, BatchRotatingKVCache):
+        shown |= {"written": rows.written, "rotated": rows.rotated}
+        shown["lengths"] = _pending(lambda: rows.lengths)
+    if isinstance(rows, BatchKVCache):
+        shown["right_padding"] = _pending(lambda: rows.right_padding)
+    return shown
+
+
+def _pending(ask: Callable[[], Integers | None]) -> Json:
+    try:
+        return _vector(ask())
+    except UpstreamRaise:
+        return "missing"
+
+
+def _vector(values: Integers | None) -> Json:
+    return None if values is None else values.tolist()
+
+
+def _listed(value: Json) -> Json:
+    return (
+        [_listed(each) for each in value]
+        if isinstance(value, Sequence) and not isinstance(value, str)
+        else value
+    )

@@ -1,0 +1,191 @@
+"""`cachesim real mlx-lm`: the real cache classes and the real server beside the simulator."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.mlx_lm.classes import Agreement, compare_classes, environment_for
+from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
+from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario, releases_of
+from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
+from cachesim.real.vectors.replay import differing
+from cachesim.scenario.load import load
+
+MOST_LINES = 12
+
+
+def real_mlx_lm(
+    *,
+    release: str = "0.32.2",
+    seed: int = 0,
+    workloads: int = 100,
+    sequences: int = -1,
+    first: int = 0,
+    logits: bool = False,
+    scenario: Path | None = None,
+) -> int:
+    """Play random operations on mlx-lm's own classes, and random requests on its own server.
+
+    Example: cachesim real mlx-lm --release 0.31.3 --workloads 40
+
+    Parameters
+    ----------
+    release
+        0.30.7, 0.31.1, 0.31.3 or 0.32.2.
+    seed
+        What operations and requests are drawn from.
+    workloads
+        How many servers: each is fresh, with random options and 3 to 8 groups of requests.
+    sequences
+        How many sequences of operations on the classes; as many as workloads if left out.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    logits
+        Compare logits with mlx-lm's own models instead, the same weights in both.
+    scenario
+        A scenario file to play instead, on every release that it names.
+
+    """
+    if scenario is not None:
+        return _real_scenario(scenario)
+    try:
+        environment_for(release).ready()
+    except EnvironmentUnavailableError as error:
+        _console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
+        return 1
+    out = _console()
+    if logits:
+        found = compare_mlx_logits(release, seed=seed)
+        out.print(logits_table(release, found))
+        return 0 if all(each.agrees for each in found) else 1
+    classes = compare_classes(release, seed, workloads if sequences < 0 else sequences)
+    served = compare_server(release, seed, workloads, first=first)
+    if classes.operations:
+        out.print(classes_table(classes, seed))
+    out.print(server_table(served, seed))
+    for line in differences(classes, served):
+        out.print(line, markup=False)
+    agree = not classes.differences and served.difference is None
+    return 0 if agree and (classes.all_agree or served.all_agree) else 1
+
+
+def _real_scenario(file: Path) -> int:
+    scenario = load(file)
+    agree = True
+    for release in releases_of(scenario):
+        try:
+            environment_for(release).ready()
+        except EnvironmentUnavailableError as error:
+            _console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
+            return 1
+        steps = play_mlx_scenario(scenario, release)
+        _console().print(scenario_table(scenario.name, release, steps))
+        agree = agree and all(step.agrees for step in steps)
+    return 0 if agree else 1
+
+
+def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
+    """What both servers say, step by step."""
+    title = f"{name} on mlx-lm {release}"
+    table = Table(title=title, title_style="")
+    for head in ("step", "prompt", "real: cached", "answer", "simulated: cached", "answer", ""):
+        table.add_column(head, justify="left" if head in {"step", "answer", ""} else "right")
+    for step in steps:
+        cells = [
+            text
+            for cached, answer, error in (step.real, step.simulated)
+            for text in (error or str(cached), answer or "-")
+        ]
+        verdict = "equal" if step.agrees else "DIFFERENT"
+        table.add_row(step.name, str(step.prompt_tokens), *cells, verdict)
+    return table
+
+
+def classes_table(agreement: Agreement, seed: int) -> Table:
+    """How many operations on the real classes came out alike, per group."""
+    title = f"mlx-lm {agreement.release}: cache classes and store, seed {seed}"
+    table = _table(title, "group", "sequences", "operations", "agreeing")
+    columns = (agreement.sequences, agreement.operations, agreement.agreeing)
+    for group in sorted(agreement.sequences):
+        table.add_row(group, *(f"{column[group]:,}" for column in columns))
+    table.add_section()
+    table.add_row("all", *(f"{column.total():,}" for column in columns))
+    return table
+
+
+def server_table(agreement: ServerAgreement, seed: int) -> Table:
+    """How many requests to the real server came out alike, per model."""
+    title = f"mlx-lm {agreement.release}: server, seed {seed}"
+    table = _table(
+        title, "model", "workloads", "requests", "agreeing", "wrong answers", "wrong states"
+    )
+    columns = (
+        agreement.workloads,
+        agreement.requests,
+        agreement.agreeing,
+        agreement.wrong_answers,
+        agreement.wrong_states,
+    )
+    for kind in sorted(agreement.workloads):
+        table.add_row(kind, *(f"{column[kind]:,}" for column in columns))
+    table.add_section()
+    table.add_row("all", *(f"{column.total():,}" for column in columns))
+    return table
+
+
+def logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
+    """How far logits lie apart at most, per preset."""
+    title = f"mlx-lm {release}: logits with the same weights"
+    table = _table(title, "preset", "model", "prompts", "tokens", "largest distance", "")
+    for each in found:
+        table.add_row(
+            each.preset,
+            each.model,
+            str(each.prompts),
+            str(each.tokens),
+            f"{each.largest:.1e}",
+            "equal" if each.agrees else "DIFFERENT",
+        )
+    return table
+
+
+def differences(classes: Agreement, served: ServerAgreement) -> Iterator[str]:
+    """The first difference of each kind, and how to see it again."""
+    if classes.differences:
+        sequence, found = classes.differences[0]
+        yield f"first difference of the classes: {sequence['id']}, operation {found.step}"
+        yield from _fields(found.expected, found.actual)
+    if served.difference is not None:
+        workload, wrong = served.difference
+        yield f"first difference of the server, shrunk: {workload['id']}, request {wrong.step}"
+        yield json.dumps({name: workload[name] for name in ("model", "template", "options")})
+        yield from (json.dumps(group) for group in workload["steps"])
+        yield from _fields(wrong.expected, wrong.actual)
+
+
+def _fields(expected: Any, actual: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
+    for index, (where, real, simulated) in enumerate(differing(expected, actual, "")):
+        if index == MOST_LINES:
+            yield "  ..."
+            return
+        yield f"  {where}: real {json.dumps(real)}, simulated {json.dumps(simulated)}"
+
+
+def _table(title: str, name: str, *numbers: str) -> Table:
+    table = Table(title=title, title_style="")
+    table.add_column(name)
+    for each in numbers:
+        table.add_column(each, justify="right")
+    return table
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """Where results go, or what is said beside them; never wrapped in a pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, soft_wrap=not stream.isatty())

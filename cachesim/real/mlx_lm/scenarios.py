@@ -1,0 +1,177 @@
+"""A scenario on the real mlx-lm of its release, with the simulator beside it.
+
+The real server reads the scenario's tokens as words: one token, one word, marks as marks. Its model
+is a tiny one of mlx-lm's own with the same kinds of caches, and says what the simulator said.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
+from cachesim.engines.profile import Profile
+from cachesim.errors import ScenarioError
+from cachesim.real.mlx_lm.classes import RUNTIMES
+from cachesim.real.mlx_lm.server import RealMlxServer
+from cachesim.scenario.checks import full_profile
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.verify.oracle import Oracle
+
+Outcome: TypeAlias = tuple[int | None, str | None, str | None]
+"""Cached tokens, the answer, the error."""
+
+KINDS: Final[Mapping[frozenset[str], str]] = {
+    frozenset({"attention"}): "attn",
+    frozenset({"attention", "window"}): "swa",
+    frozenset({"attention", "delta"}): "hyb",
+    frozenset({"attention", "ssm"}): "hyb",
+}
+"""Kinds of layers, and the tiny model that has caches like theirs."""
+
+MARKS: Final = {
+    259: "<|im_start|>",
+    260: "<|im_end|>",
+    261: "system",
+    262: "user",
+    263: "assistant",
+    264: "\n",
+}
+THINK_MARKS: Final = {510: "<think>", 511: "</think>"}
+ORDER: Final = ("<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool")
+FILLER: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioStep:
+    """One step, and what both servers say of it: cached tokens, the answer, the error."""
+
+    name: str
+    prompt_tokens: int
+    real: Outcome
+    simulated: Outcome
+
+    @property
+    def agrees(self) -> bool:
+        """True when both say the same."""
+        return self.real == self.simulated
+
+
+def releases_of(scenario: Scenario) -> tuple[str, ...]:
+    """The releases among a scenario's profiles that can be installed; patches cannot."""
+    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    found = tuple(
+        each.release
+        for each in profiles
+        if each.engine == "mlx-lm" and not each.patches and each.release in RUNTIMES
+    )
+    if not found:
+        known = ", ".join(RUNTIMES)
+        msg = f"{scenario.name}: none of its profiles is a release to be installed; those: {known}"
+        raise ScenarioError(msg)
+    return found
+
+
+def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
+    """Play a scenario on the simulator, then on the real server with the same replies."""
+    kind = _kind_of(scenario)
+    session = Session(scenario, Profile("mlx-lm", release))
+    records = list(session.run())
+    oracle = Oracle(session.network)
+    words = Words(session.vocabulary.tokenizer)
+    window = session.network.spec.window
+    with RealMlxServer(release) as real:
+        line = real.play(
+            {
+                "id": scenario.name,
+                "version": release,
+                "model": {"kind": kind} | ({"window": window} if window else {}),
+                "template": scenario.chat.template,
+                "vocabulary": words.size,
+                "options": dict(scenario.engine.options),
+                "steps": [
+                    [words.request(records[index], session) for index in group]
+                    for group in groups_of(scenario)
+                ],
+            }
+        )
+    played = [request for group in line["results"] for request in group["requests"]]
+    return tuple(
+        ScenarioStep(
+            name=record.name,
+            prompt_tokens=len(record.prompt),
+            real=(None if theirs["error"] else theirs["cached"], theirs["answer"], theirs["error"]),
+            simulated=_outcome(record, oracle),
+        )
+        for record, theirs in zip(records, played, strict=False)
+    )
+
+
+def _outcome(record: Record, oracle: Oracle) -> Outcome:
+    reply = record.reply
+    if reply is None or reply.error is not None or not reply.generated:
+        return None, None, record.error
+    cold = oracle.logits(reply.prompt, reply.generated)
+    same = np.array_equal(cold, reply.logits)
+    return reply.cached, "same" if same else "diverged", None
+
+
+def _kind_of(scenario: Scenario) -> str:
+    """The tiny model for a scenario; what cannot be played there is refused."""
+    kind = KINDS.get(frozenset(spec_of(scenario.model).layers))
+    hurdles = {
+        "mlx-lm's tiny models have no such layers": kind is None,
+        "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
+        "it depends on the real server's clock": any(
+            step.do != "complete" or step.turns for step in scenario.step
+        ),
+    }
+    why = next((why for why, stands in hurdles.items() if stands), None)
+    if why is not None or kind is None:
+        msg = f"{scenario.name} is not played on the real server: {why}"
+        raise ScenarioError(msg)
+    return kind
+
+
+class Words:
+    """The byte tokenizer's tokens as words of the real server's tokenizer."""
+
+    def __init__(self, tokenizer: ByteTokenizer) -> None:
+        self.tokenizer = tokenizer
+        thinks = tokenizer.template.thinks
+        self._marks = MARKS | (THINK_MARKS if thinks else {})
+        order = ORDER + tuple(THINK_MARKS.values()) * thinks
+        self._first = len(order)
+        self._ids = {text: index for index, text in enumerate(order)}
+        self.size = self._first + VOCABULARY
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens as words, separated by blanks."""
+        return " ".join(self._marks.get(token, f"w{token}") for token in tokens)
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the real tokenizer numbers their words."""
+        marks = ((self._marks.get(token), token) for token in tokens)
+        return [self._first + token if mark is None else self._ids[mark] for mark, token in marks]
+
+    def request(self, record: Record, session: Session) -> dict[str, Any]:
+        """A step as a request to the real server, with the simulator's reply."""
+        asked = session.request(record)
+        said = () if record.reply is None else record.reply.generated
+        limit = max(asked.predict, len(said))
+        request: dict[str, Any] = {
+            "max_tokens": limit,
+            "reply": self.ids([*said, *[FILLER] * (limit - len(said))]),
+            **(asked.options or {}),
+        }
+        if asked.messages:
+            request["messages"] = [
+                {"role": each.role, "content": self.text(self.tokenizer.encode(each.content))}
+                for each in asked.messages
+            ]
+        else:
+            request["text"] = self.text(asked.prompt)
+        return request

@@ -1,0 +1,160 @@
+"""mlx-lm's own server beside the simulator: the same random requests, field by field."""
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from cachesim.errors import CachesimError
+from cachesim.real.mlx_lm.classes import environment_for
+from cachesim.real.mlx_lm.rows import write_row
+from cachesim.real.mlx_lm.server_workloads import Workload, draw_workload
+from cachesim.real.vectors.mlx_server import Mismatch, mismatch
+
+WORKER: Final = Path(__file__).parent / "server_worker.py"
+TRIALS: Final = 60
+
+
+class RealMlxServerError(CachesimError):
+    """The process with the real server is gone."""
+
+
+class RealMlxServer(AbstractContextManager["RealMlxServer"]):
+    """The server of one release, in a process of its own; a fresh one for each workload."""
+
+    def __init__(self, release: str) -> None:
+        self.release = release
+        self._process = subprocess.Popen(  # noqa: S603 - our own worker
+            [str(environment_for(release).ready()), "-I", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def order(self, line: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+        """Send one line, wait for the answer."""
+        inbox, outbox = self._process.stdin, self._process.stdout
+        if inbox is None or outbox is None:
+            msg = f"mlx-lm {self.release} cannot be talked to"
+            raise RealMlxServerError(msg)
+        inbox.write(json.dumps(line) + "\n")
+        inbox.flush()
+        answer = outbox.readline()
+        if not answer:
+            msg = f"mlx-lm {self.release} ended in the middle of {json.dumps(line)[:300]}"
+            raise RealMlxServerError(msg)
+        return json.loads(answer)
+
+    def play(self, workload: Workload) -> dict[str, Any]:
+        """A workload with what the real server did, in the form of the vector files."""
+        results = self.order(workload)
+        for group in results:
+            for request in group["requests"]:
+                request["generated"] = write_row(request["generated"])
+                if "prompt" in request:
+                    request["prompt"] = write_row(request["prompt"])
+            for insertion in group["inserted"]:
+                insertion["key"] = write_row(insertion["key"])
+        return workload | {"results": results, "steps": workload["steps"][: len(results)]}
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+@dataclass(slots=True)
+class ServerAgreement:
+    """How many workloads, requests and insertions came out alike."""
+
+    release: str
+    workloads: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    agreeing: Counter[str] = field(default_factory=Counter)
+    wrong_states: Counter[str] = field(default_factory=Counter)
+    wrong_answers: Counter[str] = field(default_factory=Counter)
+    difference: tuple[Workload, Mismatch] | None = None
+
+    @property
+    def all_agree(self) -> bool:
+        """True when no request differed, and there was at least one."""
+        return self.difference is None and self.requests.total() > 0
+
+    def count(self, line: dict[str, Any], found: Mismatch | None) -> None:
+        """Add a workload; requests after a difference count as disagreeing."""
+        kind = line["model"]["kind"]
+        requests = sum(map(len, line["steps"]))
+        self.workloads[kind] += 1
+        self.requests[kind] += requests
+        self.agreeing[kind] += requests if found is None else found.step
+        self.wrong_answers[kind] += sum(
+            request["answer"] == "diverged"
+            for group in line["results"]
+            for request in group["requests"]
+        )
+        self.wrong_states[kind] += sum(
+            not all(layer["state_is_key"] for layer in insertion["layers"])
+            for group in line["results"]
+            for insertion in group["inserted"]
+        )
+
+
+def compare_server(
+    release: str, seed: int, workloads: int, *, first: int = 0, kinds: tuple[str, ...] = ()
+) -> ServerAgreement:
+    """Random workloads on the real server and on the simulator; the first difference is shrunk."""
+    agreement = ServerAgreement(release)
+    with RealMlxServer(release) as real:
+        for number in range(first, first + workloads):
+            workload = draw_workload(release, seed, number)
+            if kinds and workload["model"]["kind"] not in kinds:
+                continue
+            line = real.play(workload)
+            found = mismatch(line)
+            agreement.count(line, found)
+            if found is not None and agreement.difference is None:
+                agreement.difference = shrunk(workload, found, lambda w: mismatch(real.play(w)))
+    return agreement
+
+
+def shrunk(
+    workload: Workload, found: Mismatch, check: Callable[[Workload], Mismatch | None]
+) -> tuple[Workload, Mismatch]:
+    """A smaller workload that still differs: fewer groups, fewer requests, no options."""
+    for _ in range(TRIALS):
+        for smaller in _smaller(workload):
+            again = check(smaller)
+            if again is not None:
+                workload, found = smaller, again
+                break
+        else:
+            break
+    return workload, found
+
+
+def _smaller(workload: Workload) -> Iterator[Workload]:
+    steps = workload["steps"]
+    for index in reversed(range(len(steps))):
+        if len(steps) > 1:
+            yield workload | {"steps": steps[:index] + steps[index + 1 :]}
+    for index, group in enumerate(steps):
+        for place in range(len(group)):
+            if len(group) > 1:
+                fewer = deepcopy(steps)
+                del fewer[index][place]
+                yield workload | {"steps": fewer}
+    for name in workload["options"]:
+        fewer_options = {k: v for k, v in workload["options"].items() if k != name}
+        yield workload | {"options": fewer_options}

@@ -1,0 +1,144 @@
+"""Watches the real server's store: what is inserted, and whether the state is the key's.
+
+Runs in a release's environment, where nothing of cachesim is.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any
+Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+
+TOLERANCE = 1e-5
+"""Largest deviation of a right state, relative to its largest value; wrong ones are far off."""
+
+
+class StoreWatch:
+    """One `LRUPromptCache`, with its insertions and lookups written down."""
+
+    def __init__(self, store: Real, model: Real, on_fetch: Callable[[int], None]) -> None:
+        self.mx = importlib.import_module("mlx.core")
+        self.caches = importlib.import_module("mlx_lm.models.cache")
+        self.store = store
+        self.model = model
+        self.busy = False
+        self.inserted: list[Json] = []
+        self._numbers: list[tuple[Real, int]] = []
+        self._insert, self._fetch = store.insert_cache, store.fetch_nearest_cache
+        self._on_fetch = on_fetch
+        store.insert_cache, store.fetch_nearest_cache = self.insert, self.fetch
+
+    @property
+    def count(self) -> int:
+        """Insertions so far."""
+        return len(self._numbers)
+
+    def fetch(self, model: Real, tokens: Real) -> Real:
+        """The store's own lookup; the cached count is told."""
+        found = self._fetch(model, tokens)
+        self._on_fetch(len(tokens) - len(found[1]))
+        return found
+
+    def insert(self, model: Real, tokens: Real, cache: Real, **more: Real) -> None:
+        """The store's own insertion, described."""
+        key = list(tokens)
+        self.busy = True
+        layers = self._layers(key, cache)
+        self.busy = False
+        self._insert(model, tokens, cache, **more)
+        self._numbers.append((cache, len(self._numbers) + 1))
+        entry = {"number": self.count, "key": key, "length": len(key), "layers": layers}
+        self.inserted.append(entry | self._type(more))
+
+    def _type(self, more: Json) -> Json:
+        order = self.store._lru  # noqa: SLF001 - the release has no other way
+        if hasattr(order, "_lrus"):
+            return {"type": more.get("cache_type", "assistant")}
+        if hasattr(order, "_lru_checkpoints"):
+            return {"type": "checkpoint" if more.get("checkpoint") else "ordinary"}
+        return {}
+
+    def stored(self) -> Json:
+        """The queues, oldest first, as numbers of insertions; bytes where they are counted."""
+        order = self.store._lru  # noqa: SLF001
+        if hasattr(order, "_lrus"):
+            queues = dict(order._lrus)  # noqa: SLF001
+        elif hasattr(order, "_lru_checkpoints"):
+            queues = {"ordinary": order._lru, "checkpoint": order._lru_checkpoints}  # noqa: SLF001
+        else:
+            queues = {"all": order}
+        found: Json = {
+            "order": {
+                name: [self._number(model, tokens) for model, tokens in queue]
+                for name, queue in queues.items()
+            }
+        }
+        if hasattr(self.store, "nbytes"):
+            found["nbytes"] = self.store.nbytes
+        return found
+
+    def _number(self, model: Real, tokens: Real) -> int:
+        trie = getattr(self.store, "_trie", None)
+        find = self.store._get if trie is None else trie.get  # noqa: SLF001
+        cache = find(model, tokens).prompt_cache
+        return next((number for held, number in reversed(self._numbers) if held is cache), 0)
+
+    def cold(self, tokens: list[int]) -> Real:
+        """The logits of every token of a cold run, (tokens, vocabulary)."""
+        self.busy = True
+        cache = self.caches.make_prompt_cache(self.model)
+        logits = self.model(self.mx.array([tokens]), cache=cache)[0]
+        self.mx.eval(logits)
+        self.busy = False
+        return logits
+
+    def _layers(self, key: list[int], cache: Real) -> list[Json]:
+        cold = self.caches.make_prompt_cache(self.model)
+        if key:
+            self.mx.eval(self.model(self.mx.array([key]), cache=cold))
+        return [self._layer(key, *pair) for pair in zip(cold, cache, strict=True)]
+
+    def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
+        """One layer, and whether it is like one computed afresh."""
+        entry: Json = {"class": type(layer).__name__, "trimmable": layer.is_trimmable()}
+        at_end = True
+        if hasattr(layer, "offset"):
+            entry["offset"] = layer.offset
+            entry["rows"] = 0 if layer.keys is None else layer.keys.shape[2]
+            at_end = layer.offset == len(key)
+        else:
+            entry["filled"] = [each is not None for each in layer.cache]
+        try:
+            entry["nbytes"] = layer.nbytes
+        except (AttributeError, NotImplementedError) as error:
+            entry["nbytes"] = {"error": type(error).__name__}
+        entry["state_is_key"] = at_end and self._close(_content(cold), _content(layer))
+        return entry
+
+    def _close(self, one: Sequence[Real], other: Sequence[Real]) -> bool:
+        return all(self._alike(a, b) for a, b in zip(one, other, strict=True))
+
+    def _alike(self, one: Real, other: Real) -> bool:
+        if one is None or other is None:
+            return one is other
+        if one.shape != other.shape:
+            return False
+        if not one.size:
+            return True
+        largest = self.mx.abs(one).max().item()
+        difference = self.mx.abs(one - other).max().item()
+        return bool(difference <= TOLERANCE * max(largest, 1e-6))
+
+
+def _content(layer: Real) -> list[Real]:
+    """What a query may still see, oldest first; the slots of a recurrent layer."""
+    if not hasattr(layer, "offset"):
+        return list(layer.cache)
+    if layer.keys is None:
+        return [None, None]
+    if not hasattr(layer, "max_size"):
+        return [each[..., : layer.offset, :] for each in (layer.keys, layer.values)]
+    count = min(layer.offset, layer.max_size)
+    ordered = [layer._temporal_order(each) for each in (layer.keys, layer.values)]  # noqa: SLF001
+    return [each[..., max(0, each.shape[2] - count) :, :] for each in ordered]

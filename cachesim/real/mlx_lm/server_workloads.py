@@ -1,0 +1,163 @@
+"""Random workloads for mlx-lm's server: conversations that branch, repeat, meet and break off."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines.mlx_lm.profiles import rules_of
+from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
+from cachesim.engines.profile import Profile
+from cachesim.units import as_tokens
+
+Workload: TypeAlias = dict[str, Any]
+Request: TypeAlias = dict[str, Any]
+
+VOCABULARY: Final = 64
+END_MARK: Final = 3
+KINDS: Final = ("attn", "swa", "hyb")
+WINDOWS: Final = (8, 16, 32, 64)
+OPTIONS: Final[Mapping[str, Sequence[int]]] = {
+    "prompt_cache_size": (1, 2, 4, 6),
+    "prompt_cache_bytes": (4000, 10000, 20000),
+    "prefill_step_size": (3, 4, 8, 16),
+    "prompt_concurrency": (1, 2),
+    "decode_concurrency": (1, 2),
+}
+
+
+@dataclass(slots=True)
+class Dialog:
+    """A conversation and what was last said in it."""
+
+    messages: list[dict[str, str]]
+    reply: str | None = None
+
+
+@dataclass(slots=True)
+class Drawer:
+    """Draws the requests of one workload."""
+
+    random: Random
+    tokenizer: WordTokenizer
+    stop_words: bool
+    systems: list[str] = field(default_factory=list)
+    dialogs: list[Dialog] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def words(self, least: int, most: int) -> str:
+        """So many words, some of them often."""
+        spread = self.random.choice((6, 40))
+        count = self.random.randint(least, most)
+        return " ".join(f"w{self.random.randrange(spread)}" for _ in range(count))
+
+    def group(self) -> list[Request]:
+        """One request, or several at once; a seed is for requests that come alone."""
+        count = self.random.choice((1, 1, 1, 2, 3, 4))
+        requests = [self.request() for _ in range(count)]
+        if count == 1 and self.random.random() < 0.08:
+            requests[0]["seed"] = 1
+        return requests
+
+    def request(self) -> Request:
+        """A turn of a conversation, or a text to complete."""
+        request = self.text() if self.random.random() < 0.2 else self.chat()
+        request["max_tokens"] = self.random.choice((1, 2, 3, 5, 8, 12))
+        if self.stop_words and self.random.random() < 0.08:
+            request["stop_words"] = [f"w{self.random.randrange(40)}"]
+        request["reply"] = self.reply(request)
+        return request
+
+    def reply(self, request: Request) -> list[int]:
+        """What is said: up to the end mark, a stop word or the limit."""
+        stops = {self.tokenizer.encode(word)[0] for word in request.get("stop_words", ())}
+        thinks = self.tokenizer.think_end
+        said: list[int] = []
+        while len(said) < request["max_tokens"]:
+            said.append(self.random.randrange(10, VOCABULARY))
+            if thinks is not None and self.random.random() < 0.2:
+                said[-1] = thinks
+            if self.random.random() < 0.2:
+                said[-1] = END_MARK
+            if said[-1] == END_MARK or said[-1] in stops:
+                break
+        self._remember(request, said)
+        return said
+
+    def _remember(self, request: Request, said: Sequence[int]) -> None:
+        without_end = as_tokens([token for token in said if token != END_MARK])
+        if "text" in request:
+            whole = self.tokenizer.decode(as_tokens(list(said)))
+            self.texts.append(f"{request['text']} {whole}")
+        else:
+            reply = self.tokenizer.decode(without_end)
+            self.dialogs.append(Dialog(list(request["messages"]), reply))
+
+    def text(self) -> Request:
+        """Fresh, an earlier one again, its beginning, or it with its completion and more."""
+        kind = self.random.random()
+        if not self.texts or kind < 0.4:
+            return {"text": self.words(1, 20)}
+        words = self.random.choice(self.texts).split(" ")
+        if kind < 0.55:
+            words = words[: self.random.randint(1, len(words))]
+        elif kind < 0.97:
+            words = [*words, *self.words(1, 6).split(" ")]
+        return {"text": " ".join(words)}
+
+    def chat(self) -> Request:
+        """A new conversation, the next turn of one, an edited one, or one again."""
+        kind = self.random.random()
+        if not self.dialogs or kind < 0.3:
+            return {"messages": self._opened()}
+        dialog = self.random.choice(self.dialogs[-6:])
+        messages = [dict(each) for each in dialog.messages]
+        if kind < 0.4:
+            return {"messages": messages}
+        if kind < 0.55:
+            kept = messages[-1]["content"].split(" ")
+            kept = kept[: self.random.randint(0, len(kept))]
+            messages[-1]["content"] = " ".join([*kept, *self.words(1, 4).split(" ")])
+            return {"messages": messages}
+        messages.append({"role": "assistant", "content": dialog.reply or ""})
+        role = "tool" if self.random.random() < 0.2 else "user"
+        messages.append({"role": role, "content": self.words(0, 12)})
+        return {"messages": messages}
+
+    def _opened(self) -> list[dict[str, str]]:
+        if not self.systems or self.random.random() < 0.3:
+            self.systems.append(self.words(1, 20))
+        count = self.random.choice((0, 1, 1, 1, 1, 2))
+        messages = [
+            {"role": "system", "content": self.random.choice(self.systems)} for _ in range(count)
+        ]
+        if self.random.random() < 0.05:
+            thoughts = f"{self.words(1, 4)} {THINK_MARKS[1]} {self.words(1, 4)}"
+            messages.append({"role": "assistant", "content": thoughts})
+        messages.append({"role": "user", "content": self.words(0, self.random.choice((6, 45)))})
+        return messages
+
+
+def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
+    """One workload: a fresh server of a release and some groups of requests."""
+    random = Random(f"mlx-lm/{seed}/{number}")  # noqa: S311 - not for secrets
+    rules = rules_of(Profile.parse(f"mlx-lm@{release}")).server
+    kind = KINDS[number % len(KINDS)]
+    model = {"kind": kind} | ({"window": random.choice(WINDOWS)} if kind == "swa" else {})
+    template = random.choice(("chatml", "chatml", "think", "think-tools"))
+    options = {
+        name: random.choice(values)
+        for name, values in OPTIONS.items()
+        if random.random() < 0.25 and (name in rules.options or name == "prompt_cache_size")
+    }
+    tokenizer = WordTokenizer(template, VOCABULARY)
+    drawer = Drawer(random, tokenizer, rules.stop_words_end_generation)
+    steps = [drawer.group() for _ in range(random.randint(3, groups))]
+    return {
+        "id": f"{kind}/{seed}/{number}",
+        "version": release,
+        "model": model,
+        "template": template,
+        "options": options,
+        "steps": steps,
+    }

@@ -1,0 +1,60 @@
+"""Whether a stored state is the one its key promises, layer by layer and bit by bit."""
+
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.model.arithmetic import Network
+from cachesim.units import Array, Tokens
+
+
+class ColdStates:
+    """Computes the state of a key afresh and holds stored states against it."""
+
+    def __init__(self, network: Network) -> None:
+        self._forward = Forward(network, CacheRules())
+        self._known: dict[Tokens, PromptCache] = {}
+
+    def state(self, key: Tokens) -> PromptCache:
+        """The caches after a cold run over the key."""
+        if key not in self._known:
+            cache = self._forward.make_cache()
+            if key:
+                self._forward(np.array([key], dtype=np.int64), cache)
+            self._known[key] = cache
+        return self._known[key]
+
+    def agree(self, key: Tokens, cache: PromptCache) -> list[bool]:
+        """Layer by layer: the same tokens, at the same places, with the same bits."""
+        pairs = zip(self.state(key), cache, strict=True)
+        return [_agrees(cold, layer, len(key)) for cold, layer in pairs]
+
+
+def _agrees(cold: LayerCache, layer: LayerCache, count: int) -> bool:
+    if isinstance(cold, ArraysCache) and isinstance(layer, ArraysCache):
+        return all(_same(one, two) for one, two in zip(cold.cache, layer.cache, strict=True))
+    if getattr(layer, "offset", None) != count:
+        return False
+    return all(_same(one, two) for one, two in zip(rows(cold), rows(layer), strict=True))
+
+
+def _same(one: Array | None, two: Array | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    return np.array_equal(one, two)
+
+
+def rows(layer: LayerCache) -> tuple[Array | None, Array | None]:
+    """Keys and values that a query may still see, oldest first."""
+    if isinstance(layer, RotatingKVCache) and layer.keys is not None:
+        kept = slice(-layer.size(), None) if layer.size() else slice(0, 0)
+        keys, values = layer.temporal_order(layer.keys), layer.temporal_order(layer.values)
+        return keys[:, :, kept], values[:, :, kept]
+    if isinstance(layer, KVCache) and layer.keys is not None:
+        return layer.keys_and_values()
+    return None, None

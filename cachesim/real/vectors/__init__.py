@@ -1,0 +1,1 @@
+"""Recorded results of the real engines, replayed on the simulator."""

@@ -1,0 +1,96 @@
+"""Replays workloads that were played on ik_llama.cpp's own server.
+
+That server answers a request before it releases the slot. A client that sends the next request at
+once sometimes arrives in between, and then finds the slot still taken: with two slots another one
+is chosen. The files do not say when a request arrived, so a replay looks for an order of arrival
+under which every request agrees; with one slot there is nothing to choose.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachesim.engines import Engine, Request
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.units import as_tokens
+
+PATIENCE: Final = 400
+"""Orders of arrival that are tried for one workload."""
+
+Arrivals = tuple[bool, ...]
+"""Per request: does the next one arrive before this one's slot is released?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The first request that differs, whatever the order of arrival."""
+
+    step: int
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
+
+
+def mismatch(workload: Mapping[str, Any]) -> Mismatch | None:
+    """None when some order of arrival explains every request of a workload."""
+    first = play(workload, ())
+    if first is None or workload["options"].get("parallel", 1) == 1:
+        return first
+    furthest, tried = first, 0
+    pending = list(_later(first.step, ()))
+    while pending and tried < PATIENCE:
+        arrivals = pending.pop()
+        tried += 1
+        found = play(workload, arrivals)
+        if found is None:
+            return None
+        furthest = max(furthest, found, key=lambda each: each.step)
+        pending.extend(_later(found.step, arrivals))
+    return furthest
+
+
+def _later(failed: int, arrivals: Arrivals) -> Iterator[Arrivals]:
+    """Let one more request before the failed one be followed early; the nearest one is last."""
+    for early in range(len(arrivals), failed):
+        yield arrivals + (False,) * (early - len(arrivals)) + (True,)
+
+
+def play(workload: Mapping[str, Any], arrivals: Arrivals) -> Mismatch | None:
+    """Play a workload with given arrivals up to the first request that differs."""
+    model = workload["model"]
+    spec = preset(model["preset"], **{k: v for k, v in model.items() if k != "preset"})
+    engine = Engine.create(
+        workload["profile"], model=build(spec, "ring"), options=workload["options"]
+    )
+    steps: Sequence[Mapping[str, Any]] = workload["steps"]
+    for number, (step, expected) in enumerate(zip(steps, workload["expected"], strict=True)):
+        actual = _ask(engine, step, early=number < len(arrivals) and arrivals[number])
+        shown = {key: actual[key] for key in expected if key in actual}
+        if shown != dict(expected):
+            return Mismatch(step=number, expected=expected, actual=actual)
+    return None
+
+
+def _ask(engine: Engine, step: Mapping[str, Any], *, early: bool) -> dict[str, Any]:
+    """One request; `early` leaves its slot unreleased for the next one to find."""
+    ticket = engine.submit(
+        Request(
+            prompt=as_tokens(step["prompt"]),
+            predict=step["predict"],
+            reply=as_tokens(step["reply"]),
+            slot=step.get("slot", -1),
+            cache_prompt=step.get("cache_prompt", True),
+        )
+    )
+    while (reply := engine.reply(ticket)) is None:
+        engine.step()
+    if not early:
+        engine.run()
+    return {
+        "cached": reply.cached,
+        "processed": reply.processed,
+        "generated": len(reply.generated),
+        "slot": reply.slot,
+        "truncated": reply.truncated,
+        "error": reply.error,
+    }

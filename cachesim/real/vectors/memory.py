@@ -1,0 +1,238 @@
+"""Replays what llama.cpp's own memory classes did, as the vector files recorded it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
+from cachesim.engines.llamacpp.memory.blob import Blob
+from cachesim.engines.llamacpp.memory.context import INVALID, NO_SLOT, Failure
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.lanes import visible_cells
+from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.rules import rules_of
+from cachesim.engines.llamacpp.memory.window import WindowPair
+from cachesim.real.vectors.memory_counter import counter_context
+
+Json: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The first operation of a sequence that differs."""
+
+    step: int
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
+
+
+def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+    """The first operation that differs; None if every one is equal."""
+    player = MemoryPlayer(line["build"], line["memory"])
+    for step, (op, expected) in enumerate(zip(line["ops"], line["results"], strict=True)):
+        actual = player.play(op)
+        if actual != expected:
+            return Mismatch(step=step, expected=expected, actual=actual)
+    return None
+
+
+class MemoryPlayer:
+    """A fresh memory and the operations on it, in the vectors' words."""
+
+    def __init__(self, build: str, memory: Mapping[str, Any]) -> None:
+        # The recorded stand-in graph leaves the planes behind a short ubatch alone in all builds.
+        rules = replace(rules_of(build), short_ubatch="kept")
+        self.context = counter_context(memory, rules)
+        self.n_seq_max: int = memory["n_seq_max"]
+        self.parts = parts_of(self.context.memory)
+        self.slots: dict[str, Blob] = {}
+
+    def play(self, op: Mapping[str, Any]) -> Json:
+        """Do one operation: what it returned, and the state it left."""
+        result = OPERATIONS[op["op"]](self, op)
+        self.context.check_integrity()
+        return {**result, "state": self.state()}
+
+    # --- operations
+
+    def decode(self, op: Mapping[str, Any]) -> Json:
+        """Decode a batch of runs."""
+        runs: Sequence[Mapping[str, Any]] = op["runs"]
+        seqs = tuple(tuple(run["seqs"]) for run in runs for _ in range(run["count"]))
+        positions = tuple(run["start"] + i for run in runs for i in range(run["count"]))
+        fail = op.get("fail")
+        self.context.n_ubatch = op["n_ubatch"]
+        self.context.all_outputs = op.get("all_outputs", False)
+        ret = self.context.decode(
+            Batch(tokens=(0,) * len(seqs), positions=positions, seqs=seqs),
+            fail=None if fail is None else Failure(ubatch=fail["ubatch"], code=fail["code"]),
+        )
+        result: Json = {"ret": ret}
+        if ret not in {NO_SLOT, INVALID}:
+            result["ubatches"] = [told(ubatch, store) for ubatch, store in self.context.reached]
+        if ret not in {0, NO_SLOT, INVALID}:
+            result["ubatches"][-1]["failed"] = True
+            result["cleanup"] = [
+                {"seq": call.seq, "p0": call.p0, "p1": call.p1, "ret": call.removed}
+                for call in self.context.cleanup
+            ]
+        return result
+
+    def seq_rm(self, op: Mapping[str, Any]) -> Json:
+        """Remove a range."""
+        return {"ret": self.context.seq_rm(op["seq"], op["p0"], op["p1"])}
+
+    def seq_cp(self, op: Mapping[str, Any]) -> Json:
+        """Copy a sequence."""
+        self.context.seq_cp(op["src"], op["dst"], op["p0"], op["p1"])
+        return {"ret": None}
+
+    def seq_keep(self, op: Mapping[str, Any]) -> Json:
+        """Drop the other sequences."""
+        self.context.seq_keep(op["seq"])
+        return {"ret": None}
+
+    def seq_add(self, op: Mapping[str, Any]) -> Json:
+        """Move positions."""
+        self.context.seq_add(op["seq"], op["p0"], op["p1"], op["delta"])
+        return {"ret": None}
+
+    def seq_div(self, op: Mapping[str, Any]) -> Json:
+        """Divide positions."""
+        self.context.seq_div(op["seq"], op["p0"], op["p1"], op["divisor"])
+        return {"ret": None}
+
+    def clear(self, op: Mapping[str, Any]) -> Json:
+        """Empty everything."""
+        self.context.clear(data=op["data"])
+        return {"ret": None}
+
+    def save(self, op: Mapping[str, Any]) -> Json:
+        """Write a state into a named slot."""
+        blob = self.context.state_write(op["seq"], partial=op["flags"] == "partial")
+        self.slots[op["slot"]] = blob
+        return {"bytes": blob.size}
+
+    def load(self, op: Mapping[str, Any]) -> Json:
+        """Restore a state from a named slot."""
+        blob = self.slots[op["slot"]]
+        consumed = self.context.state_read(blob, op["seq"], partial=op["flags"] == "partial")
+        return {"ok": False} if consumed is None else {"ok": True, "bytes": consumed}
+
+    def mask(self, op: Mapping[str, Any]) -> Json:
+        """The attention mask of the last ubatch of the decode just before."""
+        ubatch, _ = self.context.reached[-1]
+        causal: bool = op["causal"]
+        return {"causal": causal} | {
+            name: visible_cells(cache.streams, cache.mask, ubatch, causal=causal)
+            for name, cache in self.parts.caches.items()
+        }
+
+    # --- state
+
+    def state(self) -> Json:
+        """Everything that is compared after an operation."""
+        context = self.context
+        ids = range(self.n_seq_max)
+        state: Json = {"pos": [[context.seq_pos_min(s), context.seq_pos_max(s)] for s in ids]}
+        for name, cache in self.parts.caches.items():
+            state[name] = [stream_state(cache, stream) for stream in range(len(cache.streams))]
+        if self.parts.recurrent is not None:
+            state["recurrent"] = recurrent_state(self.parts.recurrent)
+        return state
+
+
+OPERATIONS: Final[Mapping[str, Callable[[MemoryPlayer, Mapping[str, Any]], Json]]] = {
+    "decode": MemoryPlayer.decode,
+    "seq_rm": MemoryPlayer.seq_rm,
+    "seq_cp": MemoryPlayer.seq_cp,
+    "seq_keep": MemoryPlayer.seq_keep,
+    "seq_add": MemoryPlayer.seq_add,
+    "seq_div": MemoryPlayer.seq_div,
+    "clear": MemoryPlayer.clear,
+    "save": MemoryPlayer.save,
+    "load": MemoryPlayer.load,
+    "mask": MemoryPlayer.mask,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a memory is made of."""
+
+    caches: Mapping[str, AttentionCache]
+    recurrent: RecurrentMemory | None = None
+
+
+def parts_of(memory: Memory) -> Parts:
+    """Its attention caches under the vectors' names, and its recurrent part."""
+    match memory:
+        case AttentionCache():
+            return Parts(caches={"kv": memory})
+        case WindowPair():
+            return Parts(caches={"kv": memory.base, "swa": memory.swa})
+        case HybridMemory():
+            return replace(parts_of(memory.attention), recurrent=memory.recurrent)
+        case RecurrentMemory():
+            return Parts(caches={}, recurrent=memory)
+        case _:
+            raise TypeError(type(memory).__name__)
+
+
+def told(ubatch: Ubatch, store: UbatchStore | None) -> Json:
+    """A ubatch that was reached."""
+    entry: Json = {
+        "n_tokens": ubatch.n_tokens,
+        "n_seqs": ubatch.n_seqs,
+        "n_seq_tokens": ubatch.n_seq_tokens,
+        "seqs": [list(ids) for ids in ubatch.seqs],
+        "positions": list(ubatch.positions),
+    }
+    if store is not None and store.recurrent is not None:
+        window = store.recurrent.window
+        entry["recurrent"] = {
+            "head": window.head,
+            "n": len(window.sources),
+            "zeroed": window.zeroed,
+            "source_rows": list(window.sources),
+        }
+    return entry
+
+
+def stream_state(cache: AttentionCache, stream: int) -> Json:
+    """One stream: its head and its non-empty cells."""
+    cells = cache.streams.cells[stream]
+    return {
+        "stream": stream,
+        "head": cache.streams.heads[stream],
+        "used": cells.used,
+        "has_shift": cells.has_shift,
+        "cells": [
+            [i, pos, cells.seqs_of(i), int(cells.shift[i])]
+            for i, pos in enumerate(cells.pos.tolist())
+            if pos >= 0
+        ],
+    }
+
+
+def recurrent_state(memory: RecurrentMemory) -> Json:
+    """The recurrent part: records, pending rollbacks, and every plane's number."""
+    cells = memory.cells
+    rows = memory.planes.rows[memory.layers[0]][:, 0].tolist()
+    return {
+        "head": cells.head,
+        "used": cells.used,
+        "rs_idx": list(memory.rs_idx),
+        "cells": [
+            {
+                "pos": cells.pos[i],
+                "src": cells.src[i],
+                "tail": cells.tail[i],
+                "seqs": sorted(cells.seqs[i]),
+                "state": rows[i :: memory.size],
+            }
+            for i in range(memory.size)
+        ],
+    }

@@ -1,0 +1,60 @@
+"""Replays what mlx-lm's own cache classes and store did, as the vector files recorded it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES, STORE_RELEASES
+from cachesim.errors import ScenarioError
+from cachesim.real.mlx_lm.cache_player import CachePlayer, Json, Operation
+from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
+
+
+class Player(Protocol):
+    """Whatever can play operations one by one."""
+
+    def play(self, op: Operation) -> dict[str, Json]:
+        """What the operation returned or raised, and what it left behind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The first operation of a sequence that differs."""
+
+    step: int
+    operation: Mapping[str, Any]
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
+
+
+def player_for(line: Mapping[str, Any]) -> Player:
+    """Fresh objects of the release that a sequence was recorded with."""
+    release = line["version"]
+    if release not in CACHE_RELEASES:
+        known = ", ".join(CACHE_RELEASES)
+        msg = f"sequence {line['id']}: there is no mlx-lm release {release!r}; there are {known}"
+        raise ScenarioError(msg)
+    if line["group"] == "trie":
+        return TriePlayer()
+    if line["group"] == "store":
+        return StorePlayer(CACHE_RELEASES[release], STORE_RELEASES[release], line["args"])
+    return CachePlayer(CACHE_RELEASES[release])
+
+
+def played(line: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
+    """The port's results of a sequence, in the form of the recorded ones."""
+    player = player_for(line)
+    for op in line["ops"]:
+        yield json.loads(json.dumps(player.play(op)))
+
+
+def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+    """The first operation that differs; None if every one is equal, those after exceptions too."""
+    for step, (expected, actual) in enumerate(zip(line["results"], played(line), strict=True)):
+        if expected != actual:
+            return Mismatch(
+                step=step, operation=line["ops"][step], expected=expected, actual=actual
+            )
+    return None

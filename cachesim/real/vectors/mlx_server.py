@@ -1,0 +1,236 @@
+"""Replays what mlx-lm's own server did, as the vector files recorded it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.base import Message, Reply, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.engine import MlxLm
+from cachesim.engines.mlx_lm.events import (
+    Insertion,
+    ModelCalled,
+    PromptProgress,
+    RequestAdmitted,
+    RequestFinished,
+)
+from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.profiles import rules_of
+from cachesim.engines.profile import Profile
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.real.mlx_lm.rows import read_row, write_row
+from cachesim.real.mlx_lm.state import ColdStates
+from cachesim.units import as_tokens
+from cachesim.verify.oracle import Oracle
+
+Json: TypeAlias = Any
+
+PRESETS: Final = {"attn": "dense", "swa": "swa", "hyb": "hybrid-delta"}
+"""The models of the vectors, and the presets that have their caches."""
+
+FLOAT32: Final = 4
+VOCABULARY: Final = 64
+FILLER: Final = 20
+"""What would be said where the recording ends because the worker died."""
+
+BY_WEIGHTS: Final = ("difference", "distance")
+
+STORE_OPTION: Final = "prompt_cache_size"
+"""Older servers do not have it; the recordings gave it to their store directly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """The first group of requests that differs; `step` counts requests."""
+
+    step: int
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
+
+
+def spec_of(model: Mapping[str, Any]) -> ModelSpec:
+    """The toy with the caches and the bytes of a recorded model."""
+    window = {"window": model["window"]} if "window" in model else {}
+    return tiny(PRESETS[model["kind"]], vocabulary=VOCABULARY, **window)
+
+
+class ServerPlayer:
+    """One server of a release, and the recorded form of what it does."""
+
+    def __init__(self, line: Mapping[str, Any]) -> None:
+        self.spec = spec_of(line["model"])
+        self.profile = Profile.parse(f"mlx-lm@{line['version']}")
+        self.rules = rules_of(self.profile)
+        self.engine = self._started(line["template"], dict(line["options"]))
+        self.engine.server.store.watch = self._watch
+        self._cold = ColdStates(build(self.spec))
+        self._oracle = Oracle(build(self.spec))
+        self._inserted: list[dict[str, Json]] = []
+        self._numbers: list[tuple[PromptCache, int]] = []
+        self._seen = 0
+
+    def _started(self, template: str, options: dict[str, Any]) -> MlxLm:
+        known = STORE_OPTION in self.rules.server.options
+        size = None if known else options.pop(STORE_OPTION, None)
+        more = {
+            "tokenizer": "words",
+            "chat_template": template,
+            "element_bytes": FLOAT32,
+            "provenance": False,
+        }
+        engine = MlxLm(self.profile, network=build(self.spec), options=options | more)
+        if size is not None:
+            engine.server.store.cache.max_size = size
+        return engine
+
+    def _watch(self, insertion: Insertion, cache: PromptCache) -> None:
+        agree = self._cold.agree(insertion.key, cache)
+        layers = [
+            {**layer, "nbytes": recorded_bytes(layer["nbytes"]), "state_is_key": same}
+            for layer, same in zip(insertion.layers, agree, strict=True)
+        ]
+        self._numbers.append((cache, insertion.number))
+        self._inserted.append(
+            {
+                "number": insertion.number,
+                "key": write_row(insertion.key),
+                "length": insertion.length,
+                "layers": layers,
+                "type": None if insertion.type == "all" else insertion.type,
+            }
+        )
+
+    def play(
+        self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Json]:
+        """Serve one group; the recording lends the tokens that were sampled."""
+        self._inserted = []
+        tickets = [
+            self.engine.submit(self._request(request, result))
+            for request, result in zip(requests, recorded, strict=True)
+        ]
+        self.engine.run()
+        self.engine.check_integrity()
+        events = self.engine.events[self._seen :]
+        self._seen = len(self.engine.events)
+        return {
+            "requests": [
+                self._result(ticket, events, judged="answer" in result)
+                for ticket, result in zip(tickets, recorded, strict=True)
+            ],
+            "inserted": self._inserted,
+            "forwards": [[each.rows, each.columns] for each in of_kind(ModelCalled, events)],
+            "store": self._store(),
+        }
+
+    def _request(self, request: Mapping[str, Any], result: Mapping[str, Any]) -> Request:
+        said = read_row(result["generated"] or "")
+        if result.get("error"):
+            said += [FILLER] * (request["max_tokens"] - len(said))
+        options = {name: request[name] for name in ("seed", "stop_words") if name in request}
+        tokenizer = self.engine.tokenizer
+        return Request(
+            prompt=tokenizer.encode(request["text"]) if "text" in request else (),
+            messages=tuple(Message(**each) for each in request.get("messages", ())),
+            predict=request["max_tokens"],
+            reply=as_tokens(said),
+            options=options,
+        )
+
+    def _result(self, ticket: Ticket, events: Sequence[Event], *, judged: bool) -> dict[str, Json]:
+        mine = [each for each in events if each.task == ticket]
+        reply = self.engine.reply(ticket)
+        admitted = next(iter(of_kind(RequestAdmitted, mine)), None)
+        finished = next(iter(of_kind(RequestFinished, mine)), None)
+        result: dict[str, Json] = {
+            "prompt": "" if reply is None else write_row(reply.prompt),
+            "n": 0 if reply is None else len(reply.prompt),
+            "generated": "" if reply is None else write_row(reply.generated),
+            "finish": None if finished is None else finished.reason,
+            "error": None if reply is None else reply.error,
+            "progress": [[each.done, each.total] for each in of_kind(PromptProgress, mine)],
+            "cached": None if admitted is None else admitted.cached,
+            "reported": None if admitted is None else admitted.reported,
+        }
+        if judged:
+            result["answer"] = None if reply is None else self._answer(reply)
+        if admitted is not None and self.rules.server.segments:
+            result["segments"] = [list(each) for each in admitted.segments]
+        if admitted is not None and admitted.checkpoint is not None:
+            result["checkpoint"] = list(admitted.checkpoint)
+        return result
+
+    def _answer(self, reply: Reply) -> str | None:
+        """Whether the reply's rows are those of a cold run."""
+        if reply.error is not None or not reply.generated:
+            return None
+        cold = self._oracle.logits(reply.prompt, reply.generated)
+        return "same" if np.array_equal(cold, reply.logits) else "diverged"
+
+    def _store(self) -> dict[str, Json]:
+        cache = self.engine.server.store.cache
+        items = [(tokens, entry) for _, tokens, entry in cache.trie.items()]
+        numbers = {tuple(tokens): self._number(entry.prompt_cache) for tokens, entry in items}
+        typed = len(cache.rules.queues) > 2
+        counted = cache.rules.same_key == "counts"
+        entries = [
+            {"insertion": numbers[tuple(tokens)], "length": len(tokens)}
+            | ({"count": entry.count} if counted else {"nbytes": entry.nbytes})
+            | ({"type": entry.cache_type} if typed else {})
+            for tokens, entry in items
+        ]
+        order = {
+            name: [numbers[tuple(tokens)] for _, tokens in queue]
+            for name, queue in cache.order.queues.items()
+        }
+        limits = cache.rules.limits_bytes
+        return {"entries": entries, "order": order} | ({"nbytes": cache.nbytes} if limits else {})
+
+    def _number(self, cache: PromptCache) -> int:
+        return next((number for held, number in reversed(self._numbers) if held is cache), 0)
+
+
+def recorded_bytes(nbytes: int | str) -> Json:
+    """A size, or the exception that asking for it raised, as the recordings write it."""
+    return {"error": nbytes} if isinstance(nbytes, str) else nbytes
+
+
+def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
+    """The events of one class."""
+    return [each for each in events if isinstance(each, kind)]
+
+
+def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+    """The first group that differs; None if everything recorded is played alike."""
+    player = ServerPlayer(line)
+    before = 0
+    for group, recorded in zip(line["steps"], line["results"], strict=True):
+        expected = as_compared(recorded)
+        actual = asked(expected, player.play(group, recorded["requests"]))
+        if expected != actual:
+            pairs = zip(expected["requests"], actual["requests"], strict=True)
+            wrong = next((i for i, (one, two) in enumerate(pairs) if one != two), 0)
+            return Mismatch(step=before + wrong, expected=expected, actual=actual)
+        before += len(group)
+    return None
+
+
+def as_compared(recorded: Json) -> Json:
+    """A recording without what depends on weights: how far wrong states and answers are off."""
+    if isinstance(recorded, Mapping):
+        kept = {key: value for key, value in recorded.items() if key not in BY_WEIGHTS}
+        return {key: as_compared(value) for key, value in kept.items()}
+    return [as_compared(each) for each in recorded] if isinstance(recorded, list) else recorded
+
+
+def asked(recorded: Json, played: Json) -> Json:
+    """Of what was played, the fields that were recorded."""
+    if isinstance(recorded, Mapping) and isinstance(played, Mapping):
+        return {key: asked(value, played.get(key)) for key, value in recorded.items()}
+    if isinstance(recorded, list) and isinstance(played, list) and len(recorded) == len(played):
+        return [asked(one, two) for one, two in zip(recorded, played, strict=True)]
+    return played

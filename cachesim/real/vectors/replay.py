@@ -1,0 +1,206 @@
+"""Replays recorded results of real engines; each kind of file has a room of its own."""
+
+import gzip
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from cachesim.errors import ScenarioError
+
+Line: TypeAlias = Mapping[str, Any]
+"""One recorded sequence."""
+
+
+class Mismatch(Protocol):
+    """The first operation of a sequence that differs."""
+
+    @property
+    def step(self) -> int:
+        """Which one, from 0."""
+        ...
+
+    @property
+    def expected(self) -> Mapping[str, Any]:
+        """What the real engine answered."""
+        ...
+
+    @property
+    def actual(self) -> Mapping[str, Any]:
+        """What the simulator answered."""
+        ...
+
+
+Check: TypeAlias = Callable[[Line], Mismatch | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of file: how its lines are told apart, and who replays them."""
+
+    name: str
+    fits: Callable[[Line], bool]
+    module: str  # has a function `mismatch(line)`
+    operations: str  # the key under which a line lists them
+
+
+KINDS: Final = (
+    Kind(
+        name="llama.cpp memory",
+        fits=lambda line: "memory" in line and "ops" in line,
+        module="cachesim.real.vectors.memory",
+        operations="ops",
+    ),
+    Kind(
+        name="mlx-lm caches and stores",
+        fits=lambda line: "version" in line and "ops" in line,
+        module="cachesim.real.vectors.mlx_classes",
+        operations="ops",
+    ),
+    Kind(
+        name="mlx-lm server",
+        fits=lambda line: "version" in line and "steps" in line,
+        module="cachesim.real.vectors.mlx_server",
+        operations="steps",
+    ),
+    Kind(
+        name="ik_llama.cpp server",
+        fits=lambda line: line.get("profile", "").startswith("ik_llama.cpp"),
+        module="cachesim.real.vectors.ik_server",
+        operations="steps",
+    ),
+    Kind(
+        name="llama.cpp server",
+        fits=lambda line: line.get("profile", "").startswith("llama.cpp"),
+        module="cachesim.real.vectors.llama_server",
+        operations="steps",
+    ),
+)
+"""The kinds of files there are; the first that fits a file's first line is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDifference:
+    """Where a file first differs."""
+
+    sequence: str
+    step: int
+    operation: Line
+    expected: Mapping[str, Any]
+    actual: Mapping[str, Any]
+
+    def lines(self) -> list[str]:
+        """The difference as text, field by field."""
+        told = [
+            f"first difference: {self.sequence}, operation {self.step}: {_json(self.operation)}"
+        ]
+        told += [
+            f"  {where}: expected {_json(expected)}, got {_json(actual)}"
+            for where, expected, actual in differing(self.expected, self.actual, "")
+        ]
+        return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How a file fared. Operations behind the first difference of a sequence do not count."""
+
+    sequences: int
+    sequences_equal: int
+    operations: int
+    operations_equal: int
+    first: FirstDifference | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sequences_equal} of {self.sequences} sequences, "
+            f"{self.operations_equal} of {self.operations} operations equal"
+        )
+
+
+def replay(path: Path) -> Summary:
+    """Replay every sequence of a file."""
+    sequences = sequences_equal = operations = operations_equal = 0
+    first: FirstDifference | None = None
+    kind: Kind | None = None
+    for line in lines_of(path):
+        kind = kind or kind_of(line, path)
+        check: Check = importlib.import_module(kind.module).mismatch
+        ops = list(operations_of(line[kind.operations]))
+        found = check(line)
+        sequences += 1
+        operations += len(ops)
+        operations_equal += len(ops) if found is None else found.step
+        sequences_equal += found is None
+        if found is not None and first is None:
+            first = FirstDifference(
+                sequence=str(line["id"]),
+                step=found.step,
+                operation=ops[found.step],
+                expected=found.expected,
+                actual=found.actual,
+            )
+    if kind is None:
+        msg = f"{path} has no lines: a vector file has one JSON object per line"
+        raise ScenarioError(msg)
+    return Summary(
+        sequences=sequences,
+        sequences_equal=sequences_equal,
+        operations=operations,
+        operations_equal=operations_equal,
+        first=first,
+    )
+
+
+def operations_of(listed: Sequence[Any]) -> Iterator[Line]:
+    """The operations of a line; requests that are sent together stand in a list of their own."""
+    for each in listed:
+        if isinstance(each, list):
+            yield from each
+        else:
+            yield each
+
+
+def kind_of(line: Line, path: Path) -> Kind:
+    """What kind of file begins with this line."""
+    for kind in KINDS:
+        if kind.fits(line):
+            return kind
+    known = ", ".join(kind.name for kind in KINDS)
+    msg = f"{path} is no vector file: there are files of {known}"
+    raise ScenarioError(msg)
+
+
+def lines_of(path: Path) -> Iterator[Line]:
+    """The lines of a JSON Lines file, compressed or not."""
+    try:
+        data = path.read_bytes()
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        for number, line in enumerate(text.decode().splitlines(), 1):
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                msg = f"{path}:{number}: write one JSON object per line"
+                raise ScenarioError(msg)
+            yield found
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        msg = f"{path} cannot be read as a vector file: {error}"
+        raise ScenarioError(msg) from error
+
+
+def differing(expected: Any, actual: Any, where: str) -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+    """The places where two JSON values differ, as deep as both have the same shape."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in sorted({*expected, *actual}):
+            inside = f"{where}.{key}" if where else str(key)
+            yield from differing(expected.get(key), actual.get(key), inside)
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for i, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from differing(one, other, f"{where}[{i}]")
+    elif expected != actual:
+        yield where, expected, actual
+
+
+def _json(value: Any) -> str:  # noqa: ANN401
+    return json.dumps(value)
