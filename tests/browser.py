@@ -206,8 +206,8 @@ def _(tab: Any) -> None:
 @check("everything that can be pressed has a name, and headings go down one by one", THREE)
 def _(tab: Any) -> None:
     nameless = tab.evaluate(
-        "[...document.querySelectorAll('button, select, [role=img], [role=slider]')].filter((e) =>"
-        " !(e.getAttribute('aria-label') || e.textContent.trim() || e.closest('label'))).length"
+        "[...document.querySelectorAll('button, select, [role=group], [role=slider]')].filter("
+        "(e) => !e.ariaLabel && !e.textContent.trim() && !e.closest('label')).length"
     )
     levels = tab.evaluate(
         "[...document.querySelectorAll('main :is(h1, h2, h3, h4)')].map((e) => +e.tagName[1])"

@@ -6,7 +6,9 @@
 The text of a step is its prompt and all that it generated.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -44,9 +46,12 @@ class Provenance:
     def __init__(self, trace: Traced, records: Sequence[Record]) -> None:
         self.trace = trace
         self.texts = {record.index: text_of(record) for record in records}
-        self._births: list[Origin] = [Origin(NOBODY, 0, -1)]
+        self._births = 1  # how many are traced back; nobody was born as number 0
+        self._born: list[Piece] = [{"tokens": [-1]}]
+        self._firsts = [0]  # the first birth of each piece
         self._nodes: dict[NodeId, Origin] = {}
-        self._chains: dict[NodeId, tuple[Origin, ...]] = {ROOT: ()}
+        self._spelled: dict[Tokens, list[Piece]] = {}
+        self._chains: dict[NodeId, list[Piece]] = {ROOT: []}
 
     def learn(self, group: Sequence[Record], end: int) -> None:
         """The births up to `end` fell while the server worked on a group of steps."""
@@ -55,11 +60,15 @@ class Provenance:
             text = self.texts[record.index]
             for at, node in enumerate(self.trace.histories.clean(text)[1:]):
                 clean.setdefault(node, Origin(record.index, at, int(text[at])))
-        first = len(self._births)
-        for node in self.trace.nodes_of_births(np.arange(first, end)).tolist():
+        origins = []
+        for node in self.trace.nodes_of_births(np.arange(self._births, end)).tolist():
             origin = clean.get(node) or self._by_place(node, group)
-            self._births.append(origin)
             self._nodes.setdefault(node, origin)
+            origins.append(origin)
+        for piece in pieces(origins):
+            self._firsts.append(self._births)
+            self._born.append(piece)
+            self._births += size_of(piece)
 
     def _by_place(self, node: NodeId, group: Sequence[Record]) -> Origin:
         """A token computed on wrong or shifted memory: the step that has it at this place."""
@@ -70,9 +79,17 @@ class Provenance:
                 return Origin(record.index, at, token)
         return Origin(NOBODY, at, token)
 
-    def born(self, birth: int, count: int) -> list[Origin]:
-        """The origins of births in a row; none where no ledger was kept."""
-        return [] if birth == UNKNOWN else self._births[birth : birth + count]
+    def born(self, birth: int, count: int) -> list[Piece]:
+        """What births in a row brought; nothing where no ledger was kept."""
+        if birth == UNKNOWN:
+            return []
+        at, found = bisect_right(self._firsts, birth) - 1, []
+        while count > 0:
+            skipped = birth - self._firsts[at]
+            piece = part_of(self._born[at], skipped, skipped + count)
+            found.append(piece)
+            birth, count, at = birth + size_of(piece), count - size_of(piece), at + 1
+        return found
 
     def folded(self, node: NodeId) -> list[Piece] | None:
         """The tokens that a recurrent row has folded in, oldest first."""
@@ -85,9 +102,9 @@ class Provenance:
             node = self.trace.histories.readings(node)[place].node
         chain = self._chains[node]
         if fresh:
-            chain += tuple(self._origin(each) for each in reversed(fresh))
+            chain = pieces((self._origin(each) for each in reversed(fresh)), after=chain)
             self._chains[fresh[0]] = chain
-        return pieces(chain)
+        return chain
 
     def _origin(self, node: NodeId) -> Origin:
         token = int(self.trace.histories.token(node))
@@ -98,16 +115,25 @@ class Provenance:
 
         Of steps that have it alike the first is named.
         """
-        origins: list[Origin] = []
-        while len(origins) < len(tokens):
-            at = len(origins)
+        if tokens not in self._spelled:
+            self._spelled[tokens] = self._spell(tokens)
+        return self._spelled[tokens]
+
+    def _spell(self, tokens: Tokens) -> list[Piece]:
+        found: list[Piece] = []
+        at = 0
+        while at < len(tokens):
             shared = {step: _shared(text, tokens, at) for step, text in self.texts.items()}
             step = max(shared, key=lambda each: (shared[each], -each), default=NOBODY)
             count = shared.get(step, 0)
-            if not count:
-                step, count = NOBODY, 1
-            origins += [Origin(step, i, int(tokens[i])) for i in range(at, at + count)]
-        return pieces(origins)
+            if count:
+                found.append({"step": step, "at": at, "count": count})
+            elif found and "tokens" in found[-1]:
+                found[-1]["tokens"].append(int(tokens[at]))
+            else:
+                found.append({"tokens": [int(tokens[at])]})
+            at += max(1, count)
+        return found
 
 
 def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
@@ -118,9 +144,22 @@ def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
     return next(i for i in range(at, end) if text[i] != tokens[i]) - at
 
 
-def pieces(origins: Iterable[Origin]) -> list[Piece]:
-    """Origins in a row, told in as few pieces as possible."""
-    found: list[Piece] = []
+def size_of(piece: Piece) -> int:
+    """How many tokens a piece has."""
+    return int(piece["count"]) if "count" in piece else len(piece["tokens"])
+
+
+def part_of(piece: Piece, start: int, end: int) -> Piece:
+    """The tokens `[start, end)` of a piece, as far as it reaches."""
+    if "tokens" in piece:
+        return {"tokens": piece["tokens"][start:end]}
+    count = min(end, piece["count"]) - start
+    return {"step": piece["step"], "at": piece["at"] + start, "count": count}
+
+
+def pieces(origins: Iterable[Origin], after: Sequence[Piece] = ()) -> list[Piece]:
+    """Origins in a row, told in as few pieces as possible, behind those that there are."""
+    found: list[Piece] = deepcopy(list(after))
     for each in origins:
         last = found[-1] if found else {}
         if each.step == NOBODY:

@@ -8,11 +8,10 @@ from cachesim.engines.held import (
     EntryHeld,
     Held,
     RowHeld,
-    Run,
     Runs,
     SlotHeld,
 )
-from cachesim.scenario.provenance import Origin, Provenance, pieces
+from cachesim.scenario.provenance import Provenance, size_of
 
 
 def state_of(held: Held, origins: Provenance) -> dict[str, Any]:
@@ -90,30 +89,19 @@ def _runs(runs: Runs, origins: Provenance) -> list[dict[str, Any]]:
     """Runs of cells, joined where one token follows the other in one step's text."""
     found: list[dict[str, Any]] = []
     for run in runs:
-        for start, tokens in _cut(run, origins):
-            count = tokens["count"] if "count" in tokens else len(tokens["tokens"])
+        start = 0
+        for held in origins.born(run.birth, run.count) or [{"count": run.count}]:
             entry = {
                 "cell": run.cell + start,
                 "position": run.position + start,
-                "count": count,
+                "count": size_of(held),
                 "slots": owners(run.owners),
-                "holds": tokens,
+                "holds": held,
             }
             if not (found and _joins(found[-1], entry)):
                 found.append(entry)
+            start += size_of(held)
     return found
-
-
-def _cut(run: Run, origins: Provenance) -> list[tuple[int, dict[str, Any]]]:
-    """A run in pieces of one origin each, with where they begin; whole where nothing is known."""
-    born: list[Origin] = origins.born(run.birth, run.count)
-    if not born:
-        return [(0, {"count": run.count})]
-    cuts, start = [], 0
-    for piece in pieces(born):
-        cuts.append((start, piece))
-        start += piece["count"] if "count" in piece else len(piece["tokens"])
-    return cuts
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
@@ -135,6 +123,3 @@ def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
 def owners(bits: int) -> list[int]:
     """The sequences of a bit set, in increasing order."""
     return [seq for seq in range(bits.bit_length()) if bits >> seq & 1]
-
-
-__all__ = ["owners", "state_of"]

@@ -207,7 +207,9 @@ function draw() {
   for (const pane of panes) pane.update();
   byId("previous").disabled = before + at.row === 0;
   byId("next").disabled = before + at.row === total - 1;
-  const place = `#${[at.step + 1, at.row + 1, at.left + 1, at.right === null ? 0 : at.right + 1].join(".")}`;
+  const numbers = [at.step + 1, at.row + 1, at.left + 1, at.right === null ? 0 : at.right + 1];
+  if (scenarios.length > 1) numbers.push(scenarios.indexOf(runs[0].scenario) + 1);
+  const place = `#${numbers.join(".")}`;
   try {
     if (window.location.hash !== place) window.history.replaceState(null, "", place);
   } catch {

@@ -1,6 +1,8 @@
 // --- the page from the top: verdict, outcomes, then what hangs on the cursor
 
-/** Profiles of which the same is to be said share one finding. */
+const WORST_FIRST = ["wrong", "error", "lost", "right"];
+
+/** Profiles of which the same is to be said share one finding; the worst comes first. */
 function findings(runs) {
   const told = new Map();
   for (const run of runs) {
@@ -11,22 +13,20 @@ function findings(runs) {
     if (!told.has(key)) told.set(key, { ...found, runs: [], step: worst });
     told.get(key).runs.push(run);
   }
-  return [...told.values()];
+  return [...told.values()].sort((one, other) => WORST_FIRST.indexOf(one.fate) - WORST_FIRST.indexOf(other.fate));
 }
 
 const VERDICTS = { wrong: ["✗", "Wrong answer"], error: ["!", "Refused"], lost: ["–", "Lost reuse"], right: ["✓", "Right answers"] };
 
 function verdictView(runs, go) {
   const found = findings(runs);
-  const fates = found.map((each) => each.fate);
-  const overall = ["wrong", "error", "lost"].find((each) => fates.includes(each)) || "right";
+  const overall = found.length ? found[0].fate : "right";
   const [sign, word] = VERDICTS[overall];
-  found.sort((one, other) => (one.fate === overall ? 0 : 1) - (other.fate === overall ? 0 : 1));
   return h(
     "section",
     { class: `verdict v-${overall}`, "aria-label": "verdict" },
     h("p", { class: "verdict-word" }, h("b", { "aria-hidden": "true" }, sign), ` ${word}`),
-    found.length === 0 && h("p", { class: "lead" }, "Every answer is the cold answer, and all that could be reused was reused."),
+    found.length === 0 && h("p", { class: "lead" }, flawless(runs)),
     found.map((each, index) => [
       h(
         "div",
@@ -43,6 +43,14 @@ function verdictView(runs, go) {
       index === 0 && betterLines(runs, each),
     ]),
   );
+}
+
+/** What is to be said where nothing is wrong. */
+function flawless(runs) {
+  const steps = runs.flatMap((run) => run.steps);
+  if (steps.every((step) => step.answer === null)) return "No answer was compared with a cold run.";
+  const missed = steps.some((step) => step.reuse === "lost");
+  return `Every answer is the cold answer, and ${missed ? "hardly a token" : "all"} that could be reused was ${missed ? "lost" : "reused"}.`;
 }
 
 /** How the profiles without the first finding fare at the same step. */

@@ -1,13 +1,19 @@
 // --- the page is put together, and listens
 
+/** The profile to look at beside the one that goes wrong: the last one that does not, if any. */
+function besideIt(found) {
+  const others = runs.map((_, i) => i).filter((i) => i !== at.left && !(found && found.runs.includes(runs[i])));
+  const well = others.filter((i) => worstStep(runs[i]) === null);
+  const chosen = well.length ? well : others;
+  return chosen.length ? chosen[chosen.length - 1] : null;
+}
+
 function openScenario(name) {
   runs = RUNS.filter((run) => run.scenario === name);
   const found = findings(runs);
   const first = found[0];
   at.left = first ? runs.indexOf(first.runs[0]) : 0;
-  const better = runs.map((run, i) => [run, i]).filter(([run]) => worstStep(run) === null);
-  const other = better.length ? better[better.length - 1][1] : runs.length - 1;
-  at.right = runs.length > 1 && other !== at.left ? other : null;
+  at.right = besideIt(first);
   const detail = runs[0].detail || {};
   document.title = `${name} · cachesim`;
   byId("page").replaceChildren(titleView(name, detail), verdictView(runs, go), outcomesView(runs, go), h("section", { id: "story" }), sourceView(name, detail));
@@ -114,10 +120,12 @@ if (scenarios.length > 1) {
   byId("scenario").append(...scenarios.map((name) => h("option", { value: name }, name)));
   byId("scenario").addEventListener("change", (event) => openScenario(event.target.value));
 }
-const asked = /^#(\d+)\.(\d+)\.(\d+)\.(\d+)$/.exec(window.location.hash);
-openScenario(scenarios[0]);
+const asked = /^#(\d+)\.(\d+)\.(\d+)\.(\d+)(?:\.(\d+))?$/.exec(window.location.hash);
+const named = scenarios[(asked && asked[5] ? Number(asked[5]) : 1) - 1] || scenarios[0];
+byId("scenario").value = named;
+openScenario(named);
 if (asked) {
-  const [step, row, left, right] = asked.slice(1).map(Number);
+  const [step, row, left, right] = asked.slice(1, 5).map(Number);
   if (left >= 1 && left <= runs.length) at.left = left - 1;
   at.right = right >= 1 && right <= runs.length ? right - 1 : null;
   [at.step, at.row] = [Math.max(0, Math.min(runs[at.left].steps.length - 1, step - 1)), row - 1];

@@ -4,7 +4,7 @@ const CLASSES = {
   R: ["reused", "computed for an earlier request, taken from cache"],
   r: ["recomputed", "equal to what was held, yet read again"],
   C: ["new", "computed now"],
-  F: ["foreign", "memory holds another token here"],
+  F: ["foreign", "memory holds another token here, or none"],
   X: ["cut", "held before, cut away"],
   ".": ["held", "held, untouched"],
 };
@@ -59,7 +59,7 @@ function groupView(group, { label = true } = {}) {
   const words = `${word} ${tokens.length}${group.name ? `, ${group.name}` : ""}`;
   return h(
     "span",
-    { class: `group k-${word}`, role: "img", "aria-label": words },
+    { class: `group k-${word}`, role: "group", "aria-label": words },
     label && h("span", { class: "label" }, h("i", {}, `${letter}`), ` ${word} ${tokens.length}`, group.name && h("em", {}, group.name)),
     boxes,
   );
@@ -95,7 +95,11 @@ function promptTokens(run, step) {
   return step.detail.prompt.map((token, position) => {
     const stranger = foreign.get(position);
     const letter = stranger ? "F" : position < (step.cached || 0) ? "R" : position < equal ? "r" : "C";
-    const note = stranger ? `${stranger.place} holds token ${stranger.token}, from ${originOf(run, stranger)}` : "";
+    const note = !stranger
+      ? ""
+      : stranger.token === null
+        ? `${stranger.place} holds nothing here`
+        : `${stranger.place} holds token ${stranger.token}, from ${originOf(run, stranger)}`;
     return { token, position, letter, name: partAt(step, position), note };
   });
 }

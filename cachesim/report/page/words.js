@@ -4,7 +4,7 @@ const GLYPHS = { loss: "–", gain: "+", warn: "!", plain: "|", quiet: "·" };
 const TONES = {
   loss: "tokens were lost, or ruled out",
   gain: "something was saved, restored or loaded",
-  warn: "a checkpoint stays that holds more than is shared",
+  warn: "kept or handed on, though it is not what it should be",
   plain: "a decision",
   quiet: "routine",
 };
@@ -25,7 +25,7 @@ const GAINS = [
 /** loss, gain, warn, plain or quiet. */
 function toneOf(event) {
   const name = event.event;
-  if (name === "checkpoint-kept") return "warn";
+  if (name === "checkpoint-kept" || event.sound === false || event.state_is_key === false) return "warn";
   if (name === "depth-tested") return event.pos_min >= event.threshold ? "loss" : "plain";
   if (name === "checkpoint-checked") return event.refused ? "loss" : "plain";
   if (name === "checkpoint-dropped") return event.reason === "superseded" ? "plain" : "loss";
@@ -74,7 +74,7 @@ const ANSWERS = {
 
 /** What a step came to, as one word for its colour. */
 function fateOf(step) {
-  if (step.error !== null) return "error";
+  if (step.error !== null) return step.error === "cancelled" ? "right" : "error";
   if (step.answer === "diverged") return "wrong";
   if (step.answer === "by-design") return "lost";
   return step.reuse === "lost" && step.explanation && step.explanation.lost > 1 ? "lost" : "right";
