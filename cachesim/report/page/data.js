@@ -53,22 +53,25 @@ function partAt(step, at) {
   return part ? part.name : step.detail && at >= step.detail.prompt.length ? "reply" : "prompt";
 }
 
-/** Pieces as tokens, each with the step, the place in it, and the part it lies in. */
-function spelled(run, pieces) {
-  const tokens = [];
-  for (const piece of pieces || []) {
-    if (piece.tokens) {
-      for (const token of piece.tokens) tokens.push({ token, step: null, at: null, part: "of no step" });
-      continue;
-    }
-    const step = run.steps[piece.step];
-    const text = textOf(step);
-    for (let at = piece.at; at < piece.at + piece.count; at += 1) {
-      tokens.push({ token: text[at], step: piece.step, at, part: partAt(step, at) });
-    }
+const texts = new Map();
+
+/** Every token of a step, with the step, its place, and the part it lies in; made once. */
+function tokensOf(run, index) {
+  const key = `${RUNS.indexOf(run)} ${index}`;
+  if (!texts.has(key)) {
+    const step = run.steps[index];
+    texts.set(key, textOf(step).map((token, at) => ({ token, step: index, at, part: partAt(step, at) })));
   }
-  return tokens;
+  return texts.get(key);
 }
+
+/** Pieces as tokens. */
+const spelled = (run, pieces) =>
+  (pieces || []).flatMap((piece) =>
+    piece.tokens
+      ? piece.tokens.map((token) => ({ token, step: null, at: null, part: "of no step" }))
+      : tokensOf(run, piece.step).slice(piece.at, piece.at + piece.count),
+  );
 
 const sizeOf = (pieces) =>
   (pieces || []).reduce((sum, piece) => sum + (piece.tokens ? piece.tokens.length : piece.count), 0);

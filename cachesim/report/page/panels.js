@@ -215,24 +215,33 @@ function logitTable(row) {
   );
 }
 
-/** The whole event list of a step; the cursor's line is marked. */
+/** Events on either side of the cursor that are listed. */
+const NEAR = 60;
+
+/** The event list of a step; the cursor's line is marked. */
 function eventsView({ step, event, choose }) {
   if (!step.events.length) return [quietLine(step.error === null ? "Nothing happened." : `${step.error}: ${step.message}`)];
+  const first = Math.max(0, Math.min(event - NEAR, step.events.length - 2 * NEAR));
+  const shown = step.events.slice(first, first + 2 * NEAR);
+  const more = (count, where) => count > 0 && quietLine(`${plural(count, "event")} ${where}`);
   return [
-    h(
-      "ol",
-      { class: "events" },
-      step.events.map((each, i) => {
-        const tone = toneOf(each);
-        return h(
-          "li",
-          { class: `t-${tone}`, "aria-current": i === event ? "step" : null },
-          h("button", { type: "button", onclick: () => choose(i) },
-            h("span", { class: "glyph", "data-tip": TONES[tone] }, GLYPHS[tone]),
-            h("span", { class: "what" }, eventName(each)),
-            h("span", { class: "fields" }, eventFields(each).map(([name, value]) => h("span", {}, h("i", {}, name), ` ${value}`)))),
-        );
-      }),
-    ),
+    more(first, "before these"),
+    h("ol", { class: "events" }, shown.map((each, k) => eventLine(each, first + k, event, choose))),
+    more(step.events.length - first - shown.length, "after these"),
   ];
+}
+
+function eventLine(each, index, event, choose) {
+  const tone = toneOf(each);
+  return h(
+    "li",
+    { class: `t-${tone}`, "aria-current": index === event ? "step" : null },
+    h(
+      "button",
+      { type: "button", onclick: () => choose(index) },
+      h("span", { class: "glyph", "data-tip": TONES[tone] }, GLYPHS[tone]),
+      h("span", { class: "what" }, eventName(each)),
+      h("span", { class: "fields" }, eventFields(each).map(([name, value]) => h("span", {}, h("i", {}, name), ` ${value}`))),
+    ),
+  );
 }
