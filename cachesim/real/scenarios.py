@@ -138,7 +138,13 @@ def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
 
 def _check_playable(scenario: Scenario, number: int) -> None:
     step = scenario.step[number]
+    before = scenario.step[number - 1] if step.with_previous else step
+    alike = all(
+        getattr(step, each) == getattr(before, each)
+        for each in ("predict", "slot", "cache_prompt", "options")
+    )
     hurdles: Sequence[tuple[bool, str]] = (
+        (not alike, "what goes out in one call asks for the same predict, slot and options"),
         (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
         (bool(step.messages), "messages are rendered by the real server's own template"),
         (step.completions > 1, "several completions of one prompt are not compared"),
