@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check bench clean help
+.PHONY: run test check bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -19,10 +20,16 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, the real eng
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.browser
+	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
 	@$(BIN)/python -m tests.real_engines
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.docs          ## the documentation, as a site in docs/_build
+	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@echo "docs/_build/index.html" >&2
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cachesim needs Python 3.11 or newer; set PYTHON=...")'
@@ -40,7 +47,12 @@ $(VENV)/.test: $(VENV)/.run
 $(VENV)/.check: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "ruff>=0.14" "mypy>=1.18"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40" || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(SITE) || true
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(SITE)
 	@touch $@
 
 clean:           ## remove what was set up
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/_generated

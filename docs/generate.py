@@ -1,0 +1,39 @@
+"""Writes the pages that come from the code into docs/_generated: lessons and reference.
+
+`make docs` runs it before every build, so that no page can fall behind the code.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from pages import commands, events, lessons, ports, releases, schemas
+
+FOLDER: Final = Path(__file__).parent / "_generated"
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    **lessons.pages(),
+    "commands.md": commands.page,
+    "scenario-keys.md": schemas.scenario_page,
+    "json-output.md": schemas.output_page,
+    "events.md": events.page,
+    "releases.md": releases.page,
+    "rules.md": releases.rules_page,
+    "ported-functions.md": ports.functions_page,
+    "oddities.md": ports.oddities_page,
+}
+"""Every generated page, and what writes it."""
+
+
+def main() -> None:
+    """Write all pages anew."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for name, write in PAGES.items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(write(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The commands: the help text that each prints."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+
+from cachesim.cli.app import COMMANDS
+from cachesim.cli.main import main
+from cachesim.cli.mounts import REAL
+from cachesim.real import commands as real_commands
+
+INTRODUCTION = """\
+# Commands
+
+`cachesim COMMAND --help` prints what stands here. `python -m cachesim` is the same program.
+Results go to standard output, everything else to standard error; `NO_COLOR`, pipes and narrow
+terminals work.
+
+| status | meaning |
+|---|---|
+| 0 | all as expected |
+| 1 | an answer diverged, an expectation failed, or two sides differ |
+| 2 | wrong usage, or a wrong file |
+| 3 | cachesim broke a contract of its own: please report it |
+| 130 | interrupted |
+"""
+
+
+def page() -> str:
+    """All commands, one after the other."""
+    return "\n\n".join([INTRODUCTION, *_sections()]) + "\n"
+
+
+def _sections() -> Iterator[str]:
+    known = [name for name, function in REAL.items() if hasattr(real_commands, function)]
+    real = [("real", name) for name in ("gguf", *known)]
+    for words in [*((name,) for name in sorted([*COMMANDS, "check", "bench"])), ("real",), *real]:
+        text = _help(words)
+        if text:
+            yield f"## cachesim {' '.join(words)}\n\n```text\n{text}\n```"
+
+
+def _help(words: tuple[str, ...]) -> str:
+    """What `--help` prints; nothing where the command is not installed."""
+    printed = io.StringIO()
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "96"
+    try:
+        with redirect_stdout(printed):
+            status = main([*words, "--help"])
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+    return printed.getvalue().strip() if status == 0 else ""

@@ -1,0 +1,86 @@
+"""The scenario file and the JSON output, from the schemas that the program itself uses."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cachesim.scenario import output_schema, scenario_schema
+from pages.tables import code, plain, table
+
+SCENARIO = """\
+# Keys of a scenario
+
+A scenario is a TOML file. Unknown keys are errors, and all errors of a file are reported at once,
+each with its path. `cachesim new` prints a commented file to start from; `cachesim schema` prints
+the JSON Schema that editors understand.
+
+A prompt is written in *spans*: named runs of tokens, drawn from the seed. `S u1` is one span
+after the other, `S[:50]` the first fifty tokens of one, `A.reply` what step `A` generated. A list
+of token ids works too.
+"""
+
+OUTPUT = """\
+# JSON output
+
+`cachesim run FILE... --format json` prints one object. `cached`, `processed`, `checkpoints` and
+`prompt_cache` are what the real server has after that step. Keys may be added, never renamed.
+`cachesim schema output` prints the JSON Schema.
+"""
+
+
+def scenario_page() -> str:
+    """Every table of a scenario file."""
+    return "\n\n".join([SCENARIO, *_tables(scenario_schema(), "The file")]) + "\n"
+
+
+def output_page() -> str:
+    """Every object of the output."""
+    return "\n\n".join([OUTPUT, *_tables(output_schema(), "The object")]) + "\n"
+
+
+def _tables(schema: Mapping[str, Any], title: str) -> Iterator[str]:
+    """A section for an object, then one for each object inside."""
+    yield f"## {title}"
+    if "description" in schema:
+        yield plain(schema["description"])
+    required = schema.get("required", ())
+    rows = [
+        (code(name), _kind(each), "yes" if name in required else "", _about(each))
+        for name, each in schema["properties"].items()
+    ]
+    yield table(("key", "value", "needed", "what it is"), rows)
+    for name, each in schema["properties"].items():
+        inner = each.get("items", each)
+        if inner.get("properties"):
+            yield from _tables(
+                inner, f"`{name}`" if title.startswith("The") else f"{title} `{name}`"
+            )
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(code(json.dumps(each)) for each in schema["enum"])
+    if "const" in schema:
+        return code(json.dumps(schema["const"]))
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        return " or ".join(dict.fromkeys(_kind(each) for each in choices))
+    kind = schema.get("type", "anything")
+    words = " or ".join(kind) if isinstance(kind, list) else kind
+    if kind == "array":
+        return f"array of {_kind(schema.get('items', {}))}"
+    return f"{words}{_bounds(schema)}"
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f", {schema['minimum']} to {schema['maximum']}"
+    if schema.get("minimum"):
+        return f", at least {schema['minimum']}"
+    return ""
+
+
+def _about(schema: Mapping[str, Any]) -> str:
+    about = plain(schema.get("description", ""))
+    default = schema.get("default")
+    return about if default is None else f"{about} Default: {code(json.dumps(default))}."

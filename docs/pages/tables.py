@@ -1,0 +1,39 @@
+"""Markdown in small pieces: tables, code, links to upstream."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+UPSTREAMS = {
+    "llama.cpp": "ggml-org/llama.cpp",
+    "ik_llama.cpp": "ikawrakow/ik_llama.cpp",
+    "mlx-lm": "ml-explore/mlx-lm",
+}
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; cells become one line each."""
+    lines = [_row(titles), _row(["---"] * len(titles)), *(_row(row) for row in rows)]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", r"\|") for cell in cells) + " |"
+
+
+def code(text: str) -> str:
+    """A name, a value, or nothing."""
+    return f"`{text}`" if text else ""
+
+
+def linked(text: str, engine: str) -> str:
+    """Numbers of issues and proposals as links to where they were opened."""
+    base = f"https://github.com/{UPSTREAMS[engine]}/issues/"
+    return re.sub(r"(?<![\w/])#(\d+)", rf"[#\1]({base}\1)", text)
+
+
+def plain(text: str) -> str:
+    """Prose from a docstring, with what Markdown would take for markup made harmless."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([*_\[\]<>])", r"\\\1", part) for part in parts
+    )

@@ -1,0 +1,119 @@
+"""The generated pages say what the code says."""
+
+import re
+from pathlib import Path
+
+import generate
+import pytest
+from pages import commands, events, ports, releases, schemas
+
+from cachesim.cli import catalogue
+from cachesim.cli.app import COMMANDS
+from cachesim.engines import Engine
+from cachesim.lessons import lessons
+
+
+def rows(page: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith("|") and "---" not in line]
+
+
+def test_pages_are_written_where_the_site_looks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "FOLDER", tmp_path / "pages")
+    generate.main()
+    written = {
+        str(path.relative_to(tmp_path / "pages")): path.read_text()
+        for path in (tmp_path / "pages").rglob("*.md")
+    }
+
+    assert set(generate.PAGES) == set(written)
+    assert {f"lessons/{each.file}" for each in lessons()} < set(written)
+    for name, text in written.items():
+        assert text.startswith("# "), name
+        assert "{{" not in text, name
+        assert str(Path(__file__).parents[2]) not in text, name
+
+
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    docs = Path(generate.__file__).parent
+    listed = (docs / "tutorials.md").read_text() + (docs / "reference.md").read_text()
+
+    assert [name for name in generate.PAGES if f"_generated/{name[:-3]}\n" not in listed] == []
+
+
+def test_every_command_is_there_with_its_help() -> None:
+    page = commands.page()
+
+    assert all(f"## cachesim {name}\n" in page for name in (*COMMANDS, "check", "real"))
+    assert "--arithmetic" in page
+    assert "\x1b" not in page
+
+
+def test_every_release_and_patch_is_there() -> None:
+    page = releases.page()
+    assert all(f"`{item.name}`" in page for item in catalogue.releases())
+    named = [item.name.partition(" +")[2] for item in catalogue.patches()]
+
+    assert len(named) == len([row for row in rows(page) if row.count("|") == 6 and "`" in row])
+
+
+def test_every_patch_changes_a_field() -> None:
+    patches = [row for row in rows(releases.page()) if row.count("|") == 6 and "`" in row]
+
+    assert [] == [row for row in patches if "` = `" not in row]
+
+
+def test_a_known_difference_is_told_with_its_proposal() -> None:
+    page = releases.rules_page()
+    row = next(line for line in rows(page) if line.startswith("| `load_consumes`"))
+
+    assert "[#24143](https://github.com/ggml-org/llama.cpp/issues/24143) keeps it" in row
+    assert row.endswith("`True` |")
+
+
+def test_events_that_happen_are_all_described() -> None:
+    page = events.page()
+    server = Engine.create("llama.cpp@b11549", model=releases_model())
+    server.submit(request())
+    server.run()
+    seen = {event.name() for event in server.events}
+
+    assert len(seen) > 3
+    assert [name for name in seen if f"| `{name}` |" not in page] == []
+
+
+def test_oddities_are_whole_sentences_of_each_engine() -> None:
+    page = ports.oddities_page()
+    counts = [len(rows(part)) - 1 for part in page.split("\n## ")[1:]]
+
+    assert 3 == len(counts)
+    assert all(count >= 5 for count in counts), counts
+    assert "keeps one whose last token lies exactly at `pos_next`" in page
+    assert not re.search(r"\| Trap", page)
+
+
+def test_ported_functions_name_upstream_and_where_they_are() -> None:
+    page = ports.functions_page()
+
+    assert "| `llama_memory_recurrent::seq_rm` | `llamacpp/memory/recurrent.py" in page
+    assert len(rows(page)) > 100
+
+
+def test_every_key_of_a_scenario_is_there() -> None:
+    page = schemas.scenario_page()
+
+    assert all(f"| `{key}` |" in page for key in ("format", "preset", "prompt", "cached", "answer"))
+
+
+def releases_model():  # type: ignore[no-untyped-def]  # noqa: ANN201
+    from cachesim.model.presets import tiny  # noqa: PLC0415
+
+    return tiny("hybrid")
+
+
+def request():  # type: ignore[no-untyped-def]  # noqa: ANN201
+    from cachesim.engines import Request  # noqa: PLC0415
+    from cachesim.units import as_tokens  # noqa: PLC0415
+
+    return Request(prompt=as_tokens(range(270, 290)), predict=2)

@@ -1,0 +1,20 @@
+"""The README's picture is what the command prints today, and fetches nothing."""
+
+import re
+
+import make_picture
+
+
+def test_the_picture_is_in_step_with_the_program() -> None:
+    kept = make_picture.PICTURE.read_text(encoding="utf-8")
+
+    assert kept == make_picture.picture(), "python docs/make_picture.py draws it anew"
+
+
+def test_the_picture_fetches_nothing() -> None:
+    kept = make_picture.PICTURE.read_text(encoding="utf-8")
+    without = re.sub(r"<!--.*?-->|xmlns=\"[^\"]*\"", "", kept, flags=re.DOTALL)
+
+    assert "@font-face" not in kept
+    assert "http" not in without
+    assert "DIVERGED" in kept
