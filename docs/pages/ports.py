@@ -90,7 +90,7 @@ def oddities_of(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
         trap = TRAP.search(paragraph)
         if trap:
-            yield _sentence(re.sub(r"^Traps?: ", "", trap[0]))
+            yield _sentence(re.sub(r"^Traps?(: | of (the )?)", "", trap[0]))
             continue
         if "   " in paragraph:  # a glossary, or a picture
             continue
