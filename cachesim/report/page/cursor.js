@@ -188,7 +188,8 @@ function draw() {
   const total = all.reduce((sum, n) => sum + n, 0);
   byId("where").replaceChildren(
     h("b", {}, `Step ${runs[at.left].steps[at.step].name}`),
-    h("span", { class: "quiet" }, ` event ${at.row + 1} of ${all[at.step]}`),
+    h("span", { class: "quiet wide" }, ` event ${at.row + 1} of ${all[at.step]}`),
+    h("span", { class: "quiet narrow" }, ` ${at.row + 1} / ${all[at.step]}`),
   );
   byId("now").replaceChildren(...shownRuns().map((run, side) => nowView(side, run)));
   const line = byId("timeline");
@@ -237,7 +238,7 @@ function story() {
     h("button", { type: "button", id: "next", "aria-label": "next event", onclick: () => move(1) }, "›"),
     h("span", { id: "where" }),
     h("button", { type: "button", class: "jump", id: "loss", onclick: nextLoss }, h("kbd", {}, "e"), h("span", { class: "wide" }, " next"), " loss"),
-    h("button", { type: "button", class: "jump", id: "difference", onclick: firstDifference }, h("kbd", {}, "d"), " first", h("span", { class: "wide" }, " difference")),
+    h("button", { type: "button", class: "jump", id: "difference", onclick: firstDifference }, h("kbd", {}, "d"), h("span", { class: "wide" }, " first"), " difference"),
   );
   const profiles = h(
     "div",
