@@ -7,17 +7,24 @@ from typing import Any, Final
 from cachesim.report.cells import SHOWN, count, lost, worst_answer
 from cachesim.report.findings import is_of_interest
 from cachesim.report.paragraphs import step_facts
+from cachesim.report.ribbon import LETTERS
 
 STYLE: Final = """\
 <style>
-.cachesim { font: 14px/1.5 system-ui, sans-serif; max-width: 60em; }
-.cachesim table { border-collapse: collapse; margin: .6em 0; }
+.cachesim { font: 14px/1.5 system-ui, sans-serif; max-width: 60em; margin: 0 0 1.4em;
+  padding-left: 1em; border-left: 4px solid #3a9060; }
+.cachesim.diverged { border-left-color: #d0453c; }
+.cachesim.by-design, .cachesim.lost { border-left-color: #c98a1b; }
+.cachesim table { border-collapse: collapse; margin: .6em 0; font: inherit; }
 .cachesim th, .cachesim td { text-align: left; padding: .15em 1.2em .15em 0; font-weight: 400; }
 .cachesim td.n, .cachesim th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .cachesim tbody th, .cachesim .what { font-weight: 600; }
 .cachesim dt { float: left; clear: left; width: 6em; opacity: .65; }
 .cachesim dd { margin: 0 0 .15em 6.5em; }
-.cachesim code { white-space: pre-wrap; overflow-wrap: anywhere; }
+.cachesim code { white-space: pre-wrap; overflow-wrap: anywhere; background: none; }
+.cachesim .reused { background: #3a906040; }
+.cachesim .again { background: #e0a02050; }
+.cachesim .computed { background: #4a86d040; }
 </style>"""
 
 WIDEST: Final = 48
@@ -29,8 +36,11 @@ def fragment(run: Mapping[str, Any], *, styled: bool = True) -> str:
     name, profile = escape(run["scenario"]), escape(run["profile"])
     rows = "".join(map(_row, run["steps"]))
     told = "".join(_facts(run))
+    tone = worst_answer(run["steps"]) or ""
+    if tone == "same" and any(step["reuse"] == "lost" for step in run["steps"]):
+        tone = "lost"
     return (
-        f'{STYLE if styled else ""}<section class="cachesim">'
+        f'{STYLE if styled else ""}<section class="cachesim {escape(tone)}">'
         f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run["steps"]))}</p>'
         '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
         '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
@@ -73,7 +83,11 @@ def ribbon_letters(step: Mapping[str, Any]) -> str:
     equal = max(step["explanation"]["equal"], cached)
     parts = [("R", cached), ("r", equal - cached), ("C", step["prompt_tokens"] - equal)]
     scale = max(1, -(-step["prompt_tokens"] // WIDEST))
-    return "".join(letter * max(1, round(n / scale)) for letter, n in parts if n > 0)
+    return "".join(
+        f'<span class="{LETTERS[letter]}">{letter * max(1, round(n / scale))}</span>'
+        for letter, n in parts
+        if n > 0
+    )
 
 
 def _facts(run: Mapping[str, Any]) -> Iterator[str]:
