@@ -7,12 +7,14 @@ Plain functions that print to stdout, complain to stderr and return an exit stat
 import json
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from cachesim.errors import OptionError, ScenarioError
@@ -113,7 +115,11 @@ def real_llama_cpp(
         return 1
     tally, shown = Tally(), None
     with SideBySide(wheel) as pair:
-        for number in range(first, first + workloads):
+        numbers = range(first, first + workloads)
+        beside = console(stderr=True)
+        for number in track(
+            numbers, console=beside, transient=True, disable=not beside.is_terminal
+        ):
             played = pair.play_random(seed=seed, number=number, presets=presets)
             tally.count(played)
             if played.difference is not None and shown is None:
@@ -198,8 +204,10 @@ def show_difference(out: Console, difference: Difference) -> None:
     for name, (real, simulated) in difference.fields.items():
         out.print(f"  {name}: real {real}, simulated {simulated}")
     out.print("the simulator's events at that step:")
-    for event in difference.events:
-        out.print(f"  {json.dumps(event.as_dict(), default=str)}", markup=False)
+    lines = (json.dumps(event.as_dict(), default=str) for event in difference.events)
+    for line, same in groupby(lines):
+        count = len(list(same))
+        out.print(f"  {line}" + (f"  (x {count})" if count > 1 else ""), markup=False)
     out.print("the real server's log at that step:")
     for line in real_log_of(workload, difference.step):
         out.print(f"  {line}", markup=False)
