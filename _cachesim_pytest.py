@@ -7,6 +7,7 @@ so that pytest can load it without importing cachesim.
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("float", "ring"),
         default="float",
         help="float: a real network; ring: exact words, faster",
+    )
+    group.addoption(
+        "--cachesim-emit",
+        metavar="DIR",
+        help="write each scenario that fails, for the one profile it fails on, into a folder",
     )
 
 
@@ -82,7 +88,28 @@ class ScenarioItem(pytest.Item):
         arithmetic = self.config.getoption("--cachesim-arithmetic")
         entry = run(self.scenario, self.profile, arithmetic=arithmetic)
         if not entry["as_expected"]:
-            raise UnexpectedError(entry)
+            raise UnexpectedError(entry, emitted=self._emit())
+
+    def _emit(self) -> Path | None:
+        """Write the scenario for this profile alone, where that was asked for."""
+        from cachesim.scenario import full_profile  # noqa: PLC0415
+        from cachesim.scenario.writing import to_toml  # noqa: PLC0415
+
+        folder = self.config.getoption("--cachesim-emit")
+        if folder is None:
+            return None
+        engine = self.scenario.engine
+        expected = tuple(
+            each
+            for each in self.scenario.expect
+            if each.profile is None or full_profile(engine.name, each.profile) == self.profile
+        )
+        release = str(self.profile).partition("@")[2]
+        alone = replace(self.scenario, engine=replace(engine, profiles=(release,)), expect=expected)
+        path = Path(folder) / f"{self.scenario.name}-{release}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_toml(alone), encoding="utf-8")
+        return path
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:  # noqa: ANN401
         """What was expected and what was found, then the report of `cachesim run`."""
@@ -98,9 +125,10 @@ class ScenarioItem(pytest.Item):
 class UnexpectedError(Exception):
     """A run that was not as its scenario expects."""
 
-    def __init__(self, entry: dict[str, Any]) -> None:
+    def __init__(self, entry: dict[str, Any], *, emitted: Path | None = None) -> None:
         super().__init__("; ".join(entry["mismatches"]))
         self.entry = entry
+        self.emitted = emitted
 
     def told(self, scenario: "Scenario", source: str) -> str:
         """The mismatches and the report, as plain text."""
@@ -113,5 +141,6 @@ class UnexpectedError(Exception):
 
         screen = Console(width=80, file=StringIO(), color_system=None, theme=THEME, _environ={})
         show(screen, one_scenario(scenario, [self.entry], source=source, width=80))
-        lines = (*self.entry["mismatches"], "", screen.file.getvalue())  # type: ignore[attr-defined]
-        return "\n".join(lines)
+        told = screen.file.getvalue()  # type: ignore[attr-defined]
+        again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []
+        return "\n".join((*self.entry["mismatches"], "", told, *again))

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cachesim.scenario import load
+
 SCENARIO = """
 format = 1
 name = "chat"
@@ -35,7 +37,13 @@ def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path
     root = Path(__file__).parent.parent
 
     done = subprocess.run(  # noqa: S603 - our own interpreter
-        [*command, "--continue-on-collection-errors", "--cachesim-arithmetic=ring", "."],
+        [
+            *command,
+            "--continue-on-collection-errors",
+            "--cachesim-arithmetic=ring",
+            "--cachesim-emit=failed",
+            ".",
+        ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(root), "PATH": ""},
         capture_output=True,
@@ -50,3 +58,6 @@ def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path
     assert "model.preest: unknown key 'preest'; did you mean 'preset'?" in done.stdout
     assert "other.toml" not in done.stdout
     assert "1 failed, 1 passed, 1 error" in done.stdout
+    emitted = load(tmp_path / "failed" / "chat-b11549.toml")
+    assert ("b11549",) == emitted.engine.profiles
+    assert ["b11549"] == [each.profile for each in emitted.expect]
