@@ -6,8 +6,10 @@ from typing import Any, Final
 from cachesim.engines.base import Engine
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
-from cachesim.model.presets import PRESETS
+from cachesim.model.presets import PRESETS, preset
+from cachesim.model.spec import ModelSpec
 from cachesim.scenario import limits
+from cachesim.scenario.acceptance import refused_option, refused_profile
 from cachesim.scenario.format import Expect, Scenario, Step, Turn
 from cachesim.scenario.models import bytes_needed, spec_of
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, references
@@ -107,13 +109,43 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
             yield Problem(("engine", "options", key), f"must be at most {most}, found {value}")
     for index, text in enumerate(scenario.engine.profiles):
         yield from _profile(name, text, ("engine", "profiles", index))
+    yield from _options(scenario)
+
+
+def _options(scenario: Scenario) -> Iterator[Problem]:
+    """Every option that a listed profile refuses, each said once."""
+    spec, told = _spec_or_plain(scenario), set()
+    for text in scenario.engine.profiles:
+        try:
+            profile = full_profile(scenario.engine.name, text)
+        except InputError:
+            continue
+        if refused_profile(profile):
+            continue
+        for key, value in scenario.engine.options.items():
+            problem = refused_option(profile, spec, key, value)
+            if problem and key not in told:
+                told.add(key)
+                yield Problem(("engine", "options", key), problem)
+
+
+def _spec_or_plain(scenario: Scenario) -> ModelSpec:
+    """The scenario's network, or a plain one where that cannot be built."""
+    try:
+        return spec_of(scenario.model)
+    except InputError:
+        return preset("dense")
 
 
 def _profile(engine: str, text: str, path: Path) -> Iterator[Problem]:
     try:
-        full_profile(engine, text)
+        profile = full_profile(engine, text)
     except InputError as error:
         yield Problem(path, str(error))
+        return
+    problem = refused_profile(profile) if profile.engine in Engine.families else ""
+    if problem:
+        yield Problem(path, problem)
 
 
 def full_profile(engine: str, text: str) -> Profile:

@@ -18,7 +18,7 @@ from cachesim.errors import ContractError
 from cachesim.model.trace import Traced
 from cachesim.scenario.provenance import Provenance
 from cachesim.scenario.session import Record, Session, groups_of
-from cachesim.scenario.states import state_of
+from cachesim.scenario.states import states_of
 from cachesim.scenario.writing import to_toml
 from cachesim.units import Array
 from cachesim.verify.oracle import Oracle
@@ -40,6 +40,7 @@ class Watcher:
         self.session = session
         self.trace: Traced = session.trace
         self.moments: dict[Held, int] = {}
+        self.untils: list[int] = []  # how many tokens had been born when each was first seen
         self.at: list[int] = []  # the moment after each event
         self.first = self._moment()
         self.records: list[Record] = []
@@ -47,7 +48,11 @@ class Watcher:
         session.engine.after_each_event(self._hear)
 
     def _moment(self) -> int:
-        return self.moments.setdefault(self.session.engine.held(), len(self.moments))
+        held = self.session.engine.held()
+        if held not in self.moments:
+            self.moments[held] = len(self.moments)
+            self.untils.append(self.trace.births)
+        return self.moments[held]
 
     def _hear(self) -> None:
         self.at.append(self._moment())
@@ -68,7 +73,7 @@ class Watcher:
             "model": scenario.model.preset or " ".join(scenario.model.layers or ()),
             "options": dict(scenario.engine.options),
             "toml": to_toml(scenario),
-            "states": [state_of(held, origins) for held in self.moments],
+            "states": states_of(zip(self.moments, self.untils, strict=True), origins),
         }
 
     def _origins(self) -> Provenance:

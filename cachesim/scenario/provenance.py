@@ -49,9 +49,9 @@ class Provenance:
         self._births = 1  # how many are traced back; nobody was born as number 0
         self._born: list[Piece] = [{"tokens": [-1]}]
         self._firsts = [0]  # the first birth of each piece
-        self._nodes: dict[NodeId, Origin] = {}
+        self._nodes: dict[NodeId, list[tuple[int, Origin]]] = {}  # births of equal histories
         self._spelled: dict[Tokens, list[Piece]] = {}
-        self._chains: dict[NodeId, list[Piece]] = {ROOT: []}
+        self._chains: dict[tuple[NodeId, int], list[Piece]] = {}
 
     def learn(self, group: Sequence[Record], end: int) -> None:
         """The births up to `end` fell while the server worked on a group of steps."""
@@ -61,9 +61,10 @@ class Provenance:
             for at, node in enumerate(self.trace.histories.clean(text)[1:]):
                 clean.setdefault(node, Origin(record.index, at, int(text[at])))
         origins = []
-        for node in self.trace.nodes_of_births(np.arange(self._births, end)).tolist():
+        births = np.arange(self._births, end)
+        for birth, node in enumerate(self.trace.nodes_of_births(births).tolist(), self._births):
             origin = clean.get(node) or self._by_place(node, group)
-            self._nodes.setdefault(node, origin)
+            self._nodes.setdefault(node, []).append((birth, origin))
             origins.append(origin)
         for piece in pieces(origins):
             self._firsts.append(self._births)
@@ -91,24 +92,39 @@ class Provenance:
             birth, count, at = birth + size_of(piece), count - size_of(piece), at + 1
         return found
 
-    def folded(self, node: NodeId) -> list[Piece] | None:
-        """The tokens that a recurrent row has folded in, oldest first."""
-        if node == UNKNOWN or "recurrent" not in self.trace.histories.places:
+    def folded(self, node: NodeId, until: int) -> list[Piece] | None:
+        """The tokens that a recurrent row has folded in, oldest first.
+
+        Equal histories are one node. Of steps that computed it, before so many births, the last is
+        named, and so are its own tokens before that one.
+        """
+        histories = self.trace.histories
+        if node == UNKNOWN or "recurrent" not in histories.places:
             return None
-        place = self.trace.histories.places.index("recurrent")
-        fresh = []
-        while node not in self._chains:
-            fresh.append(node)
-            node = self.trace.histories.readings(node)[place].node
-        chain = self._chains[node]
-        if fresh:
-            chain = pieces((self._origin(each) for each in reversed(fresh)), after=chain)
-            self._chains[fresh[0]] = chain
+        place = histories.places.index("recurrent")
+        fresh: list[Origin] = []
+        whole: tuple[NodeId, int] | None = None
+        chain: list[Piece] = []
+        step = NOBODY
+        while node != ROOT:
+            origin = self._origin(node, step, until)
+            step, key = origin.step, (node, origin.step)
+            whole = whole or key
+            if key in self._chains:
+                chain = self._chains[key]
+                break
+            fresh.append(origin)
+            node = histories.readings(node)[place].node
+        if fresh and whole:
+            chain = self._chains[whole] = pieces(reversed(fresh), after=chain)
         return chain
 
-    def _origin(self, node: NodeId) -> Origin:
-        token = int(self.trace.histories.token(node))
-        return self._nodes.get(node, Origin(NOBODY, 0, token))
+    def _origin(self, node: NodeId, step: int, until: int) -> Origin:
+        """Who computed a history before a birth: this step if it did, else the last one to do so."""
+        born = [origin for birth, origin in self._nodes.get(node, ()) if birth < until]
+        own = [origin for origin in born if origin.step == step]
+        unknown = Origin(NOBODY, 0, int(self.trace.histories.token(node)))
+        return (own or born or [unknown])[-1]
 
     def spelled(self, tokens: Tokens) -> list[Piece]:
         """Tokens as pieces of texts, each the longest that some step has at that very place.

@@ -1,5 +1,6 @@
 """What a server held at one moment, as plain data: every token with the step it comes from."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cachesim.engines.held import (
@@ -14,21 +15,32 @@ from cachesim.engines.held import (
 from cachesim.scenario.provenance import Provenance, size_of
 
 
-def state_of(held: Held, origins: Provenance) -> dict[str, Any]:
-    """One moment."""
+def states_of(moments: Iterable[tuple[Held, int]], origins: Provenance) -> list[dict[str, Any]]:
+    """Moments in order, each with how many tokens had been born by then."""
+    made: dict[CheckpointHeld, int] = {}
+    return [_state(held, until, made, origins) for held, until in moments]
+
+
+def _state(
+    held: Held, until: int, made: dict[CheckpointHeld, int], origins: Provenance
+) -> dict[str, Any]:
+    """One moment; a checkpoint is as old as the first one that it was seen in."""
+    for slot in held.slots:
+        for checkpoint in slot.checkpoints:
+            made.setdefault(checkpoint, until)
     companion = None
     if held.companion_cells or held.companion_rows:
-        companion = _memory(held.companion_cells, held.companion_rows, origins)
+        companion = _memory(held.companion_cells, held.companion_rows, until, origins)
     return {
-        "slots": [_slot(each, origins) for each in held.slots],
-        "memory": _memory(held.cells, held.rows, origins),
+        "slots": [_slot(each, made, origins) for each in held.slots],
+        "memory": _memory(held.cells, held.rows, until, origins),
         "companion": companion,
         "prompt_cache": [_entry(each, origins) for each in held.entries],
     }
 
 
 def _memory(
-    cells: tuple[CellsHeld, ...], rows: tuple[RowHeld, ...], origins: Provenance
+    cells: tuple[CellsHeld, ...], rows: tuple[RowHeld, ...], until: int, origins: Provenance
 ) -> dict[str, Any]:
     return {
         "cells": [
@@ -46,28 +58,30 @@ def _memory(
                 "row": each.row,
                 "position": each.position,
                 "slots": owners(each.owners),
-                "tokens": origins.folded(each.node),
+                "tokens": origins.folded(each.node, until),
             }
             for each in rows
         ],
     }
 
 
-def _slot(slot: SlotHeld, origins: Provenance) -> dict[str, Any]:
+def _slot(
+    slot: SlotHeld, made: Mapping[CheckpointHeld, int], origins: Provenance
+) -> dict[str, Any]:
     return {
         "id": slot.id,
         "state": slot.state,
         "tokens": origins.spelled(slot.tokens),
-        "checkpoints": [_checkpoint(each, origins) for each in slot.checkpoints],
+        "checkpoints": [_checkpoint(each, made[each], origins) for each in slot.checkpoints],
     }
 
 
-def _checkpoint(checkpoint: CheckpointHeld, origins: Provenance) -> dict[str, Any]:
+def _checkpoint(checkpoint: CheckpointHeld, until: int, origins: Provenance) -> dict[str, Any]:
     return {
         "pos_min": checkpoint.pos_min,
         "pos_max": checkpoint.pos_max,
         "n_tokens": checkpoint.n_tokens,
-        "row": origins.folded(checkpoint.node),
+        "row": origins.folded(checkpoint.node, until),
         "cells": _runs(checkpoint.runs, origins),
     }
 
