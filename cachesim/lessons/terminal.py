@@ -33,11 +33,11 @@ def whole(lesson: ToldLesson) -> RenderableType:
     """A lesson from its title to its last question; answers are kept back."""
     source = lesson.lesson
     lines: list[RenderableType] = [
-        Text(f"{source.number}. {source.title}", style="name"),
+        _headed(f"{source.number}. {source.title}", line="="),
         Text(source.about, style="quiet"),
         Text(""),
         *_spaced(lesson.parts),
-        Text(EXERCISES, style="name"),
+        _headed(EXERCISES),
         Text(""),
     ]
     for number, exercise in enumerate(lesson.exercises, 1):
@@ -74,7 +74,7 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
     for told in parts:
         match told.part.kind:
             case "heading":
-                yield Text(told.text.lstrip("# "), style="name")
+                yield _headed(told.text.lstrip("# "))
             case "prose":
                 yield _prose(told.text)
             case "console":
@@ -86,6 +86,11 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
                     yield Text("")
                     yield Padding(Text(told.output, style="computed"), (0, 0, 0, 2))
         yield Text("")
+
+
+def _headed(text: str, *, line: str = "-") -> Text:
+    """A heading that is one without colour too."""
+    return Text(f"{text}\n{line * len(text)}", style="name")
 
 
 def _prose(text: str) -> RenderableType:

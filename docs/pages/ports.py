@@ -74,7 +74,7 @@ def oddities_page() -> str:
     """Every trap."""
     blocks = [ODDITIES]
     for engine, folder in FOLDERS.items():
-        blocks += [f"## {engine}", table(("where", "oddity"), _oddities(folder))]
+        blocks += [f"## {engine}", table(("oddity", "where"), _oddities(folder))]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -82,7 +82,7 @@ def _oddities(folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(folder.rglob("*.py")):
         for name, text in (*documented(path), *strings(path), *comments(path)):
             for told in oddities_of(text):
-                yield _place(path, name), plain(told)
+                yield plain(told), _place(path, name)
 
 
 def oddities_of(text: str) -> Iterator[str]:

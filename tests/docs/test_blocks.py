@@ -12,10 +12,12 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+from pages import commands as command_pages
 
 from cachesim.cli.main import main
 from cachesim.scenario import full_profile, run, scenario_of
@@ -30,6 +32,7 @@ PAGES: Final = [
     ),
 ]
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SECTION: Final = re.compile(r"^## cachesim ([\w. -]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PLAYS: Final = {"run", "explain", "diff"}
 """Commands that take an arithmetic."""
 
@@ -132,6 +135,25 @@ def test_the_report_of_the_guide_shows_what_the_guide_expects() -> None:
 
     assert [] == played["mismatches"]
     assert [0, 0, 184, 184] == [step["cached"] for step in played["steps"]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_a_sentence_have_the_options_they_name(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    sections = dict(
+        re.findall(r"^## cachesim ([\w. -]+)\n(.*?)^```$", commands(), re.DOTALL | re.MULTILINE)
+    )
+    for command in re.findall(r"`cachesim ([^`]+)`", text):
+        words = command.split()
+        names = [name for name in (" ".join(words[:2]), words[0]) if name in sections]
+        assert names or words[0].isupper(), command
+        for option in (word for word in words if word.startswith("--") and word != "--help"):
+            assert option in sections[names[0]], command
+
+
+@cache
+def commands() -> str:
+    return command_pages.page()
 
 
 def test_blocks_are_found() -> None:
