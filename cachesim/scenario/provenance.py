@@ -120,7 +120,7 @@ class Provenance:
         return chain
 
     def _origin(self, node: NodeId, step: int, until: int) -> Origin:
-        """Who computed a history before a birth: this step if it did, else the last one to do so."""
+        """Who computed a history before a birth: this step if it did, else the last that did."""
         born = [origin for birth, origin in self._nodes.get(node, ()) if birth < until]
         own = [origin for origin in born if origin.step == step]
         unknown = Origin(NOBODY, 0, int(self.trace.histories.token(node)))

@@ -62,6 +62,15 @@ def test_a_wrong_state_is_handed_on_to_the_checkpoints_made_from_it(three: dict[
     ] == slot["checkpoints"][1]["row"]
 
 
+def test_a_history_computed_again_is_that_of_the_step_that_did_so_last() -> None:
+    entry = played("llama.cpp-three-requests", "b11549+erase-equal")
+    (row,) = after(entry, 2, "slot-released")["memory"]["rows"]
+    (slot,) = after(entry, 1, "slot-released")["slots"]
+
+    assert [{"step": 2, "at": 0, "count": 47}] == row["tokens"]
+    assert [[{"step": 1, "at": 0, "count": 36}]] == [each["row"] for each in slot["checkpoints"]]
+
+
 def test_cells_name_the_step_that_computed_them(three: dict[str, Any]) -> None:
     (part,) = three["detail"]["states"][-1]["memory"]["cells"]
     first, second = part["runs"]

@@ -239,6 +239,7 @@ function story() {
     h("span", { id: "where" }),
     h("button", { type: "button", class: "jump", id: "loss", onclick: nextLoss }, h("kbd", {}, "e"), h("span", { class: "wide" }, " next"), " loss"),
     h("button", { type: "button", class: "jump", id: "difference", onclick: firstDifference }, h("kbd", {}, "d"), h("span", { class: "wide" }, " first"), " difference"),
+    h("span", { class: "hint quiet" }, h("kbd", {}, "←"), " ", h("kbd", {}, "→"), " step  ", h("kbd", {}, "?"), " all keys"),
   );
   const profiles = h(
     "div",
@@ -251,7 +252,7 @@ function story() {
     "section",
     { id: "story", "aria-label": "events, step by step" },
     profiles,
-    h("div", { class: "bar" }, controls, timelineView(), h("div", { id: "now", class: panes.length > 1 ? "two" : "" }), h("p", { id: "said", role: "status" })),
+    h("div", { class: "bar" }, controls, timelineView(), h("div", { id: "now", "aria-live": "polite", class: panes.length > 1 ? "two" : "" }), h("p", { id: "said", role: "status" })),
     h("div", { class: `panes ${panes.length > 1 ? "two" : ""}` }, panes.map((pane) => pane.node)),
   );
   byId("story").replaceWith(section);
