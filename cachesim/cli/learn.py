@@ -65,7 +65,7 @@ def _answers(exercise: ToldExercise) -> list[str]:
         words = line.replace(",", " ").split()
         if not line or len(words) <= count:
             return words
-        notes().print(f"that is {len(words)}")
+        notes().print(f"{count} wanted, that is {len(words)}")
 
 
 def _summed_up(right: Iterable[bool]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.context import INVALID, Context
 from cachesim.engines.llamacpp.memory.create import (
     create_memory,
     has_position_sections,
@@ -104,7 +104,8 @@ class Memory:
         start = self.context.seq_pos_max(seq) + 1 if at is None else at
         code = self.context.decode(Batch.of(tokens(text), start=start, seq=seq))
         if code != 0:
-            msg = f"decode answers {code}: {self.context.refusal or 'no place'}"
+            why = self.context.refusal if code == INVALID else "no place"
+            msg = f"decode answers {code}: {why}"
             raise ValueError(msg)
         for name, cache in self._caches():
             cells = cache.streams.cells[0]

@@ -80,7 +80,7 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
             case "console":
                 yield Padding(Text(told.text), (0, 0, 0, 4))
             case _:
-                code = Syntax(told.text, "python", background_color="default", word_wrap=True)
+                code = Syntax(told.text, "python", theme="ansi_dark", word_wrap=True)
                 yield Padding(code, (0, 0, 0, 4))
                 if told.output:
                     yield Text("")
