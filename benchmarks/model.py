@@ -23,11 +23,11 @@ from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.flags import PRESETS as LOADED_BY
-from cachesim.real.gguf import write_model
-from cachesim.real.greedy import drawn_prompt
-from cachesim.real.llamacpp_server import Played, RealServer
-from cachesim.real.workload import Outcome, Release, Step
+from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.greedy import drawn_prompt
+from cachesim.real.llama_cpp.random_flags import PRESETS as LOADED_BY
+from cachesim.real.llama_cpp.server import Played, RealServer
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step
 from cachesim.units import Tokens
 
 PREFILLS: Final = (100, 1_000, 4_000)

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.real.compare import SideBySide
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llamacpp_calls import grouped
-from cachesim.real.llamacpp_server import WHEELS, Played
-from cachesim.real.simulated import SimulatedServer
-from cachesim.real.workload import Outcome, Release, Step, Workload
-from cachesim.real.workloads import draw_setting, grow
+from cachesim.real.llama_cpp.calls import grouped
+from cachesim.real.llama_cpp.compare import SideBySide
+from cachesim.real.llama_cpp.server import WHEELS, Played
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workloads import draw_setting, grow
 
 SEED: Final = 2026
 WORKLOADS: Final = 40

@@ -15,17 +15,22 @@ from typing import Final
 from rich.console import Console
 
 from cachesim.real.commands import show_difference
-from cachesim.real.compare import SideBySide, Tally
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
-from cachesim.real.flags import PRESETS
-from cachesim.real.llamacpp_server import WHEELS, environment_for
-from cachesim.real.logits import compare_logits
-from cachesim.real.mlx_classes import RUNTIMES, compare_classes
-from cachesim.real.mlx_classes import environment_for as mlx_environment_for
-from cachesim.real.mlx_logits import compare_mlx_logits
-from cachesim.real.mlx_server import compare_server
-from cachesim.real.workload import Release
-from cachesim.real.wrong_answers import FOUR_SLOTS, STALE_NEIGHBOUR, THREE_REQUESTS, verdict_on
+from cachesim.real.llama_cpp.compare import SideBySide, Tally
+from cachesim.real.llama_cpp.logits import compare_logits
+from cachesim.real.llama_cpp.random_flags import PRESETS
+from cachesim.real.llama_cpp.server import WHEELS, environment_for
+from cachesim.real.llama_cpp.workload import Release
+from cachesim.real.llama_cpp.wrong_answers import (
+    FOUR_SLOTS,
+    STALE_NEIGHBOUR,
+    THREE_REQUESTS,
+    verdict_on,
+)
+from cachesim.real.mlx_lm.classes import RUNTIMES, compare_classes
+from cachesim.real.mlx_lm.classes import environment_for as mlx_environment_for
+from cachesim.real.mlx_lm.logits import compare_mlx_logits
+from cachesim.real.mlx_lm.server import compare_server
 
 SEED: Final = 20261120
 WORKLOADS: Final = 60  # per release of llama.cpp

@@ -15,7 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"model", "engines"},
     "scenario": {"model", "engines", "verify"},
     "testing": {"model", "engines", "verify", "scenario"},
-    "real": {"model", "engines", "verify", "scenario"},
+    "real": {"model", "engines", "verify", "scenario", "testing"},
     "report": {"model", "engines", "verify", "scenario"},
     "lessons": {"model", "engines", "verify", "scenario", "testing", "report"},
     "cli": {"model", "engines", "verify", "scenario", "testing", "real", "report", "lessons"},

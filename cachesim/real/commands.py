@@ -19,17 +19,17 @@ from rich.table import Table
 
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
-from cachesim.real.compare import Difference, SideBySide, Tally
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.flags import PRESETS
-from cachesim.real.gguf import write_model
-from cachesim.real.llamacpp_server import as_release, environment_for
-from cachesim.real.logits import real_logits
+from cachesim.real.llama_cpp.compare import Difference, SideBySide, Tally
+from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.logits import real_logits
+from cachesim.real.llama_cpp.random_flags import PRESETS
+from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario, releases_of
+from cachesim.real.llama_cpp.server import as_release, environment_for
+from cachesim.real.llama_cpp.server_log import calls_of
+from cachesim.real.llama_cpp.workload import Outcome, Workload
 from cachesim.real.mlx_lm.commands import real_mlx_lm
-from cachesim.real.scenarios import StepPlayed, play_scenario, releases_of
-from cachesim.real.server_log import calls_of
 from cachesim.real.vectors.replay import replay
-from cachesim.real.workload import Outcome, Workload
 from cachesim.scenario.load import load
 
 

@@ -5,13 +5,14 @@ finding is kept, until none does. Tokens are cut out of all prompts at once, for
 must stay shared.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import FIRST_WORD
 
+T = TypeVar("T")
 Holds: TypeAlias = Callable[[Scenario], bool]
 
 TRIALS: Final = 800
@@ -19,18 +20,33 @@ TRIALS: Final = 800
 
 def shrink(scenario: Scenario, holds: Holds, *, trials: int = TRIALS) -> Scenario:
     """The smallest scenario found of which the property still holds."""
+    smallest = descend(scenario, simpler, holds, trials=trials)
+    steps = (replace(step, name=f"r{number}") for number, step in enumerate(smallest.step))
+    return _with_steps(smallest, tuple(steps))
+
+
+def descend(
+    value: T,
+    simpler_than: Callable[[T], Iterable[T]],
+    holds: Callable[[T], bool],
+    *,
+    trials: int,
+) -> T:
+    """Keep every simplification of which the property holds, until none does.
+
+    Greedy and repeated: after each success the simplifications are drawn anew.
+    """
     left, smaller = trials, True
     while smaller and left > 0:
         smaller = False
-        for candidate in simpler(scenario):
+        for candidate in simpler_than(value):
             left -= 1
             if holds(candidate):
-                scenario, smaller = candidate, True
+                value, smaller = candidate, True
                 break
             if left <= 0:
                 break
-    steps = (replace(step, name=f"r{number}") for number, step in enumerate(scenario.step))
-    return _with_steps(scenario, tuple(steps))
+    return value
 
 
 def simpler(scenario: Scenario) -> Iterator[Scenario]:

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from cachesim.errors import TokenError
-from cachesim.real.chats import ChatTree, Said, chat_of, render, starts_of, text_of
-from cachesim.real.llamacpp_calls import call_for, outcomes_of
-from cachesim.real.workload import Outcome, Step
+from cachesim.real.llama_cpp.calls import call_for, outcomes_of
+from cachesim.real.llama_cpp.chats import ChatTree, Said, chat_of, render, starts_of, text_of
+from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.units import as_tokens
 
 CHAT = (

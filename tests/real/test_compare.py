@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from cachesim.real.compare import Played, Tally, first_difference
-from cachesim.real.simulated import SimulatedServer
-from cachesim.real.workload import Outcome, Step, Workload
+from cachesim.real.llama_cpp.compare import Played, Tally, first_difference
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
 from cachesim.units import as_tokens
 
 A = as_tokens(range(265, 305))

@@ -5,9 +5,9 @@ import pytest
 
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import tiny
-from cachesim.real import drafts
-from cachesim.real.drafts import Drafts, expected_drafts, head_guesses
-from cachesim.real.greedy import drawn_prompt, generate
+from cachesim.real.llama_cpp import drafts
+from cachesim.real.llama_cpp.drafts import Drafts, expected_drafts, head_guesses
+from cachesim.real.llama_cpp.greedy import drawn_prompt, generate
 
 NETWORK = FloatNetwork(tiny("hybrid-mtp"))
 PROMPT = drawn_prompt(np.random.default_rng(1), 12)

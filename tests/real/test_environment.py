@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.errors import ProfileError
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
-from cachesim.real.llamacpp_server import as_release, environment_for
+from cachesim.real.llama_cpp.server import as_release, environment_for
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import pytest
 
 from cachesim.engines.base import Engine
 from cachesim.errors import OptionError
-from cachesim.real.flags import PRESETS
-from cachesim.real.llamacpp_calls import call_for, grouped, outcomes_of
-from cachesim.real.llamacpp_flags import effective_ubatch, parameters
-from cachesim.real.shrink import shrink
-from cachesim.real.simulated import spec_of
-from cachesim.real.workload import Outcome, Release, Step, Workload
-from cachesim.real.workloads import draw_setting, grow
+from cachesim.real.llama_cpp.calls import call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
+from cachesim.real.llama_cpp.random_flags import PRESETS
+from cachesim.real.llama_cpp.shrink import shrink
+from cachesim.real.llama_cpp.simulated import spec_of
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.units import Token, Tokens, as_tokens
 
 

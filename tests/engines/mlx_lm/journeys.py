@@ -12,8 +12,8 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
-from cachesim.real.mlx_server_vectors import PRESETS, VOCABULARY
-from cachesim.real.mlx_state import ColdStates
+from cachesim.real.mlx_lm.state import ColdStates
+from cachesim.real.vectors.mlx_server import PRESETS, VOCABULARY
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
 

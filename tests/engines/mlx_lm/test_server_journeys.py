@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from journeys import Journey, Watch, play, play_staggered
 
-from cachesim.real.mlx_server_workloads import Workload, draw_workload
+from cachesim.real.mlx_lm.server_workloads import Workload, draw_workload
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 NUMBERS = st.integers(0, 10**6)

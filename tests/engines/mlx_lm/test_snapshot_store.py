@@ -10,7 +10,7 @@ from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
     checkpoint_positions,
 )
-from cachesim.real.mlx_store_player import feed
+from cachesim.real.mlx_lm.store_player import feed
 
 RULES = CACHE_RELEASES["after-906"]
 R923 = SnapshotRules()

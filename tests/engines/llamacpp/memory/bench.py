@@ -10,8 +10,8 @@ from cachesim.engines.llamacpp.memory.context import Context, Failure
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
-from cachesim.real.memory_counter import counter_context
-from cachesim.real.memory_vectors import parts_of
+from cachesim.real.vectors.memory import parts_of
+from cachesim.real.vectors.memory_counter import counter_context
 
 BOTH = (B9509, B11434)
 NAMES = ("b9509", "b11434")

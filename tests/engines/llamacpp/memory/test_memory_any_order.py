@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cachesim.engines.llamacpp.memory.lanes import plan_lanes, visible_cells
 from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.errors import UpstreamAbort
-from cachesim.real.memory_vectors import MemoryPlayer
+from cachesim.real.vectors.memory import MemoryPlayer
 
 ids = st.integers(0, 2)
 places = st.integers(-1, 14)

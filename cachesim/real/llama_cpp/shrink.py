@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from cachesim.real.workload import Step, Workload
+from cachesim.real.llama_cpp.workload import Step, Workload
+from cachesim.testing.shrink import descend
 
 Property: TypeAlias = Callable[[Workload], bool]
 
@@ -17,18 +18,7 @@ TRIALS: Final = 400
 
 def shrink(workload: Workload, holds: Property, *, trials: int = TRIALS) -> Workload:
     """The smallest workload found of which the property still holds."""
-    left = trials
-    smaller = True
-    while smaller and left > 0:
-        smaller = False
-        for candidate in _simpler(workload):
-            left -= 1
-            if holds(candidate):
-                workload, smaller = candidate, True
-                break
-            if left <= 0:
-                break
-    return workload
+    return descend(workload, _simpler, holds, trials=trials)
 
 
 def _simpler(workload: Workload) -> Iterator[Workload]:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Final
 
 from cachesim.errors import SpecError
-from cachesim.real.gguf_file import Value, f32, flag, i32, text, u32
+from cachesim.real.llama_cpp.gguf_file import Value, f32, flag, i32, text, u32
 
 BOS, EOS, UNKNOWN, END_OF_TURN = 1, 2, 0, 260
 

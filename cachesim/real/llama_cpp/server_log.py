@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cachesim.real.llamacpp_worker import CALL_MARK
+from cachesim.real.llama_cpp.worker import CALL_MARK
 
 PHRASES: Final = (
     "selected slot",

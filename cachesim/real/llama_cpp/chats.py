@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.errors import TokenError
-from cachesim.real.vocabulary import word
+from cachesim.real.llama_cpp.vocabulary import word
 from cachesim.units import Token, Tokens
 
 START, END, NEWLINE = Token(259), Token(260), Token(264)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from cachesim.real.llamacpp_worker import CALL_MARK
+from cachesim.real.llama_cpp.worker import CALL_MARK
 from cachesim.units import Token, Tokens
 
 SECONDS_TO_CATCH_UP: Final = 1.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
-from cachesim.real.chats import ChatTree
-from cachesim.real.flags import PRESETS, draw_options, draw_preset
-from cachesim.real.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.chats import ChatTree
+from cachesim.real.llama_cpp.random_flags import PRESETS, draw_options, draw_preset
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
 FIRST_WORD: Final = 265  # the ids below are control and byte tokens

@@ -18,13 +18,13 @@ from rich.table import Table
 
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset
-from cachesim.real.drafts import compare_drafts
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.flags import PRESETS as LOADED_BY
-from cachesim.real.gguf import write_model
-from cachesim.real.greedy import PRECISE, drawn_prompt, generate
-from cachesim.real.llamacpp_server import Played, RealServer, as_release, environment_for
-from cachesim.real.workload import Outcome, Release, Step
+from cachesim.real.llama_cpp.drafts import compare_drafts
+from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
+from cachesim.real.llama_cpp.random_flags import PRESETS as LOADED_BY
+from cachesim.real.llama_cpp.server import Played, RealServer, as_release, environment_for
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step
 from cachesim.units import Array, Tokens
 
 TOP: Final = 8

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
-from cachesim.real.gguf import write_model
-from cachesim.real.llamacpp_calls import RealServerError, grouped
-from cachesim.real.llamacpp_server import RealServer
-from cachesim.real.shrink import shrink
-from cachesim.real.simulated import SimulatedServer, spec_of
-from cachesim.real.workload import CRASH, Outcome, Release, Step, Workload
-from cachesim.real.workloads import draw_setting, grow
+from cachesim.real.llama_cpp.calls import RealServerError, grouped
+from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.server import RealServer
+from cachesim.real.llama_cpp.shrink import shrink
+from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
+from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workloads import draw_setting, grow
 
 FAILURES: Final = (CRASH, "server_error")
 

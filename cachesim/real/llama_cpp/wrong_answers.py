@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.real.llamacpp_server import RealServer
-from cachesim.real.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.server import RealServer
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
 VOCABULARY: Final = 512
