@@ -9,8 +9,10 @@ from pages import commands, events, ports, releases, schemas
 
 from cachesim.cli import catalogue
 from cachesim.cli.app import COMMANDS
-from cachesim.engines import Engine
+from cachesim.engines import Engine, Request
 from cachesim.lessons import lessons
+from cachesim.model.presets import tiny
+from cachesim.units import as_tokens
 
 
 def rows(page: str) -> list[str]:
@@ -74,8 +76,8 @@ def test_a_known_difference_is_told_with_its_proposal() -> None:
 
 def test_events_that_happen_are_all_described() -> None:
     page = events.page()
-    server = Engine.create("llama.cpp@b11549", model=releases_model())
-    server.submit(request())
+    server = Engine.create("llama.cpp@b11549", model=tiny("hybrid"))
+    server.submit(Request(prompt=as_tokens(range(270, 290)), predict=2))
     server.run()
     seen = {event.name() for event in server.events}
 
@@ -104,16 +106,3 @@ def test_every_key_of_a_scenario_is_there() -> None:
     page = schemas.scenario_page()
 
     assert all(f"| `{key}` |" in page for key in ("format", "preset", "prompt", "cached", "answer"))
-
-
-def releases_model():  # type: ignore[no-untyped-def]  # noqa: ANN201
-    from cachesim.model.presets import tiny  # noqa: PLC0415
-
-    return tiny("hybrid")
-
-
-def request():  # type: ignore[no-untyped-def]  # noqa: ANN201
-    from cachesim.engines import Request  # noqa: PLC0415
-    from cachesim.units import as_tokens  # noqa: PLC0415
-
-    return Request(prompt=as_tokens(range(270, 290)), predict=2)
