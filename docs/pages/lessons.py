@@ -1,10 +1,16 @@
 """The lessons as pages: told once more, so that every number is computed now."""
 
+import re
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from cachesim.lessons import Lesson, page, told
 from cachesim.lessons import lessons as all_lessons
+from pages.tables import linked
+
+NAMED: Final = re.compile(r"\b(ik_llama\.cpp|llama\.cpp|mlx-lm) #\d+(?:, #\d+)*")
+"""Issues as sentences name them: `llama.cpp #20225, #22384`."""
 
 
 def pages() -> dict[str, Callable[[], str]]:
@@ -13,4 +19,4 @@ def pages() -> dict[str, Callable[[], str]]:
 
 
 def _page(lesson: Lesson) -> str:
-    return page(told(lesson))
+    return NAMED.sub(lambda found: linked(found[0], found[1]), page(told(lesson)))

@@ -106,3 +106,12 @@ def test_every_key_of_a_scenario_is_there() -> None:
     page = schemas.scenario_page()
 
     assert all(f"| `{key}` |" in page for key in ("format", "preset", "prompt", "cached", "answer"))
+
+
+def test_issues_that_lessons_name_are_links() -> None:
+    page = generate.PAGES["lessons/5-checkpoints.md"]()
+
+    assert (
+        "llama.cpp [#20225](https://github.com/ggml-org/llama.cpp/issues/20225), [#22384](" in page
+    )
+    assert "ik_llama.cpp [#1888](https://github.com/ikawrakow/ik_llama.cpp/issues/1888)" in page
