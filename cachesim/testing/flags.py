@@ -59,21 +59,20 @@ CANDIDATES: Final[Mapping[str, Candidates]] = {
 @cache
 def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
     """The flags and values that a profile accepts, found by asking it."""
-    network = build(preset("dense"), "ring")
-
-    def accepts(name: str, value: object) -> bool:
-        try:
-            Engine.create(profile, model=network, options={name: value})
-        except InputError:
-            return False
-        return True
-
     found = {}
     for name, values in CANDIDATES.get(profile.engine, {}).items():
-        kept = tuple(value for value in values if accepts(name, value))
+        kept = tuple(value for value in values if _accepts(profile, "dense", {name: value}))
         if kept:
             found[name] = kept
     return found
+
+
+def _accepts(profile: Profile, model: str, options: Mapping[str, Any]) -> bool:
+    try:
+        Engine.create(profile, model=build(preset(model), "ring"), options=options)
+    except InputError:
+        return False
+    return True
 
 
 _MTP: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -83,11 +82,18 @@ _MTP: Final[Mapping[str, Mapping[str, Any]]] = {
 """What makes a model with an MTP head draft."""
 
 
+@cache
+def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
+    """The flags that make a model draft; none where it has no MTP head or the release no drafts."""
+    flags = _MTP.get(profile.engine, {}) if preset(model).mtp_depth else {}
+    return flags if _accepts(profile, model, flags) else {}
+
+
 def draw_flags(draws: Draws, profile: Profile, model: str) -> dict[str, Any]:
     """Some flags with values other than the default; often none at all."""
     chosen: dict[str, Any] = {}
     if preset(model).mtp_depth and draws.integer(0, 1):
-        chosen |= _MTP.get(profile.engine, {})
+        chosen |= drafting(profile, model)
     if draws.integer(0, 3) == 0:
         return chosen
     for name, values in flags_of(profile).items():

@@ -20,6 +20,9 @@ SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 EDGES: Final = (1, 4, 5, 6, 32, 64)
 """Lengths at which servers change their minds: what is left before the end, an ubatch."""
 
+WITHOUT_SLOTS: Final = frozenset({"mlx-lm"})
+"""Engines whose requests name no slot and cannot decline the cache; they always batch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -40,14 +43,18 @@ def draw_workload(
     draws: Draws, profile: Profile, model: str, shape: Shape = DEFAULT, name: str = "workload"
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
-    tree = _Tree(draws, shape)
+    numbered = profile.engine not in WITHOUT_SLOTS
+    tree = _Tree(draws, shape, may_decline=numbered)
     options = draw_flags(draws, profile, model) if shape.flags else {}
     slots = options.get("parallel", 1)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):
         step = tree.next_step(index)
+        alone = index == 0 or not shape.together
         if slots > 1:
-            step = _placed(draws, step, slots, first=index == 0 or not shape.together)
+            step = _placed(draws, step, slots, first=alone)
+        elif not numbered:
+            step = replace(step, with_previous=not alone and draws.integer(0, 4) == 4)
         steps.append(step)
     return Scenario(
         format=FORMAT,
@@ -73,9 +80,10 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
 class _Tree:
     """The turns so far, and ways to go on from one of them."""
 
-    def __init__(self, draws: Draws, shape: Shape) -> None:
+    def __init__(self, draws: Draws, shape: Shape, *, may_decline: bool) -> None:
         self._draws = draws
         self._shape = shape
+        self._may_decline = may_decline  # a request may say that it wants nothing of the cache
         self._turns: list[tuple[int, ...]] = []  # prompt and all but the last token of the reply
 
     def next_step(self, index: int) -> Step:
@@ -83,7 +91,7 @@ class _Tree:
         prompt = self._prompt()
         reply = self._words(self._draws.integer(1, self._shape.replies))
         self._turns.append(prompt + reply[:-1])
-        cache_prompt = self._draws.integer(0, 24) != 24
+        cache_prompt = not self._may_decline or self._draws.integer(0, 24) != 24
         return Step(name=f"r{index}", prompt=prompt, reply=reply, cache_prompt=cache_prompt)
 
     def _prompt(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import compare
 from cachesim.testing.search import Counterexample, search, workloads
 from cachesim.testing.shrink import ids
+from cachesim.testing.trial import play
 
 
 @pytest.fixture(name="found", scope="module")
@@ -54,6 +55,31 @@ def test_a_sound_profile_passes() -> None:
 
     assert report.counterexample is None
     assert report.exercised["reuse"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("llama.cpp@b9093", "hybrid-mtp"),
+        ("llama.cpp@b11549", "hybrid-mtp"),
+        ("ik_llama.cpp@8337e4cd3", "hybrid-mtp"),
+        ("mlx-lm@0.30.7", "hybrid-mtp"),
+        ("mlx-lm@0.31.1-main+1006", "swa"),
+        ("mlx-lm@0.32.2", "hybrid"),
+    ],
+)
+def test_no_server_is_asked_for_what_it_does_not_have(text: str, model: str) -> None:
+    drawn = workloads(Profile.parse(text), model, seed=1)
+
+    for scenario in (next(drawn) for _ in range(25)):
+        play(scenario, Profile.parse(text))
+
+
+def test_a_server_that_batches_by_itself_is_sent_requests_together() -> None:
+    drawn = workloads(Profile.parse("mlx-lm@0.32.2"), "dense")
+    steps = [step for _ in range(25) for step in next(drawn).step]
+
+    assert {True, False} == {step.with_previous for step in steps}
 
 
 def test_the_same_seed_gives_the_same_workloads() -> None:
