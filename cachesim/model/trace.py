@@ -17,7 +17,7 @@ network cannot tell: beyond its reach, or in a first layer that held the same to
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -209,22 +209,21 @@ class Traced:
         """Read the cells: each row looks at its lane, its own cell left out."""
         words = births[:, None]
         sights = {
-            int(row): (lane, i)
-            for lane in map(_copy, store.attend(shape.layer, words, words))
+            int(row): (cells, i)
+            for lane in store.attend(shape.layer, words, words)
+            for cells in [_Cells(lane)]
             for i, row in enumerate(lane.rows)
         }
 
         def read(row: int) -> Reading:
-            lane, i = sights[row]
-            seen = (lane.low[i] <= lane.positions) & (lane.positions <= lane.high[i])
-            seen &= lane.keys[:, 0] != births[row]
-            nodes = self._nodes_of(lane.keys[seen, 0], lane.values[seen, 0])
-            positions = lane.positions[seen]
-            order = np.argsort(positions, kind="stable")
-            if not len(order):
+            cells, i = sights[row]
+            low, high = int(cells.low[i]), int(cells.high[i])
+            positions, keys, values = cells.seen(low, high, int(births[row]))
+            if not len(positions):
                 return Reading(ROOT)
-            stray = self._stray(place, positions[order], nodes[order], lane.low[i], lane.high[i])
-            return Reading(int(nodes[order[-1]]), stray)
+            nodes = self._nodes_of(keys, values)
+            stray = self._stray(place, positions, nodes, low, high)
+            return Reading(int(nodes[-1]), stray)
 
         return read
 
@@ -241,11 +240,13 @@ class Traced:
         Each must lie just below the one that went on from it, down to the first token of all or to
         the bottom of what can be seen.
         """
-        gaps = np.diff(positions, append=own)
-        joined = np.append(self.histories.parents(nodes[1:], place) == nodes[:-1], [True])
-        broken = np.flatnonzero(~joined | (gaps != 1))
-        if len(broken):
-            i = int(broken[-1])
+        gaps = np.empty_like(positions)
+        gaps[:-1] = positions[1:] - positions[:-1]
+        gaps[-1] = own - positions[-1]
+        broken = gaps != 1
+        broken[:-1] |= self.histories.parents(nodes[1:], place) != nodes[:-1]
+        if broken.any():
+            i = int(np.flatnonzero(broken)[-1])
             position = int(positions[i])
             if gaps[i] > 1:
                 return Stray(Pos(position + int(gaps[i]) - 1), ROOT)
@@ -258,9 +259,28 @@ class Traced:
         return Stray(Pos(lowest - 1), ROOT) if lowest > bottom else None
 
 
-def _copy(lane: Lane) -> Lane:
-    """A lane that stays as it is when the next layer looks."""
-    return Lane(**{field.name: getattr(lane, field.name).copy() for field in fields(lane)})
+class _Cells:
+    """A ledger's lane by position, as it stands now: memory may change before it is read."""
+
+    def __init__(self, lane: Lane) -> None:
+        order = np.argsort(lane.positions, kind="stable")
+        self.positions: Integers = lane.positions[order]
+        self.keys: Integers = lane.keys[order, 0]
+        self.values: Integers = lane.values[order, 0]
+        self.low, self.high = lane.low.copy(), lane.high.copy()
+
+    def seen(self, low: int, high: int, own: int) -> tuple[Integers, Integers, Integers]:
+        """Positions, keys and values from `low` to `high`, the reader's own cell left out."""
+        first = self.positions.searchsorted(low)
+        end = self.positions.searchsorted(high, side="right")
+        if first < end and self.keys[end - 1] == own:
+            end -= 1
+        held = slice(first, end)
+        positions, keys, values = self.positions[held], self.keys[held], self.values[held]
+        if not (keys == own).any():
+            return positions, keys, values
+        others = keys != own
+        return positions[others], keys[others], values[others]
 
 
 def _places(network: Network) -> tuple[Place, ...]:
