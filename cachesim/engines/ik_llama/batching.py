@@ -1,4 +1,4 @@
-"""One pass of the server: shift, collect tokens, read prompts, decode, sample (update_slots)."""
+"""One pass of the server: shift, collect tokens, read prompts, decode, sample (`update_slots`)."""
 
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class Batching:
         self._batch: list[Entry] = []
 
     def update(self) -> None:
-        """One pass (update_slots, from the context shift on)."""
+        """One pass (`update_slots`, from the context shift on)."""
         self._batch = []
         for slot in self._generating():
             self._shift(slot)
@@ -50,7 +50,7 @@ class Batching:
         return self._server.options.context_shift and not (primary.hybrid or primary.recurrent)
 
     def _shift(self, slot: Slot) -> None:
-        """Make room in a full context (context_shift).
+        """Make room in a full context (`context_shift`).
 
         [0, keep)              stays
         [keep, keep + drop)    removed
@@ -89,14 +89,14 @@ class Batching:
         slot.n_past = len(slot.cache_tokens)
 
     def _add_sampled(self, slot: Slot) -> None:
-        """The last sampled token, and a draft behind it (add_sampled_tokens)."""
+        """The last sampled token, and a draft behind it (`add_sampled_tokens`)."""
         slot.drafted = self._server.speculation.draft(slot)
         slot.i_batch = len(self._batch)
         for token in (slot.sampled, *slot.drafted):
             self._append(slot, token, output=True)
 
     def _add_prompt(self, slot: Slot) -> None:
-        """One pass over a prompt (batch_pending_prompt)."""
+        """One pass over a prompt (`batch_pending_prompt`)."""
         if not slot.prepared and not self._prepare(slot):
             return
         slot.n_past = max(slot.n_past, 0)
@@ -132,7 +132,7 @@ class Batching:
         return True
 
     def _truncate(self, slot: Slot) -> None:
-        """Drop whole blocks behind n_keep until the prompt fits (context_shift_prompt).
+        """Drop whole blocks behind n_keep until the prompt fits (`context_shift_prompt`).
 
         The same block leaves the slot's memory, but `n_past` is 0 at this point, so the cells
         behind it are not moved: token list and memory disagree from here on.
@@ -154,7 +154,7 @@ class Batching:
         slot.ledger.apply("prompt-truncated", min(slot.ledger.usable, keep), dropped=dropped)
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
-        """Remove [keep, keep + count), move [keep + count, end) down, on both contexts."""
+        """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`)."""
         seq, server = SeqId(slot.id), self._server
         server.primary.cells.seq_rm(seq, keep, keep + count)
         if keep + count < end:
@@ -208,7 +208,7 @@ class Batching:
     # -- decode ------------------------------------------------------------------------------
 
     def _process(self) -> None:
-        """Decode the batch, in halves where there is no room (process_batch_tokens)."""
+        """Decode the batch, in halves where there is no room (`process_batch_tokens`)."""
         n_batch, first = self._server.options.batch_size, 0
         while first < len(self._batch):
             view = self._batch[first : first + n_batch]
@@ -288,7 +288,7 @@ class Batching:
                 return
 
     def _emit(self, slot: Slot, token: Token, logits: Array) -> None:
-        """Take a token and see whether the generation ends (process_token)."""
+        """Take a token and see whether the generation ends (`process_token`)."""
         assert slot.request is not None  # noqa: S101
         slot.sampled = token
         slot.generated.append(token)

@@ -1,4 +1,4 @@
-"""The one cell table of a context: all slots share it (llama_kv_cache, the old style).
+"""The one cell table of a context: all slots share it (`llama_kv_cache`, the old style).
 
 pos[i]    position of the token in cell i, -1 = free
 held[i]   bit s set: sequence s can see cell i
@@ -31,7 +31,7 @@ class Cells:
     # -- search ------------------------------------------------------------------------------
 
     def find_slot(self, count: int) -> int | None:
-        """The first of `count` contiguous free cells from `head` on (llama_kv_cache_find_slot)."""
+        """The first run of free cells from `head` on (`llama_kv_cache_find_slot`)."""
         if count > self.size:
             return None
         if self.head > self.used + 2 * count:
@@ -75,7 +75,7 @@ class Cells:
     # -- edits -------------------------------------------------------------------------------
 
     def seq_rm(self, seq: SeqId, p0: int, p1: int) -> bool:
-        """Forget [p0, p1) of a sequence (llama_kv_cache_seq_rm).
+        """Forget [p0, p1) of a sequence (`llama_kv_cache_seq_rm`).
 
         Only a recurrent cache refuses, and then nothing has changed. For a hybrid the answer is
         yes although its recurrent row keeps what it has folded in.
@@ -94,7 +94,7 @@ class Cells:
         return True
 
     def seq_add(self, seq: SeqId, p0: int, p1: int, delta: int) -> None:
-        """Move [p0, p1) by `delta`; cells that fall below 0 are freed (llama_kv_cache_seq_add)."""
+        """Move [p0, p1); what falls below 0 is freed (`llama_kv_cache_seq_add`)."""
         hit = np.flatnonzero(self._has(seq) & (self.pos >= p0) & (self.pos < p1))
         self.pos[hit] += delta
         self.shift[hit] += delta
@@ -126,12 +126,12 @@ class Cells:
         return np.flatnonzero(self._has(seq))
 
     def seq_pos_max(self, seq: SeqId) -> Pos:
-        """The largest position; 0 for an empty sequence, as upstream (trap T24)."""
+        """The largest position, 0 for none: trap T24 (`llama_kv_cache_seq_pos_max`)."""
         cells = self.of(seq)
         return Pos(int(self.pos[cells].max())) if cells.size else Pos(0)
 
     def seq_pos_min(self, seq: SeqId) -> Pos:
-        """The position of the first cell by index, not a minimum (trap T3).
+        """The first cell's position, no minimum: trap T3 (`llama_kv_cache_seq_pos_min`).
 
         Recurrent and hybrid caches answer with the largest position instead.
         """

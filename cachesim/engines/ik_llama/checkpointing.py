@@ -1,4 +1,4 @@
-"""When a checkpoint is made, and what gives way to it (create_checkpoint and its call sites)."""
+"""When a checkpoint is made, and what gives way to it (`create_checkpoint` and its call sites)."""
 
 from cachesim.engines.events import Event
 from cachesim.engines.ik_llama import events
@@ -57,7 +57,7 @@ class Checkpointing:
             slot.checkpoint_pos = last
 
     def create(self, slot: Slot) -> bool:
-        """Save the state the sequence stands at, if all gates are open (create_checkpoint)."""
+        """Save the state the sequence stands at, if all gates are open (`create_checkpoint`)."""
         seq = SeqId(slot.id)
         pos_min = self._primary.cells.seq_pos_min(seq)
         n_tokens = Count(len(slot.cache_tokens))

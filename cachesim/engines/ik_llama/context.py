@@ -75,7 +75,7 @@ class Context:
     def decode(
         self, batch: Sequence[Entry], hidden: Sequence[Array] | None = None, *, keep_steps: int = 1
     ) -> Decoded:
-        """Run a batch in pieces of n_ubatch tokens (llama_decode_internal).
+        """Run a batch in pieces of n_ubatch tokens (`llama_decode_internal`).
 
         Room is sought piece by piece: when it runs out, the pieces before stay where they are.
         `keep_steps` asks for the states after each of the last tokens of every sequence.
@@ -141,7 +141,7 @@ class Context:
                 done.hidden[first + i] = output.hidden[k]
 
     def apply_shifts(self) -> None:
-        """Rotate the keys of moved cells to their new positions (llama_kv_cache_update)."""
+        """Rotate the keys of moved cells to their new positions (`llama_kv_cache_update`)."""
         moved = np.flatnonzero(self.cells.shift)
         if not moved.size:
             return
@@ -167,7 +167,7 @@ class Context:
     # -- saved states ------------------------------------------------------------------------
 
     def save(self, seq: SeqId, *, partial: bool) -> SequenceState:
-        """Write a sequence's state (llama_state_seq_get_data; PARTIAL_ONLY leaves K and V out)."""
+        """Write a sequence's state (`llama_state_seq_get_data`); partial leaves K and V out."""
         cells = self.cells.of(seq)
         full = not partial
         rows = {layer: rows[seq].copy() for layer, rows in self.rows.items()}
@@ -181,7 +181,7 @@ class Context:
         )
 
     def restore(self, seq: SeqId, state: SequenceState) -> bool:
-        """Read a state back (llama_state_seq_set_data): the old contents go first, always.
+        """Read a state back (`llama_state_seq_set_data`): the old contents go first, always.
 
         The cells are one contiguous run from `head`; without such a run the sequence stays empty.
         """
@@ -209,5 +209,5 @@ class Context:
                 data[layer][start : start + count] = rows
 
     def clear(self) -> None:
-        """Forget everything (llama_kv_cache_clear)."""
+        """Forget everything (`llama_kv_cache_clear`)."""
         self.cells.clear()

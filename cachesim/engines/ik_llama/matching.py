@@ -1,4 +1,4 @@
-"""How much two token lists share: by token, then by text (server_tokens::get_common_prefix)."""
+"""How much two token lists share: by token, then by text (`server_tokens::get_common_prefix`)."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def token_prefix(left: Sequence[Token], right: Sequence[Token]) -> Count:
 def common_prefix(
     left: Sequence[Token], right: Sequence[Token], text_of: TextOf, *, exact: bool = False
 ) -> Match:
-    """Match by token, then the tails by text; follows server_tokens::get_common_prefix.
+    """Match by token, then the tails by text; (`server_tokens::get_common_prefix`).
 
     A token of a tail counts when it lies wholly inside the equal text and its end coincides with
     the end of a token on the other side; the search goes from the ends, so that of several tokens
@@ -97,7 +97,7 @@ def _ends(tail: list[str], reach: int, *, exact: bool) -> list[int]:
 def discard(tokens: Sequence[Token], keep: int, count: int) -> Sequence[Token]:
     """The list without [keep, keep + count); a range that reaches its end is left in.
 
-    Follows server_tokens::discard_n_tokens.
+    Follows `server_tokens::discard_n_tokens`.
     """
     if count <= 0 or keep + count >= len(tokens):
         return tokens
@@ -105,7 +105,7 @@ def discard(tokens: Sequence[Token], keep: int, count: int) -> Sequence[Token]:
 
 
 def similarity(left: Sequence[Token], right: Sequence[Token], text_of: TextOf) -> np.float32:
-    """The Dice ratio of two lists, from the right-hand count (get_tokens_similarity)."""
+    """The Dice ratio of two lists, from the right-hand count (`get_tokens_similarity`)."""
     total = len(left) + len(right)
     if total == 0:
         return np.float32(0)
@@ -114,7 +114,7 @@ def similarity(left: Sequence[Token], right: Sequence[Token], text_of: TextOf) -
 
 
 def kept_fraction(entry: Sequence[Token], prompt: Sequence[Token], text_of: TextOf) -> np.float32:
-    """How much of `entry` the prompt would keep: the left-hand count over its length."""
+    """How much of `entry` stays: left-hand count by length (`get_cached_tokens_similarity`)."""
     if not entry:
         return np.float32(0)
     return np.float32(common_prefix(entry, prompt, text_of).left) / np.float32(len(entry))
@@ -123,9 +123,10 @@ def kept_fraction(entry: Sequence[Token], prompt: Sequence[Token], text_of: Text
 def without_reasoning(
     tokens: Sequence[Token], tags: tuple[str, str] | None, text_of: TextOf
 ) -> tuple[Token, ...]:
-    """Drop the tokens of closed reasoning blocks; the token after a block always stays.
+    """Drop the tokens of closed reasoning blocks (`get_tokens_exclude_think`).
 
-    `tags` None: exclusion is off. An unclosed block is kept.
+    `tags` None: exclusion is off. An unclosed block is kept, and the token after a block always
+    stays.
     """
     if tags is None or not tokens:
         return tuple(tokens)

@@ -89,7 +89,7 @@ class Preparation:
     # -- apply_checkpoint ------------------------------------------------------------------------
 
     def apply_checkpoint(self, slot: Slot) -> None:
-        """Go back to a checkpoint where the memory itself cannot go back (apply_checkpoint)."""
+        """Go back to a checkpoint where the memory itself cannot go back (`apply_checkpoint`)."""
         if self._rules.skips_recurrent and (self._primary.hybrid or self._primary.recurrent):
             return
         pos_next = slot.n_past

@@ -1,4 +1,4 @@
-"""The RAM prompt cache (server_prompt_cache): a list of parked conversations, oldest first."""
+"""The RAM prompt cache (`server_prompt_cache`): a list of parked conversations, oldest first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -41,7 +41,7 @@ class Selection:
         return self._options.cache_ram != 0
 
     def choose(self, slots: list[Slot], prompt: Tokens) -> Slot | None:
-        """The slot for a request that names none, its RAM prompt cache already consulted."""
+        """The slot for a request that names none (`get_available_slot`), its cache consulted."""
         slot, score = self._most_similar(slots, prompt)
         by = "similarity"
         if slot is None:
@@ -70,7 +70,7 @@ class Selection:
         return best, best_score
 
     def _similarity(self, slot: Slot, prompt: Tokens) -> np.float32:
-        """The Dice ratio; a shifted slot takes the better of two (calculate_slot_similarity)."""
+        """The Dice ratio; a shifted slot takes the better of two (`calculate_slot_similarity`)."""
         held, asked = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
         score = similarity(held, asked, self._cache.text_of)
         if slot.n_discarded_prompt > 0 and len(asked) >= slot.n_ctx:
@@ -79,7 +79,7 @@ class Selection:
         return score
 
     def _kept(self, slot: Slot, prompt: Tokens) -> np.float32:
-        """How much of the slot the prompt would keep (calculate_slot_f_keep)."""
+        """How much of the slot the prompt would keep (`calculate_slot_f_keep`)."""
         held, asked = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
         if slot.n_discarded_prompt > 0 and len(asked) >= slot.n_ctx:
             return kept_fraction(
@@ -118,7 +118,7 @@ class Selection:
         return len(self._cache.stripped(slot.cache_tokens)) >= self._options.cache_ram_n_min
 
     def _save(self, slot: Slot) -> None:
-        """Copy the slot's conversation into the cache (prompt_save, alloc)."""
+        """Copy the slot's conversation into the cache (`prompt_save`, alloc)."""
         self._copy(slot)
         prompt = slot.cached_prompt
         if not self._cache.room_for(prompt):
@@ -147,7 +147,7 @@ class Selection:
         )
 
     def _load(self, slot: Slot, prompt: Tokens) -> None:
-        """Move the most similar entry into the slot (server_prompt_cache::load)."""
+        """Move the most similar entry into the slot (`server_prompt_cache::load`)."""
         score = np.float32(0)
         if slot.cached_prompt.tokens:
             score = self._cache.similarity(slot.cached_prompt, prompt)

@@ -191,7 +191,7 @@ class IkLlama(Engine):
     # -- tasks -------------------------------------------------------------------------------
 
     def _process_task(self, ticket: Ticket, request: Request) -> None:
-        """Choose a slot and launch (process_single_task)."""
+        """Choose a slot and launch (`process_single_task`)."""
         ledger = self._ledger(request)
         if request.slot >= 0:
             named = self.slots[request.slot % len(self.slots)]

@@ -40,7 +40,7 @@ class Speculation:
     # -- feeding -----------------------------------------------------------------------------
 
     def feed(self, view: list[Entry], decoded: Decoded, reading: bool) -> None:  # noqa: FBT001
-        """A prompt batch goes through the companion too; a lone sampled token does not."""
+        """A prompt batch goes through the companion (`mtp_update_kv_cache`), a lone token not."""
         if self._companion is None or not reading:
             return
         first = view[0].pos
@@ -63,7 +63,7 @@ class Speculation:
     # -- drafting ----------------------------------------------------------------------------
 
     def draft(self, slot: Slot) -> list[Token]:
-        """Propose tokens after the pending one, and take them out of the companion again."""
+        """Propose tokens after the pending one (`common_speculative_draft`), then purge them."""
         limit = self._limit(slot)
         if self._companion is None or limit <= 0:
             return []
@@ -144,7 +144,7 @@ class Speculation:
         return self._primary.network.sample(logits)
 
     def accept(self, slot: Slot, decoded: Decoded, at: int) -> tuple[list[Token], list[Array]]:
-        """Compare drafts with the primary's own tokens; undo what was rejected; commit."""
+        """Keep drafts the primary agrees with (`speculative_decoding_accept`), undo the rest."""
         drafted, kept, rows = slot.drafted, [], []
         for ahead in range(len(drafted) + 1):
             row = decoded.logits[at + ahead]
