@@ -121,7 +121,7 @@ class Batching:
             if self._shifts:
                 self._truncate(slot)
             else:
-                slot.prepared = True  # the slot is not released: it goes on reading (trap T20)
+                slot.prepared = True  # the slot is not released: it goes on reading (an oddity)
                 message = "the request exceeds the available context size"
                 self._server.finish(slot, "exceed_context_size_error", message)
                 slot.n_past = slot.n_past_prompt = 0
@@ -243,7 +243,7 @@ class Batching:
                 server.finish(slot, "cancelled", "the client went away")
 
     def _fail(self) -> None:
-        """Every slot is answered and released, idle ones too; token lists stay (trap T13)."""
+        """Every slot is answered and released, idle ones too; token lists stay (an oddity)."""
         for slot in self._server.slots:
             if slot.ticket is not None and not slot.available:
                 slot.state = State.PROCESSING

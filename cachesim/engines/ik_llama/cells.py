@@ -3,7 +3,7 @@
 pos[i]    position of the token in cell i, -1 = free
 held[i]   bit s set: sequence s can see cell i
 shift[i]  how far the position has moved since the key was rotated
-born[i]   the position the key is rotated to; differs from pos after a rollback (trap T12)
+born[i]   the position the key is rotated to; differs from pos after a rollback (an oddity)
 """
 
 import numpy as np
@@ -126,12 +126,12 @@ class Cells:
         return np.flatnonzero(self._has(seq))
 
     def seq_pos_max(self, seq: SeqId) -> Pos:
-        """The largest position, 0 for none: trap T24 (`llama_kv_cache_seq_pos_max`)."""
+        """The largest position, 0 for none, an oddity (`llama_kv_cache_seq_pos_max`)."""
         cells = self.of(seq)
         return Pos(int(self.pos[cells].max())) if cells.size else Pos(0)
 
     def seq_pos_min(self, seq: SeqId) -> Pos:
-        """The first cell's position, no minimum: trap T3 (`llama_kv_cache_seq_pos_min`).
+        """The first cell's position, no minimum, an oddity (`llama_kv_cache_seq_pos_min`).
 
         Recurrent and hybrid caches answer with the largest position instead.
         """

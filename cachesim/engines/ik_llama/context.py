@@ -1,8 +1,8 @@
 """A context: one cell table, the keys and values of all cells, one recurrent row per sequence.
 
 Nothing ties a recurrent row to a position: after a cut the row still holds what was cut, and the
-caller must restore a checkpoint first. Nothing here complains (reference: no window rings, no
-streams, no rollback of rows beyond one speculative step).
+caller must restore a checkpoint first. Nothing here complains. There are no window rings, no
+streams, and no rollback of rows beyond one speculative step.
 """
 
 from collections.abc import Sequence
@@ -156,7 +156,7 @@ class Context:
         """Copy back the state after the last accepted token (per-step recurrent checkpoints).
 
         Upstream also writes that token's position into the cell whose index equals the sequence
-        id, whatever lies there (trap T12).
+        id, whatever lies there (an oddity).
         """
         for layer, states in self.steps.items():
             self.rows[layer][seq] = states[drafted - accepted]

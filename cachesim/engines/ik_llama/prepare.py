@@ -78,7 +78,7 @@ class Preparation:
 
     @staticmethod
     def _leave_one(slot: Slot) -> None:
-        """At least one token must be evaluated; the memory behind it is not rewound (trap T4)."""
+        """At least one token must be evaluated; the memory behind it is not rewound (an oddity)."""
         if slot.n_past_prompt == len(slot.prompt_tokens) and slot.n_past_prompt > 0:
             slot.n_past -= 1
             slot.n_past_prompt -= 1
@@ -183,7 +183,7 @@ class Preparation:
         return True
 
     def _erase_beyond(self, slot: Slot, thold: int) -> None:
-        """Erase by the threshold from before the restore: P = n_past - 1 survives (trap T6)."""
+        """Erase by the threshold from before the restore: P = n_past - 1 survives (an oddity)."""
         kept = [checkpoint for checkpoint in slot.checkpoints if checkpoint.pos_max <= thold]
         self._record.extend(
             events.CheckpointErased(

@@ -29,7 +29,7 @@ class PromptEntry:
     checkpoints: list[Checkpoint]
     state: SequenceState
     pos_min: Pos
-    length: Count  # of the tokens when they were parked; a lookup may empty the list (trap T15)
+    length: Count  # of the tokens when they were parked; a lookup may empty the list (an oddity)
 
     @property
     def size(self) -> int:

@@ -90,7 +90,7 @@ class Selection:
     # -- the RAM prompt cache ----------------------------------------------------------------
 
     def _consult(self, slot: Slot, prompt: Tokens, f_keep: np.float32) -> None:
-        """Save when too little would be kept; then, whether saved or not, try to load (trap T8)."""
+        """Save when too little would be kept; then load, whether saved or not (an oddity)."""
         update = bool(slot.cache_tokens) and f_keep < np.float32(self._options.cache_ram_similarity)
         long_enough = self._longer_than_n_min(slot)
         if self.enabled and update and long_enough:
@@ -114,7 +114,7 @@ class Selection:
 
     def _longer_than_n_min(self, slot: Slot) -> bool:
         if self._options.cache_ram_n_min < 0:
-            return False  # compared as an unsigned number: nothing is ever saved (trap T19)
+            return False  # compared as an unsigned number: nothing is ever saved (an oddity)
         return len(self._cache.stripped(slot.cache_tokens)) >= self._options.cache_ram_n_min
 
     def _save(self, slot: Slot) -> None:
@@ -161,7 +161,7 @@ class Selection:
             if candidate > score or (longer and candidate == score and prefix > best_prefix):
                 best, score, best_prefix = index, candidate, prefix
         if self._cache.tags is None and not self._rules.clones_token_lists:
-            # The scan moved every list out, the slot's and the winner's too (trap T15).
+            # The scan moved every list out, the slot's and the winner's too (an oddity).
             for entry in self._cache.entries:
                 entry.tokens = []
             slot.cached_prompt.tokens = []

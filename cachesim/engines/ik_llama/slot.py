@@ -55,12 +55,12 @@ class Slot:
     prepared: bool = False
     n_past: int = 0  # cache-token space
     n_past_prompt: int = 0  # prompt-token space
-    n_past_offset: int = 0  # not touched by reset(): stale where nothing was matched (trap T11)
+    n_past_offset: int = 0  # not touched by reset(): stale where nothing was matched (an oddity)
     n_prompt_tokens_cache: int = 0
     n_prompt_tokens_processed: int = 0
     n_kept_prompt: int = 0
     n_discarded_prompt: int = 0
-    n_keep: int = 0  # survives requests (trap T22)
+    n_keep: int = 0  # survives requests (an oddity)
     checkpoint_pos: int = 0
     do_checkpoint: bool = False
     i_batch: int = -1

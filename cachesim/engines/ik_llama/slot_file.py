@@ -79,7 +79,7 @@ def decode(data: bytes) -> SavedSlot:
 
 
 def _checkpoint(text: dict[str, Any], rest: "_Elements") -> Checkpoint:
-    """Upstream does not store n_tokens: it is whatever was in memory (trap T21); here 0."""
+    """Upstream does not store n_tokens: it is whatever was in memory (an oddity); here 0."""
     pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(each) for each in text["pos"])
     return Checkpoint(
         pos_min=pos_min,

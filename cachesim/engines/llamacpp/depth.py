@@ -237,7 +237,7 @@ def _tell_of_overlong(
 ) -> None:
     """A checkpoint stays though the prompt does not begin with all its tokens.
 
-    Upstream prints nothing here; that is how the stale states of traps 7 and 24 go unnoticed.
+    Upstream prints nothing here; that is how a stale state goes unnoticed.
     """
     if checkpoint.n_tokens > prefix.prefix_end:
         server.emit(

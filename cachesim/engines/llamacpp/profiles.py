@@ -55,7 +55,7 @@ B9093: Final = ServerRules(
         empty_batches_abort=False,
     ),
 )
-"""May 2026 (the references call these rules b9094)."""
+"""May 2026; the cache rules are those of b9094."""
 
 B9538: Final = replace(
     B9093,
@@ -76,7 +76,7 @@ B9538: Final = replace(
     ),
     slots=replace(B9093.slots, companion_is_saved=True, empty_batches_abort=True),
 )
-"""June 2026 (the references call these rules b9509)."""
+"""June 2026; the cache rules are those of b9509."""
 
 B11549: Final = replace(
     B9538,
@@ -104,7 +104,7 @@ B11549: Final = replace(
         process_failure_is_fatal=True,
     ),
 )
-"""October 2026 (the references call these rules b11434)."""
+"""October 2026; the cache rules are those of b11434."""
 
 RELEASES: Final[Mapping[str, ServerRules]] = {"b9093": B9093, "b9538": B9538, "b11549": B11549}
 

@@ -123,7 +123,7 @@ def commit(slot: Slot, task: Task, n_past: int) -> None:
 
 
 def cut_memory(server: ServerContext, slot: Slot) -> None:
-    """Remove what lies behind the slot's tokens; not every memory can ."""
+    """Remove what lies behind the slot's tokens; not every memory can."""
     task, p0 = slot.running, slot.prompt.n_tokens
     removed = server.contexts.try_seq_rm(slot.id, p0)
     server.emit(MemoryCut(slot=slot.id, task=task.id, n_tokens=p0, p0=p0, removed=removed))

@@ -1,4 +1,4 @@
-"""The worked rows of the reference: matches, cached and processed counts, checkpoints.
+"""Worked examples: matches, cached and processed counts, checkpoints.
 
 A conversation is written in runs of distinct tokens: `A` is 1000 of them, `G` what the first
 request sampled, `U`, `Z`, `Y` new ones. Replies are forced, so counts do not depend on weights.
@@ -79,21 +79,21 @@ class Played:
 SHORT = G[1500:1502]
 
 
-def test_v1_a_continuation_reuses_all_but_the_new_tokens() -> None:
+def test_a_continuation_reuses_all_but_the_new_tokens() -> None:
     server = Played("dense")
     server.ask(A, G[:11])
 
     assert (1010, 50) == server.ask(A + G[:10] + U, SHORT)
 
 
-def test_v2_the_same_prompt_leaves_one_token() -> None:
+def test_the_same_prompt_leaves_one_token() -> None:
     server = Played("dense")
     server.ask(A, G[:11])
 
     assert (999, 1) == server.ask(A, SHORT)
 
 
-def test_v3_a_divergence_keeps_the_common_prefix_and_parks_nothing() -> None:
+def test_a_divergence_keeps_the_common_prefix_and_parks_nothing() -> None:
     server = Played("dense")
     server.ask(A, G[:11])
 
@@ -101,7 +101,7 @@ def test_v3_a_divergence_keeps_the_common_prefix_and_parks_nothing() -> None:
     assert [] == server.parked
 
 
-def test_v4_a_match_of_one_token_is_lost_on_dense_models() -> None:
+def test_a_match_of_one_token_is_lost_on_dense_models() -> None:
     server = Played("dense")
     server.ask(A, G[:11])
 
@@ -116,7 +116,7 @@ def test_v4_a_match_of_one_token_is_lost_on_dense_models() -> None:
         ("none", [(0, 1000), (0, 800), (0, 1050), (0, 850)], None),
     ],
 )
-def test_v5_v6_a_lookup_without_exclusion_destroys_the_token_lists(
+def test_a_lookup_without_exclusion_destroys_the_token_lists(
     tokens: str, expected: list[tuple[int, int]], parked: list[int] | None
 ) -> None:
     server = Played("dense", reasoning_tokens=tokens)
@@ -132,7 +132,7 @@ def test_v5_v6_a_lookup_without_exclusion_destroys_the_token_lists(
         assert parked == sizes[1:]
 
 
-def test_v7_checkpoints_at_the_tolerance_in_generation_and_at_the_end() -> None:
+def test_checkpoints_at_the_tolerance_in_generation_and_at_the_end() -> None:
     server = Played("hybrid-delta")
     server.ask(A, G[:11])
     first = server.checkpoints
@@ -143,7 +143,7 @@ def test_v7_checkpoints_at_the_tolerance_in_generation_and_at_the_end() -> None:
     assert [994, 1000, 1009, 1054, 1060, 1061] == server.checkpoints
 
 
-def test_v8_the_same_prompt_goes_back_to_the_tolerance_point() -> None:
+def test_the_same_prompt_goes_back_to_the_tolerance_point() -> None:
     server = Played("hybrid-delta")
     server.ask(A, G[:11])
     answer = server.full(A, SHORT)
@@ -162,7 +162,7 @@ NINE = {
 
 @pytest.mark.parametrize("shared", NINE)
 @pytest.mark.parametrize("rule", ["d2da6da05", "+1888", "+1689", "8337e4cd3"])
-def test_v9_one_token_of_match_decides(shared: int, rule: str) -> None:
+def test_one_token_of_match_decides(shared: int, rule: str) -> None:
     profile = SEED_ERA + rule if rule.startswith("+") else f"ik_llama.cpp@{rule}"
     server = Played("hybrid-delta", profile)
     server.ask(A, G[:11])
@@ -172,7 +172,7 @@ def test_v9_one_token_of_match_decides(shared: int, rule: str) -> None:
 
 
 @pytest.mark.parametrize(("profile", "cached"), [(SEED_ERA, 999), (LATER, 995)])
-def test_v10_the_last_token_is_taken_back_without_a_checkpoint(profile: str, cached: int) -> None:
+def test_the_last_token_is_taken_back_without_a_checkpoint(profile: str, cached: int) -> None:
     server = Played("hybrid-delta", profile)
     server.ask(A, G[:1])
 
@@ -180,14 +180,14 @@ def test_v10_the_last_token_is_taken_back_without_a_checkpoint(profile: str, cac
 
 
 @pytest.mark.parametrize(("rule", "cached"), [("", 0), ("+1888", 35), ("+1689", 39)])
-def test_v11_short_prompts_have_no_checkpoint(rule: str, cached: int) -> None:
+def test_short_prompts_have_no_checkpoint(rule: str, cached: int) -> None:
     server = Played("hybrid-delta", SEED_ERA + rule)
     server.ask(A[:40], G[:5])
 
     assert (cached, 40 - cached) == server.ask(A[:40], SHORT)
 
 
-def test_v12_a_batch_wide_spacing_of_checkpoints() -> None:
+def test_a_batch_wide_spacing_of_checkpoints() -> None:
     server = Played("hybrid-delta", ctx_size=16384)
     server.ask(X, G[:3])
     first = server.checkpoints
@@ -200,7 +200,7 @@ def test_v12_a_batch_wide_spacing_of_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 4096}, {"ctx_checkpoints_interval": 4096}])
-def test_v12_wider_spacing_loses_all(options: dict[str, int]) -> None:
+def test_wider_spacing_loses_all(options: dict[str, int]) -> None:
     server = Played("hybrid-delta", ctx_size=16384, **options)
     server.ask(X, G[:3])
 
@@ -211,9 +211,7 @@ def test_v12_wider_spacing_loses_all(options: dict[str, int]) -> None:
     ("profile", "kept", "answer"),
     [(SEED_ERA, [4994, 5000, 5001], (0, 2200)), (LATER, [2047, 5000, 5001], (2048, 152))],
 )
-def test_v13_what_a_small_list_keeps(
-    profile: str, kept: list[int], answer: tuple[int, int]
-) -> None:
+def test_what_a_small_list_keeps(profile: str, kept: list[int], answer: tuple[int, int]) -> None:
     server = Played("hybrid-delta", profile, ctx_size=16384, ctx_checkpoints=3)
     server.ask(X, G[:3])
     checkpoints = server.checkpoints
@@ -228,7 +226,7 @@ b = run_of(21000, 200)
 x = run_of(22000, 480)
 
 
-def test_v14_a_load_overwrites_a_slot_that_was_not_saved() -> None:
+def test_a_load_overwrites_a_slot_that_was_not_saved() -> None:
     server = Played("hybrid-delta")
     server.ask(S + a, G[:21])
     second = server.ask(S + b, H[:21])
@@ -250,7 +248,7 @@ def test_v14_a_load_overwrites_a_slot_that_was_not_saved() -> None:
         ("hybrid-delta", SEED_ERA + "+1877", (0, 800), (2020, 30)),
     ],
 )
-def test_v15_a_load_consumes_what_the_next_step_throws_away(
+def test_a_load_consumes_what_the_next_step_throws_away(
     model: str, profile: str, third: tuple[int, int], fourth: tuple[int, int]
 ) -> None:
     server = Played(model, profile)
@@ -261,7 +259,7 @@ def test_v15_a_load_consumes_what_the_next_step_throws_away(
     assert fourth == server.ask(S + a + G[:20] + U[:30], SHORT)
 
 
-def test_v17_a_recurrent_model_resets_by_checkpoint_or_by_a_refused_trim() -> None:
+def test_a_recurrent_model_resets_by_checkpoint_or_by_a_refused_trim() -> None:
     options = {"cache_ram": 0, "ctx_checkpoints": 0}
     diverging = Played("recurrent", **options)
     diverging.ask(A, G[:11])
@@ -273,7 +271,7 @@ def test_v17_a_recurrent_model_resets_by_checkpoint_or_by_a_refused_trim() -> No
     assert "full-reset" in [event.name() for event in repeating.server.events]
 
 
-def test_v17_restoring_a_recurrent_checkpoint_ends_the_process() -> None:
+def test_restoring_a_recurrent_checkpoint_ends_the_process() -> None:
     server = Played("recurrent", cache_ram=0)
     server.ask(A, G[:11])
 
@@ -289,7 +287,7 @@ def test_v17_restoring_a_recurrent_checkpoint_ends_the_process() -> None:
         ("hybrid-delta", "none", (0, 1040)),
     ],
 )
-def test_v16_reasoning_is_left_out_of_the_choice_not_of_the_count(
+def test_reasoning_is_left_out_of_the_choice_not_of_the_count(
     model: str, tags: str, answer: tuple[int, int]
 ) -> None:
     thought = (THINK_MARKS[0], *run_of(12_000, 1500), THINK_MARKS[1])
@@ -304,7 +302,7 @@ def test_v16_reasoning_is_left_out_of_the_choice_not_of_the_count(
     assert ([2511] if tags == "none" else []) == server.parked[:1]
 
 
-def test_v19_a_cancelled_prompt_keeps_whole_ubatches_and_leaves_the_companion_a_hole() -> None:
+def test_a_cancelled_prompt_keeps_whole_ubatches_and_leaves_the_companion_a_hole() -> None:
     prompt = X[:3000]
     server = Played("hybrid-mtp", companion="attn", draft_max=3)
     gone = server.server.submit(Request(prompt=prompt, options={"cancel_after_ubatches": 3}))
@@ -349,7 +347,7 @@ def tail(server: Played) -> int:
 
 
 @pytest.mark.parametrize("patch", ["", "+1889"])
-def test_v18_a_sound_companion_changes_nothing(patch: str) -> None:
+def test_a_sound_companion_changes_nothing(patch: str) -> None:
     options = {"companion": "attn", "draft_max": 3}
     going_on = Played("hybrid-mtp", SEED_ERA + patch, **options)
     speculative(going_on, A, G[:11])
@@ -363,7 +361,7 @@ def test_v18_a_sound_companion_changes_nothing(patch: str) -> None:
     assert (995, 5) == again.ask(A, SHORT)
 
 
-def test_v20_a_load_leaves_the_companion_with_another_conversation() -> None:
+def test_a_load_leaves_the_companion_with_another_conversation() -> None:
     server = Played("hybrid-mtp", companion="attn", draft_max=3)
     speculative(server, A, G[:11])
     other = run_of(23_000, 400)

@@ -9,7 +9,7 @@ from cachesim.scenario.session import MemoryStore
 from cachesim.units import as_tokens
 
 VOCABULARY = 1 << 14
-"""The reference counts tokens up to 8,999."""
+"""Worked examples number their tokens up to 8,999."""
 
 SMALL = {"ctx_size": 2048, "cache_ram": 100}
 

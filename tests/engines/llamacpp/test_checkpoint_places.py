@@ -1,4 +1,4 @@
-"""Where checkpoints are made: the reference's worked positions (5.6), and how full lists shrink."""
+"""Where checkpoints are made, position by position, and how full lists shrink."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The reference's vectors D1 to D16: full attention, played by its numbers."""
+"""Worked examples on full attention, with the counts that follow from the source."""
 
 import pytest
 
@@ -10,7 +10,7 @@ every = pytest.mark.parametrize("profile", ["llama.cpp@b9093", OLD, NEW])
 
 
 @every
-def test_d1_a_prompt_again_extended_and_branched(profile: str) -> None:
+def test_a_prompt_again_extended_and_branched(profile: str) -> None:
     play = Play(profile)
     assert play.ask(run(range(100)), 8) == (0, 100)
     assert play.tokens() == 107
@@ -23,7 +23,7 @@ def test_d1_a_prompt_again_extended_and_branched(profile: str) -> None:
 
 
 @every
-def test_d2_the_last_token_is_read_again(profile: str) -> None:
+def test_the_last_token_is_read_again(profile: str) -> None:
     play = Play(profile)
     assert play.ask(run(range(100))) == (0, 100)
     assert play.tokens() == 100
@@ -35,7 +35,7 @@ def test_d2_the_last_token_is_read_again(profile: str) -> None:
 
 
 @every
-def test_d3_a_load_consumes_the_entry_and_the_cut_destroys_the_rest(profile: str) -> None:
+def test_a_load_consumes_the_entry_and_the_cut_destroys_the_rest(profile: str) -> None:
     play = Play(profile)
     play.ask(run(range(1000)))
     assert play.ask(run(range(5000, 5100))) == (0, 100)
@@ -54,7 +54,7 @@ def test_d3_a_load_consumes_the_entry_and_the_cut_destroys_the_rest(profile: str
         (NEW + "+24143", (199, 1), [200, 200, 200]),
     ],
 )
-def test_d4_a_load_consumes_the_entry_unless_24143_keeps_it(
+def test_a_load_consumes_the_entry_unless_24143_keeps_it(
     profile: str, fourth: tuple[int, int], ram: list[int]
 ) -> None:
     play = Play(profile, slot_prompt_similarity=0.0)
@@ -67,7 +67,7 @@ def test_d4_a_load_consumes_the_entry_unless_24143_keeps_it(
 
 
 @both
-def test_d4_with_a_threshold_the_lookup_is_skipped_even_with_24143(profile: str) -> None:
+def test_with_a_threshold_the_lookup_is_skipped_even_with_24143(profile: str) -> None:
     play = Play(profile + "+24143", slot_prompt_similarity=0.1)
     play.ask(run(range(200)))
     play.ask(run(range(1000, 1200)))
@@ -76,7 +76,7 @@ def test_d4_with_a_threshold_the_lookup_is_skipped_even_with_24143(profile: str)
 
 
 @both
-def test_d5_a_short_match_in_the_slot_hides_the_perfect_entry(profile: str) -> None:
+def test_a_short_match_in_the_slot_hides_the_perfect_entry(profile: str) -> None:
     play = Play(profile)
     play.ask(run(range(1000)))
     play.ask(run(range(5000, 5100)))
@@ -86,7 +86,7 @@ def test_d5_a_short_match_in_the_slot_hides_the_perfect_entry(profile: str) -> N
 
 
 @both
-def test_d6_an_older_entry_blocks_a_better_younger_one(profile: str) -> None:
+def test_an_older_entry_blocks_a_better_younger_one(profile: str) -> None:
     play = Play(profile)
     play.ask(run(range(100), range(5000, 5005)))
     assert play.ask(run(range(900), range(6000, 6200))) == (100, 1000)
@@ -97,7 +97,7 @@ def test_d6_an_older_entry_blocks_a_better_younger_one(profile: str) -> None:
 
 
 @both
-def test_d7_an_entry_below_a_quarter_is_not_loaded(profile: str) -> None:
+def test_an_entry_below_a_quarter_is_not_loaded(profile: str) -> None:
     play = Play(profile, slot_prompt_similarity=0.0)
     play.ask(run(range(1000)))
     play.ask(run(range(8000, 8100)))
@@ -106,7 +106,7 @@ def test_d7_an_entry_below_a_quarter_is_not_loaded(profile: str) -> None:
 
 
 @both
-def test_d7_similarity_on_the_bound_is_not_enough(profile: str) -> None:
+def test_similarity_on_the_bound_is_not_enough(profile: str) -> None:
     play = Play(profile, parallel=2, cache_idle_slots=False)
     play.ask(run(range(100)))
     assert play.slot == 1
@@ -117,9 +117,7 @@ def test_d7_similarity_on_the_bound_is_not_enough(profile: str) -> None:
 
 
 @pytest.mark.parametrize(("profile", "fourth"), [(OLD, (899, 1)), (NEW, (0, 900))])
-def test_d8_making_room_drops_the_entry_that_is_needed(
-    profile: str, fourth: tuple[int, int]
-) -> None:
+def test_making_room_drops_the_entry_that_is_needed(profile: str, fourth: tuple[int, int]) -> None:
     play = Play(profile, cache_ram=1)
     for start in (0, 1000, 2000):
         assert play.ask(run(range(start, start + 900))) == (0, 900)
@@ -127,7 +125,7 @@ def test_d8_making_room_drops_the_entry_that_is_needed(
 
 
 @every
-def test_d9_the_tail_of_a_mostly_kept_prompt_is_lost(profile: str) -> None:
+def test_the_tail_of_a_mostly_kept_prompt_is_lost(profile: str) -> None:
     play = Play(profile)
     play.ask(run(range(1000)))
     assert play.ask(run(range(600))) == (599, 1)
@@ -136,7 +134,7 @@ def test_d9_the_tail_of_a_mostly_kept_prompt_is_lost(profile: str) -> None:
 
 
 @both
-def test_d10_without_a_byte_limit_the_context_limits_the_cache(profile: str) -> None:
+def test_without_a_byte_limit_the_context_limits_the_cache(profile: str) -> None:
     play = Play(profile, ctx_size=256, cache_ram=-1)
     for start in (0, 1000, 2000, 0):
         assert play.ask(run(range(start, start + 200))) == (0, 200)
@@ -144,7 +142,7 @@ def test_d10_without_a_byte_limit_the_context_limits_the_cache(profile: str) -> 
 
 
 @every
-def test_d11_chunk_reuse_recognises_deletions_only(profile: str) -> None:
+def test_chunk_reuse_recognises_deletions_only(profile: str) -> None:
     play = Play(profile, cache_reuse=16)
     play.ask(run(range(100)))
     assert play.ask(run(range(30), range(50, 100), range(300, 305))) == (80, 5)
@@ -155,7 +153,7 @@ def test_d11_chunk_reuse_recognises_deletions_only(profile: str) -> None:
 
 
 @both
-def test_d12_four_automatic_slots(profile: str) -> None:
+def test_four_automatic_slots(profile: str) -> None:
     play = Play(profile, parallel=-1)
     assert play.ask(run(range(100)), 4) == (0, 100)
     first = play.G
@@ -175,7 +173,7 @@ def test_d12_four_automatic_slots(profile: str) -> None:
     ("profile", "after_second", "after_third"),
     [(OLD, [], []), (NEW, [(103, 0)], [(103, 0), (103, 0)])],
 )
-def test_d13_split_slots_and_idle_copies(
+def test_split_slots_and_idle_copies(
     profile: str, after_second: list[tuple[int, int]], after_third: list[tuple[int, int]]
 ) -> None:
     play = Play(profile, parallel=2)
@@ -190,7 +188,7 @@ def test_d13_split_slots_and_idle_copies(
 @pytest.mark.parametrize(
     ("profile", "ram", "fourth"), [(OLD, [], (0, 100)), (NEW, [(100, 0)], (99, 1))]
 )
-def test_d14_a_pinned_slot_and_the_prompt_cache(
+def test_a_pinned_slot_and_the_prompt_cache(
     profile: str, ram: list[tuple[int, int]], fourth: tuple[int, int]
 ) -> None:
     play = Play(profile, parallel=2, cache_idle_slots=False)
@@ -202,7 +200,7 @@ def test_d14_a_pinned_slot_and_the_prompt_cache(
 
 
 @both
-def test_d15_the_context_limit_ends_generation_and_refuses_prompts(profile: str) -> None:
+def test_the_context_limit_ends_generation_and_refuses_prompts(profile: str) -> None:
     play = Play(profile, ctx_size=256)
     assert play.ask(run(range(8)), -1) == (0, 8)
     assert play.last is not None
@@ -214,7 +212,7 @@ def test_d15_the_context_limit_ends_generation_and_refuses_prompts(profile: str)
 
 
 @both
-def test_d16_a_full_unified_cache_purges_an_idle_slot(profile: str) -> None:
+def test_a_full_unified_cache_purges_an_idle_slot(profile: str) -> None:
     play = Play(
         profile, parallel=2, kv_unified=True, ctx_size=512, cache_idle_slots=False,
         slot_prompt_similarity=0.0,

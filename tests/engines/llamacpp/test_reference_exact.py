@@ -1,4 +1,4 @@
-"""The reference's vectors H1 to H14: recurrent and hybrid models, played by its numbers."""
+"""Worked examples on recurrent and hybrid models, with the counts that follow from the source."""
 
 import pytest
 
@@ -18,7 +18,7 @@ AGAIN = [
 @both
 @kinds
 @pytest.mark.parametrize(("n", "again"), AGAIN)
-def test_h1_the_same_prompt_again(profile: str, model: str, n: int, again: tuple[int, int]) -> None:
+def test_the_same_prompt_again(profile: str, model: str, n: int, again: tuple[int, int]) -> None:
     play = Play(profile, model, ctx_size=4096)
     assert play.ask(run(range(n))) == (0, n)
     held = play.checkpoints()
@@ -28,7 +28,7 @@ def test_h1_the_same_prompt_again(profile: str, model: str, n: int, again: tuple
 
 @kinds
 @pytest.mark.parametrize("n", [10, 70, 600])
-def test_h1_before_june_the_cut_fails_and_everything_is_read_again(model: str, n: int) -> None:
+def test_before_june_the_cut_fails_and_everything_is_read_again(model: str, n: int) -> None:
     play = Play(B9093, model)
     play.ask(run(range(n)))
     assert play.ask(run(range(n))) == (0, n)
@@ -41,7 +41,7 @@ def test_h1_before_june_the_cut_fails_and_everything_is_read_again(model: str, n
         (OLD, [84, 596], ((596, 111), [84, 596])),
     ],
 )
-def test_h2_a_conversation(
+def test_a_conversation(
     profile: str, second: list[int], third: tuple[tuple[int, int], list[int]]
 ) -> None:
     play = Play(profile, "hybrid")
@@ -61,7 +61,7 @@ def test_h2_a_conversation(
 @pytest.mark.parametrize(
     ("profile", "second", "third"), [(NEW, [84, 596, 646], [84, 596, 624]), (OLD, *[[84, 596]] * 2)]
 )
-def test_h3_reasoning_is_stripped(profile: str, second: list[int], third: list[int]) -> None:
+def test_reasoning_is_stripped(profile: str, second: list[int], third: list[int]) -> None:
     play = Play(profile, "hybrid")
     play.ask(run(range(600)), 30)
     assert play.tokens() == 629
@@ -72,7 +72,7 @@ def test_h3_reasoning_is_stripped(profile: str, second: list[int], third: list[i
 
 
 @both
-def test_h4_the_prompt_cache_keeps_checkpoints(profile: str) -> None:
+def test_the_prompt_cache_keeps_checkpoints(profile: str) -> None:
     play = Play(profile, "hybrid")
     play.ask(run(range(600)))
     play.ask(run(range(1000, 1100)))
@@ -86,7 +86,7 @@ def test_h4_the_prompt_cache_keeps_checkpoints(profile: str) -> None:
 @pytest.mark.parametrize(
     ("profile", "held", "again"), [(NEW, [32, 96], (96, 4)), (OLD, [32], (32, 68))]
 )
-def test_h5_junes_spacing_hides_the_last_checkpoint(
+def test_junes_spacing_hides_the_last_checkpoint(
     profile: str, held: list[int], again: tuple[int, int]
 ) -> None:
     play = Play(profile, "hybrid", **SMALL)
@@ -103,7 +103,7 @@ def test_h5_junes_spacing_hides_the_last_checkpoint(
         (OLD, [64], [64], ((64, 36), [64]), [64]),
     ],
 )
-def test_h6_small_batches(
+def test_small_batches(
     profile: str, first: list[int], second: list[int],
     third: tuple[tuple[int, int], list[int]], fourth: list[int],
 ) -> None:  # fmt: skip
@@ -118,7 +118,7 @@ def test_h6_small_batches(
 
 
 @pytest.mark.parametrize(("profile", "third"), [(NEW, [84, 596, 600, 606]), (OLD, [84, 596])])
-def test_h7_without_cache_prompt(profile: str, third: list[int]) -> None:
+def test_without_cache_prompt(profile: str, third: list[int]) -> None:
     play = Play(profile, "hybrid")
     play.ask(run(range(600)))
     assert play.ask(run(range(600)), cache_prompt=False) == (0, 600)
@@ -127,7 +127,7 @@ def test_h7_without_cache_prompt(profile: str, third: list[int]) -> None:
     assert play.checkpoints() == third
 
 
-def test_h8_two_checkpoints_in_october_keep_the_newest_positions() -> None:
+def test_two_checkpoints_in_october_keep_the_newest_positions() -> None:
     play = Play(NEW, "hybrid", ctx_checkpoints=2)
     long = run(range(600))
     assert (play.ask(long), play.checkpoints()) == ((0, 600), [84, 596])
@@ -138,7 +138,7 @@ def test_h8_two_checkpoints_in_october_keep_the_newest_positions() -> None:
     assert (play.ask(run(range(300))), play.checkpoints()) == ((0, 300), [296])
 
 
-def test_h8_two_checkpoints_in_june_keep_the_old_ones() -> None:
+def test_two_checkpoints_in_june_keep_the_old_ones() -> None:
     play = Play(OLD, "hybrid", ctx_checkpoints=2)
     long = run(range(600))
     for more in ([], range(700, 800), range(800, 900)):
@@ -152,7 +152,7 @@ def test_h8_two_checkpoints_in_june_keep_the_old_ones() -> None:
     ("profile", "lists"),
     [(NEW, ([84, 596], [84, 600, 696], [84, 700, 796])), (OLD, ([84, 596],) * 3)],
 )
-def test_h8_four_checkpoints_are_thinned(profile: str, lists: tuple[list[int], ...]) -> None:
+def test_four_checkpoints_are_thinned(profile: str, lists: tuple[list[int], ...]) -> None:
     play = Play(profile, "hybrid", ctx_checkpoints=4)
     long = run(range(600))
     for more, held in zip(([], range(700, 800), range(800, 900)), lists, strict=True):
@@ -162,7 +162,7 @@ def test_h8_four_checkpoints_are_thinned(profile: str, lists: tuple[list[int], .
 
 
 @pytest.mark.parametrize(("profile", "fourth"), [(NEW, [92, 96]), (OLD, [92])])
-def test_h9_a_prompt_that_ends_on_a_checkpoint(profile: str, fourth: list[int]) -> None:
+def test_a_prompt_that_ends_on_a_checkpoint(profile: str, fourth: list[int]) -> None:
     play = Play(profile, "recurrent")
     assert (play.ask(run(range(100))), play.checkpoints()) == ((0, 100), [96])
     assert (play.ask(run(range(99))), play.checkpoints()) == ((96, 3), [96])
@@ -171,7 +171,7 @@ def test_h9_a_prompt_that_ends_on_a_checkpoint(profile: str, fourth: list[int]) 
 
 
 @both
-def test_h9_the_later_form_of_24035_keeps_that_checkpoint(profile: str) -> None:
+def test_the_later_form_of_24035_keeps_that_checkpoint(profile: str) -> None:
     play = Play(profile + "+24035-lcp", "recurrent")
     play.ask(run(range(100)))
     play.ask(run(range(99)))
@@ -188,7 +188,7 @@ def test_h9_the_later_form_of_24035_keeps_that_checkpoint(profile: str) -> None:
         (NEW + "+erase-equal", [96, 100, 101], ((100, 1000), [96, 100, 584, 1096]), (100, 150)),
     ],
 )
-def test_h10_a_stale_neighbour_survives_the_erasure(
+def test_a_stale_neighbour_survives_the_erasure(
     profile: str, second: list[int], third: tuple[tuple[int, int], list[int]],
     fourth: tuple[int, int],
 ) -> None:  # fmt: skip
@@ -201,7 +201,7 @@ def test_h10_a_stale_neighbour_survives_the_erasure(
 
 
 @pytest.mark.parametrize(("profile", "again"), [(NEW, (96, 10)), (OLD, (32, 74))])
-def test_h11_two_completions_of_one_prompt(profile: str, again: tuple[int, int]) -> None:
+def test_two_completions_of_one_prompt(profile: str, again: tuple[int, int]) -> None:
     play = Play(profile, "hybrid", parallel=3, **SMALL)
     assert play.ask(run(range(100)), 5, completions=2) == (0, 100)
     replies = play.engine.replies(play.ticket)
@@ -212,10 +212,10 @@ def test_h11_two_completions_of_one_prompt(profile: str, again: tuple[int, int])
 
 
 @pytest.mark.parametrize(("profile", "again"), [(NEW, (96, 4)), (OLD, (32, 68))])
-def test_h12_a_restored_slot_picks_up_a_checkpoint_of_another_prompt(
+def test_a_restored_slot_picks_up_a_checkpoint_of_another_prompt(
     profile: str, again: tuple[int, int]
 ) -> None:
-    """The reference says 0+100 for b11434; b11549 has #26004, and its wheel answers 96+4."""
+    """b11434 would answer 0+100; b11549 has #26004, and its wheel answers 96+4."""
     play = Play(profile, "hybrid", cache_ram=0, **SMALL)
     play.ask(run(range(100)), 8)
     play.act("slot-save", 0, "A")
@@ -229,7 +229,7 @@ def test_h12_a_restored_slot_picks_up_a_checkpoint_of_another_prompt(
     ("profile", "shifted", "after", "parked"),
     [(NEW, [], [132, 196], [(172, 0)]), (OLD, [132], [132], [(172, 1)])],
 )
-def test_h13_a_context_shift_and_the_checkpoints(
+def test_a_context_shift_and_the_checkpoints(
     profile: str, shifted: list[int], after: list[int], parked: list[tuple[int, int]]
 ) -> None:
     play = Play(profile, "hybrid", ctx_size=256, context_shift=True, ubatch_size=64)
@@ -246,7 +246,7 @@ def test_h13_a_context_shift_and_the_checkpoints(
         (OLD, ([32], [32], [32]), ((32, 68), (32, 89)), [(128, 1)]),
     ],
 )
-def test_h14_with_a_drafting_companion(
+def test_with_a_drafting_companion(
     profile: str, lists: tuple[list[int], ...], counts: tuple[tuple[int, int], ...],
     parked: list[tuple[int, int]],
 ) -> None:  # fmt: skip

@@ -1,4 +1,4 @@
-"""The reference's vectors S1 to S6: sliding windows, played by its numbers."""
+"""Worked examples on sliding windows, with the counts that follow from the source."""
 
 import pytest
 
@@ -16,7 +16,7 @@ both = pytest.mark.parametrize("profile", [OLD, NEW])
         (OLD, ((95, 22), [96]), ((95, 5), [96]), ((50, 50), [50])),
     ],
 )
-def test_s1_prompts_shorter_than_the_window(
+def test_prompts_shorter_than_the_window(
     profile: str, second: tuple[tuple[int, int], list[int]],
     third: tuple[tuple[int, int], list[int]], fourth: tuple[tuple[int, int], list[int]],
 ) -> None:  # fmt: skip
@@ -30,13 +30,13 @@ def test_s1_prompts_shorter_than_the_window(
     assert (play.ask(run(range(50), range(300, 350))), play.checkpoints()) == fourth
 
 
-def test_s1_before_june_an_extension_skips_the_depth_test() -> None:
+def test_before_june_an_extension_skips_the_depth_test() -> None:
     play = Play(B9093, "swa", window=512)
     play.ask(run(range(100)), 8)
     assert play.ask(run(range(100), play.G, range(200, 210)), 8) == (107, 10)
 
 
-def test_s1_24411_refuses_checkpoints_beyond_the_prefix_in_june() -> None:
+def test_24411_refuses_checkpoints_beyond_the_prefix_in_june() -> None:
     play = Play(OLD + "+24411", "swa", window=512)
     play.ask(run(range(100)), 8)
     play.ask(run(range(100), play.G, range(200, 210)), 8)
@@ -45,7 +45,7 @@ def test_s1_24411_refuses_checkpoints_beyond_the_prefix_in_june() -> None:
 
 
 @pytest.mark.parametrize(("profile", "third"), [(NEW, [10, 9, 20]), (OLD, [10])])
-def test_s2_a_prompt_of_four_tokens_leaves_no_checkpoint(profile: str, third: list[int]) -> None:
+def test_a_prompt_of_four_tokens_leaves_no_checkpoint(profile: str, third: list[int]) -> None:
     play = Play(profile, "swa", window=512)
     assert (play.ask(run(range(4))), play.checkpoints()) == ((0, 4), [])
     assert (play.ask(run(range(4), range(10, 20))), play.checkpoints()) == ((0, 14), [10])
@@ -62,7 +62,7 @@ def test_s2_a_prompt_of_four_tokens_leaves_no_checkpoint(profile: str, third: li
         (OLD, [(432, 176, 431)], [(232, 0, 231)], [(500, 1)], []),
     ],
 )  # fmt: skip
-def test_s3_window_cells_are_reclaimed_in_steps(
+def test_window_cells_are_reclaimed_in_steps(
     profile: str, first: list[tuple[int, int, int]], second: list[tuple[int, int, int]],
     parked: list[tuple[int, int]], third: list[tuple[int, int, int]],
 ) -> None:  # fmt: skip
@@ -86,7 +86,7 @@ def test_s3_window_cells_are_reclaimed_in_steps(
         (OLD, [(82, 0, 81)], [82], (20, 50), [(66, 20, 65)]),
     ],
 )  # fmt: skip
-def test_s4_a_checkpoint_beyond_the_prefix_empties_the_window(
+def test_a_checkpoint_beyond_the_prefix_empties_the_window(
     profile: str, first: list[tuple[int, int, int]], second: list[int], third: tuple[int, int],
     last: list[tuple[int, int, int]],
 ) -> None:  # fmt: skip
@@ -99,7 +99,7 @@ def test_s4_a_checkpoint_beyond_the_prefix_empties_the_window(
     assert play.ranges() == last
 
 
-def test_s4_before_june_the_blob_has_all_cells() -> None:
+def test_before_june_the_blob_has_all_cells() -> None:
     play = Play(B9093, "swa", window=32, **SMALL)
     play.ask(run(range(150)))
     play.ask(run(range(100), range(600, 700)))
@@ -107,14 +107,14 @@ def test_s4_before_june_the_blob_has_all_cells() -> None:
 
 
 @both
-def test_s5_swa_full_makes_no_checkpoints(profile: str) -> None:
+def test_swa_full_makes_no_checkpoints(profile: str) -> None:
     play = Play(profile, "swa", window=32, swa_full=True, **SMALL)
     assert (play.ask(run(range(500))), play.checkpoints()) == ((0, 500), [])
     assert play.ask(run(range(200), range(600, 700))) == (200, 100)
 
 
 @both
-def test_s5_a_trip_through_the_prompt_cache_shrinks_a_full_window(profile: str) -> None:
+def test_a_trip_through_the_prompt_cache_shrinks_a_full_window(profile: str) -> None:
     play = Play(profile, "swa", window=32, swa_full=True, **SMALL)
     play.ask(run(range(500)))
     play.ask(run(range(1000, 1100)))
@@ -128,7 +128,7 @@ def test_s5_a_trip_through_the_prompt_cache_shrinks_a_full_window(profile: str) 
         (OLD, [(150, 1)], [(82, 0, 81)], [82]),
     ],
 )
-def test_s6_a_trip_through_the_prompt_cache(
+def test_a_trip_through_the_prompt_cache(
     profile: str, parked: list[tuple[int, int]], third: list[tuple[int, int, int]],
     fourth: list[int],
 ) -> None:  # fmt: skip

@@ -29,7 +29,7 @@ def test_a_restored_slot_goes_on_where_it_was_saved(profile: str, model: str) ->
 def test_a_restored_window_is_one_position_too_short(profile: str, cached: int) -> None:
     """A blob holds the window of its last position: pos_min 75 is not below 107 - 32.
 
-    June then finds a checkpoint of the prompt in between (trap 8), October one from the file.
+    June then finds a checkpoint of the prompt in between, October one from the file.
     """
     play = Play(profile, "swa", cache_ram=0)
     play.ask(run(range(100)), 8)
@@ -149,7 +149,7 @@ def test_deferred_requests_are_taken_oldest_first_and_pinned_ones_by_their_slot(
 
 @every
 def test_requests_in_the_queue_get_their_slots_before_any_is_decoded(profile: str) -> None:
-    """The reference's example 6.5: two prompts share batches, the lower id first."""
+    """Two prompts share batches, the lower id first."""
     play = Play(profile, "hybrid", parallel=2, batch_size=256, ubatch_size=64)
     for prompt in (range(300), range(1000, 1200)):
         play.engine.submit(Request(prompt=as_tokens(prompt), predict=4))

@@ -1,8 +1,8 @@
-"""The server's known oddities (reference 12.1), each by its own little story.
+"""The server's known oddities, each by its own little story.
 
-Those with a vector of the reference, or whose answer is wrong, are pinned beside these: traps 7, 8,
-11 and 24 in `test_wrong_answers`; 5, 6, 16, 17 in `test_reference_dense`; 9, 10, 12 and 13 in the
-files for windows and exact states; 25 to 28 and 36 in `test_checkpoint_places`.
+Others are pinned beside these: those whose answer is wrong in `test_wrong_answers`, those of the
+checkpoint list in `test_checkpoint_places`, those with a worked example in `test_reference_dense`,
+`test_reference_window` and `test_reference_exact`.
 """
 
 import itertools

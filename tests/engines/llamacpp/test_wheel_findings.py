@@ -1,4 +1,4 @@
-"""What random workloads on the real servers taught that no reference had said, one test each."""
+"""What random workloads on the real servers taught that reading them had not, one test each."""
 
 import pytest
 

@@ -68,7 +68,7 @@ def test_a_window_in_june_needs_24411_as_well() -> None:
 
 
 def stale_neighbour(profile: str, model: str) -> tuple[Play, Reply]:
-    """H10: a checkpoint one token beyond the common prefix survives, and is restored later."""
+    """A checkpoint one token beyond the common prefix survives, and is restored later."""
     play = Play(profile, model, arithmetic="float", ubatch_size=64)
     play.reply(run(range(100)))
     play.reply(run(range(100), range(200, 205)))
@@ -77,48 +77,48 @@ def stale_neighbour(profile: str, model: str) -> tuple[Play, Reply]:
 
 
 @pytest.mark.parametrize("model", ["recurrent", "hybrid"])
-def test_h10_october_answers_from_a_state_that_saw_another_token(model: str) -> None:
+def test_october_answers_from_a_state_that_saw_another_token(model: str) -> None:
     play, reply = stale_neighbour(OCTOBER, model)
     assert reply.cached == 101
     assert difference(play, reply) > DIVERGED
 
 
 @pytest.mark.parametrize("patch", ["24035", "24035-lcp", "25592", "erase-equal"])
-def test_h10_is_mended_by_erasing_what_reaches_beyond_the_prefix(patch: str) -> None:
+def test_is_mended_by_erasing_what_reaches_beyond_the_prefix(patch: str) -> None:
     play, reply = stale_neighbour(f"{OCTOBER}+{patch}", "hybrid")
     assert reply.cached == 100
     assert difference(play, reply) == 0.0
 
 
-def test_h10_does_not_happen_in_june_which_makes_fewer_checkpoints() -> None:
+def test_does_not_happen_in_june_which_makes_fewer_checkpoints() -> None:
     play, reply = stale_neighbour(JUNE, "recurrent")
     assert reply.cached == 32
     assert difference(play, reply) == 0.0
 
 
 def beyond_the_prefix(profile: str) -> tuple[Play, Reply]:
-    """S4: a window checkpoint that ends after the divergence leaves the window empty."""
+    """A window checkpoint that ends after the divergence leaves the window empty."""
     play = Play(profile, "swa", window=32, arithmetic="float", **SMALL)
     play.reply(run(range(150)))
     play.reply(run(range(100), range(600, 700)))
     return play, play.reply(run(range(20), range(800, 850)), 4)
 
 
-def test_s4_june_answers_with_an_empty_window() -> None:
+def test_june_answers_with_an_empty_window() -> None:
     play, reply = beyond_the_prefix(JUNE)
     assert reply.cached == 20
     assert difference(play, reply) > DIVERGED
 
 
 @pytest.mark.parametrize("profile", [JUNE + "+24411", OCTOBER])
-def test_s4_is_mended_by_24411(profile: str) -> None:
+def test_is_mended_by_24411(profile: str) -> None:
     play, reply = beyond_the_prefix(profile)
     assert reply.cached == 0
     assert difference(play, reply) == 0.0
 
 
 def restored_slot(profile: str) -> tuple[Play, Reply]:
-    """H12: a slot restored from a file still has the checkpoints of what it held before."""
+    """A slot restored from a file still has the checkpoints of what it held before."""
     play = Play(profile, "hybrid", arithmetic="float", cache_ram=0, **SMALL)
     play.reply(run(range(100)), 8)
     play.act("slot-save", 0, "A")
@@ -127,13 +127,13 @@ def restored_slot(profile: str) -> tuple[Play, Reply]:
     return play, play.reply(run(range(100)), 8)
 
 
-def test_h12_june_answers_from_another_prompts_checkpoint() -> None:
+def test_june_answers_from_another_prompts_checkpoint() -> None:
     play, reply = restored_slot(JUNE)
     assert reply.cached == 32
     assert difference(play, reply) > DIVERGED
 
 
-def test_h12_october_restores_the_checkpoints_of_the_file() -> None:
+def test_october_restores_the_checkpoints_of_the_file() -> None:
     """#26004: the list is emptied, then filled with what was saved (a wheel answers 96)."""
     play, reply = restored_slot(OCTOBER)
     assert reply.cached == 96

@@ -1,4 +1,4 @@
-"""A memory in the words of the reference vectors: runs in, dumps of cells out."""
+"""A memory in the words of the worked examples: runs in, dumps of cells out."""
 
 from collections.abc import Sequence
 from typing import Any

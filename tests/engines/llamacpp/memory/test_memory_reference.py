@@ -1,4 +1,4 @@
-"""The reference's own vectors for the memory layer, V1 to V26, in both releases."""
+"""Worked examples for the memory layer's cells, in both releases."""
 
 import pytest
 
@@ -10,7 +10,7 @@ both = pytest.mark.parametrize("rules", BOTH, ids=NAMES)
 
 
 @both
-def test_v1_a_unified_cache_of_8_cells(rules: MemoryRules) -> None:
+def test_a_unified_cache_of_8_cells(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=4, cells=8)
     assert (0, 0) == (b.decode(512, "0:0+3"), b.decode(512, "1:0+3"))
     assert (6, "0{0} 1{0} 2{0} 0{1} 1{1} 2{1}") == (b.head(), b.dump())
@@ -32,7 +32,7 @@ def test_v1_a_unified_cache_of_8_cells(rules: MemoryRules) -> None:
 
 
 @both
-def test_v2_the_head_goes_down_when_cells_are_freed_and_to_0_by_a_shift(rules: MemoryRules) -> None:
+def test_the_head_goes_down_when_cells_are_freed_and_to_0_by_a_shift(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=16)
     b.decode(512, "0:0+8")
     b.decode(512, "1:0+4")
@@ -49,7 +49,7 @@ def test_v2_the_head_goes_down_when_cells_are_freed_and_to_0_by_a_shift(rules: M
 
 
 @both
-def test_v3_a_shift_moves_shared_cells_for_everybody(rules: MemoryRules) -> None:
+def test_a_shift_moves_shared_cells_for_everybody(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=8)
     b.decode(512, "0:0+6")
     b.context.seq_cp(0, 1, 0, 3)
@@ -67,7 +67,7 @@ def test_v3_a_shift_moves_shared_cells_for_everybody(rules: MemoryRules) -> None
 
 
 @both
-def test_v4_a_division_counts_its_shift_with_the_opposite_sign(rules: MemoryRules) -> None:
+def test_a_division_counts_its_shift_with_the_opposite_sign(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", cells=8)
     b.decode(512, "0:0+6")
     b.context.seq_div(0, 2, -1, 2)
@@ -79,7 +79,7 @@ def test_v4_a_division_counts_its_shift_with_the_opposite_sign(rules: MemoryRule
 
 
 @both
-def test_v5_a_window_loses_what_a_cut_needs_and_a_partial_state_brings_it_back(
+def test_a_window_loses_what_a_cut_needs_and_a_partial_state_brings_it_back(
     rules: MemoryRules,
 ) -> None:
     b = Bench(rules, "iswa", cells=32, swa_cells=8, n_swa=4, swa_type="standard")
@@ -111,7 +111,7 @@ def test_v5_a_window_loses_what_a_cut_needs_and_a_partial_state_brings_it_back(
 
 
 @both
-def test_v6_a_full_size_window_cache_reclaims_while_cells_are_empty(rules: MemoryRules) -> None:
+def test_a_full_size_window_cache_reclaims_while_cells_are_empty(rules: MemoryRules) -> None:
     b = Bench(rules, "iswa", n_seq_max=2, cells=64, swa_cells=64, n_swa=4, swa_type="standard")
     b.decode(32, "1:0+5")
     b.decode(32, "0:0+10")
@@ -124,7 +124,7 @@ def test_v6_a_full_size_window_cache_reclaims_while_cells_are_empty(rules: Memor
 
 
 @both
-def test_v7_shared_cells_are_not_reclaimed_until_they_become_exclusive(rules: MemoryRules) -> None:
+def test_shared_cells_are_not_reclaimed_until_they_become_exclusive(rules: MemoryRules) -> None:
     b = Bench(rules, "iswa", n_seq_max=3, cells=64, swa_cells=12, n_swa=4, swa_type="standard")
     b.decode(8, "0:0+6")
     b.context.seq_cp(0, 1, -1, -1)
@@ -143,7 +143,7 @@ def test_v7_shared_cells_are_not_reclaimed_until_they_become_exclusive(rules: Me
 
 
 @both
-def test_v8_a_failed_decode_loses_positions_of_an_idle_sequence(rules: MemoryRules) -> None:
+def test_a_failed_decode_loses_positions_of_an_idle_sequence(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=12, n_swa=4, swa_type="standard")
     b.decode(512, "1:0+10")
     b.rm(1, 3, 4)
@@ -154,7 +154,7 @@ def test_v8_a_failed_decode_loses_positions_of_an_idle_sequence(rules: MemoryRul
 
 
 @both
-def test_v9_streams_are_copied_whole_and_kept_apart(rules: MemoryRules) -> None:
+def test_streams_are_copied_whole_and_kept_apart(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=3, cells=8, unified=False)
     b.decode(512, "0:0+5")
     b.decode(512, "1:0+3")
@@ -171,7 +171,7 @@ def test_v9_streams_are_copied_whole_and_kept_apart(rules: MemoryRules) -> None:
 
 
 @both
-def test_v9_a_failed_decode_gives_a_stream_the_head_of_another(rules: MemoryRules) -> None:
+def test_a_failed_decode_gives_a_stream_the_head_of_another(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=8, unified=False)
     b.decode(512, "0:0+5")
     b.decode(512, "1:0+3")
@@ -183,8 +183,8 @@ def test_v9_a_failed_decode_gives_a_stream_the_head_of_another(rules: MemoryRule
 
 
 @both
-def test_v10_recurrent_rows_are_removed_whole_or_not_at_all(rules: MemoryRules) -> None:
-    b = ten(rules)
+def test_recurrent_rows_are_removed_whole_or_not_at_all(rules: MemoryRules) -> None:
+    b = two_in_one_ubatch(rules)
     assert b.pos(0) == b.pos(1) == [3, 3]
     assert ([1, 1], 2) == (b.pos(2), b.recurrent.cells.tail[2])
 
@@ -197,8 +197,8 @@ def test_v10_recurrent_rows_are_removed_whole_or_not_at_all(rules: MemoryRules) 
     assert 1 == b.state(0)
 
 
-def ten(rules: MemoryRules) -> Bench:
-    """V10's first step: two sequences in one ubatch, a third one after them."""
+def two_in_one_ubatch(rules: MemoryRules) -> Bench:
+    """Two sequences in one ubatch, a third one after them."""
     b = Bench(rules, "recurrent", n_seq_max=3)
     b.decode(8, "0:0+4 1:0+4")
     assert b.sets() == [(2, 4)]
@@ -206,9 +206,9 @@ def ten(rules: MemoryRules) -> Bench:
     return b
 
 
-def eleven(rules: MemoryRules) -> Bench:
-    """V10 played through, then V11's copy."""
-    b = ten(rules)
+def after_a_copy(rules: MemoryRules) -> Bench:
+    """Three sequences played through, then a copy."""
+    b = two_in_one_ubatch(rules)
     b.rm(0, 0, 4)
     b.decode(8, "0:0+1")
     b.context.seq_cp(1, 0, -1, -1)
@@ -216,8 +216,8 @@ def eleven(rules: MemoryRules) -> Bench:
 
 
 @both
-def test_v11_a_shared_state_is_copied_when_it_is_written(rules: MemoryRules) -> None:
-    b = eleven(rules)
+def test_a_shared_state_is_copied_when_it_is_written(rules: MemoryRules) -> None:
+    b = after_a_copy(rules)
     cells = b.recurrent.cells
     assert ([set(), {0, 1}, {2}], 2) == (cells.seqs, cells.used)
     assert b.pos(0) == b.pos(1) == [3, 3]
@@ -231,16 +231,16 @@ def test_v11_a_shared_state_is_copied_when_it_is_written(rules: MemoryRules) -> 
     assert ([set(), {1}, set()], 1) == (cells.seqs, cells.used)
 
 
-def test_v11_removing_all_sequences_is_refused_by_the_later_release() -> None:
-    b = eleven(B11434)
+def test_removing_all_sequences_is_refused_by_the_later_release() -> None:
+    b = after_a_copy(B11434)
     b.decode(8, "0:4+1")
 
     assert not b.rm(-1, -1, -1)
     assert ([4, 4], 3) == (b.pos(0), b.recurrent.cells.used)
 
 
-def test_v11_removing_all_sequences_leaves_stale_tails_in_the_earlier_release() -> None:
-    b = eleven(B9509)
+def test_removing_all_sequences_leaves_stale_tails_in_the_earlier_release() -> None:
+    b = after_a_copy(B9509)
     b.decode(8, "0:4+1")
 
     assert b.rm(-1, -1, -1)
@@ -255,7 +255,7 @@ def six_tokens(rules: MemoryRules, n_seq_max: int = 1) -> Bench:
     return b
 
 
-def test_v12_the_later_release_rolls_back_once() -> None:
+def test_the_later_release_rolls_back_once() -> None:
     b = six_tokens(B11434)
     assert ([5, 5], [6, 5, 4, 3]) == (b.pos(0), b.planes(0))
     assert (True, [4, 4], [1]) == (b.rm(0, 5, -1), b.pos(0), b.recurrent.rs_idx)
@@ -266,7 +266,7 @@ def test_v12_the_later_release_rolls_back_once() -> None:
     assert ((1,), 6) == (b.sources(), b.state(0))
 
 
-def test_v12_the_earlier_release_stacks_rollbacks_wrongly() -> None:
+def test_the_earlier_release_stacks_rollbacks_wrongly() -> None:
     b = six_tokens(B9509)
     assert (True, [4, 4], [1]) == (b.rm(0, 5, -1), b.pos(0), b.recurrent.rs_idx)
     assert (True, [3, 3], [1]) == (b.rm(0, 4, -1), b.pos(0), b.recurrent.rs_idx)
@@ -275,7 +275,7 @@ def test_v12_the_earlier_release_stacks_rollbacks_wrongly() -> None:
 
 
 @both
-def test_v12_depth_is_bounded_by_the_planes(rules: MemoryRules) -> None:
+def test_depth_is_bounded_by_the_planes(rules: MemoryRules) -> None:
     b = six_tokens(rules)
     assert (False, True, [2, 2]) == (b.rm(0, 2, -1), b.rm(0, 3, -1), b.pos(0))
 
@@ -284,7 +284,7 @@ STALE = [("0:6+1", [7, 5, 4, 3], 5, 4, 5), ("0:6+2", [8, 7, 4, 3], 6, 4, 5)]
 
 
 @pytest.mark.parametrize(("more", "planes", "cut", "read", "state"), STALE)
-def test_v13_planes_behind_a_short_ubatch_are_stale(
+def test_planes_behind_a_short_ubatch_are_stale(
     more: str, planes: list[int], cut: int, read: int, state: int
 ) -> None:
     b = six_tokens(B11434)
@@ -298,7 +298,7 @@ def test_v13_planes_behind_a_short_ubatch_are_stale(
 
 
 @pytest.mark.parametrize(("more", "planes", "cut", "read", "state"), STALE)
-def test_v13_they_are_undefined_in_the_earlier_release_which_are_zeros_here(
+def test_they_are_undefined_in_the_earlier_release_which_are_zeros_here(
     more: str, planes: list[int], cut: int, read: int, state: int
 ) -> None:
     b = six_tokens(B9509)
@@ -311,7 +311,7 @@ def test_v13_they_are_undefined_in_the_earlier_release_which_are_zeros_here(
 
 
 @both
-def test_v14_a_pending_rollback_survives_a_removal_up_to_a_position(rules: MemoryRules) -> None:
+def test_a_pending_rollback_survives_a_removal_up_to_a_position(rules: MemoryRules) -> None:
     b = six_tokens(rules)
     assert (True, [2, 2], [3]) == (b.rm(0, 3, -1), b.pos(0), b.recurrent.rs_idx)
     assert (True, [-1, -1], [3]) == (b.rm(0, 0, 3), b.pos(0), b.recurrent.rs_idx)
@@ -320,7 +320,7 @@ def test_v14_a_pending_rollback_survives_a_removal_up_to_a_position(rules: Memor
     assert ((3,), 4) == (b.sources(), b.state(0))
 
 
-def test_v15_planes_stay_behind_when_cells_are_swapped() -> None:
+def test_planes_stay_behind_when_cells_are_swapped() -> None:
     b = fifteen(B11434)
     assert b.sources() == (3, 0, 2, 1)
     assert [{2}, {3}, {1}, {0}] == b.recurrent.cells.seqs
@@ -331,7 +331,7 @@ def test_v15_planes_stay_behind_when_cells_are_swapped() -> None:
     assert ((11,), 1) == (b.sources(), b.state(0))
 
 
-def test_v15_the_earlier_release_splits_and_swaps_nothing() -> None:
+def test_the_earlier_release_splits_and_swaps_nothing() -> None:
     b = fifteen(B9509)
     assert (2, 1) == (len(b.context.reached), b.recurrent.cells.tail[0])
 
@@ -350,7 +350,7 @@ def fifteen(rules: MemoryRules) -> Bench:
 
 
 @both
-def test_v16_a_hybrid_refuses_a_tail_and_grants_a_middle(rules: MemoryRules) -> None:
+def test_a_hybrid_refuses_a_tail_and_grants_a_middle(rules: MemoryRules) -> None:
     b = Bench(rules, "hybrid", cells=16)
     b.decode(8, "0:0+6")
     assert b.pos(0) == [5, 5]
@@ -361,7 +361,7 @@ def test_v16_a_hybrid_refuses_a_tail_and_grants_a_middle(rules: MemoryRules) -> 
 
 
 @both
-def test_v16_a_partial_restore_without_a_cut_leads_to_duplicate_positions(
+def test_a_partial_restore_without_a_cut_leads_to_duplicate_positions(
     rules: MemoryRules,
 ) -> None:
     b = Bench(rules, "hybrid", cells=16)
@@ -378,7 +378,7 @@ def test_v16_a_partial_restore_without_a_cut_leads_to_duplicate_positions(
 
 
 @both
-def test_v17_half_a_hybrid_reports_a_minimum_without_a_maximum(rules: MemoryRules) -> None:
+def test_half_a_hybrid_reports_a_minimum_without_a_maximum(rules: MemoryRules) -> None:
     b = Bench(rules, "hybrid", n_seq_max=2, cells=16, layers={"kv": 1, "recurrent": 2})
     b.decode(8, "0:0+6")
     b.rm(0, 2, 4)
@@ -393,7 +393,7 @@ def test_v17_half_a_hybrid_reports_a_minimum_without_a_maximum(rules: MemoryRule
 
 
 @both
-def test_v18_a_failed_compute_leaves_a_hybrid_advanced(rules: MemoryRules) -> None:
+def test_a_failed_compute_leaves_a_hybrid_advanced(rules: MemoryRules) -> None:
     b = Bench(rules, "hybrid", cells=16)
     b.decode(8, "0:0+4")
     assert b.decode(2, "0:4+4", fail=(1, 2)) == 2
@@ -407,7 +407,7 @@ def test_v18_a_failed_compute_leaves_a_hybrid_advanced(rules: MemoryRules) -> No
 
 
 @both
-def test_v18_a_failed_compute_is_cut_off_a_plain_cache(rules: MemoryRules) -> None:
+def test_a_failed_compute_is_cut_off_a_plain_cache(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", cells=16)
     b.decode(8, "0:0+4")
 

@@ -1,4 +1,4 @@
-"""The reference's own vectors from V19 on: batches, states, masks."""
+"""Worked examples for batches, saved states and masks, in both releases."""
 
 import pytest
 
@@ -11,7 +11,7 @@ both = pytest.mark.parametrize("rules", BOTH, ids=NAMES)
 
 
 @both
-def test_v19_batches_must_continue_where_memory_ends(rules: MemoryRules) -> None:
+def test_batches_must_continue_where_memory_ends(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=4, cells=32)
     assert (0, [5, 7]) == (b.decode(8, "0:5+3"), b.pos(0))
     assert (-1, -1, -1) == (
@@ -25,12 +25,12 @@ def test_v19_batches_must_continue_where_memory_ends(rules: MemoryRules) -> None
 
 
 @pytest.mark.parametrize(("rules", "ret"), [(B9509, 0), (B11434, -1)], ids=NAMES)
-def test_v19_ids_beyond_the_sequences_depend_on_the_release(rules: MemoryRules, ret: int) -> None:
+def test_ids_beyond_the_sequences_depend_on_the_release(rules: MemoryRules, ret: int) -> None:
     assert ret == Bench(rules, "kv", n_seq_max=4, cells=32).decode(8, "5:0+1")
 
 
 @pytest.mark.parametrize(("rules", "ret"), [(B9509, 0), (B11434, -1)], ids=NAMES)
-def test_v19_decreasing_positions_depend_on_the_release(rules: MemoryRules, ret: int) -> None:
+def test_decreasing_positions_depend_on_the_release(rules: MemoryRules, ret: int) -> None:
     assert ret == Bench(rules, "kv", n_seq_max=4, cells=32).decode(8, "1:1+1 1:0+1")
 
 
@@ -38,7 +38,7 @@ COUPLED = "0,1:0+3 0:3+1 1:3+1"
 
 
 @both
-def test_v19_coupled_tokens_are_refused_by_a_sequential_split(rules: MemoryRules) -> None:
+def test_coupled_tokens_are_refused_by_a_sequential_split(rules: MemoryRules) -> None:
     streams = Bench(rules, "kv", n_seq_max=2, cells=32, unified=False)
     recurrent = Bench(rules, "recurrent", n_seq_max=2)
     assert (1, 1) == (streams.decode(8, COUPLED), recurrent.decode(8, COUPLED))
@@ -49,7 +49,7 @@ def test_v19_coupled_tokens_are_refused_by_a_sequential_split(rules: MemoryRules
 
 
 @both
-def test_v19_a_split_by_sequence_accepts_coupled_tokens(rules: MemoryRules) -> None:
+def test_a_split_by_sequence_accepts_coupled_tokens(rules: MemoryRules) -> None:
     recurrent = Bench(rules, "recurrent", n_seq_max=2)
     assert recurrent.decode(8, "0,1:0+3", all_outputs=True) == 0
     assert [(1, 3)] == recurrent.sets()
@@ -60,7 +60,7 @@ def test_v19_a_split_by_sequence_accepts_coupled_tokens(rules: MemoryRules) -> N
 
 
 @pytest.mark.parametrize(("rules", "first"), [(B9509, [-1, -1]), (B11434, [0, 2])], ids=NAMES)
-def test_v20_a_whole_restore_of_several_streams(rules: MemoryRules, first: list[int]) -> None:
+def test_a_whole_restore_of_several_streams(rules: MemoryRules, first: list[int]) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=8, unified=False)
     b.decode(8, "0:0+3 1:0+5")
     saved = b.save(-1)
@@ -83,7 +83,7 @@ def test_a_whole_restore_brings_all_rows_of_the_last_stream_back(rules: MemoryRu
 
 
 @both
-def test_v20_an_empty_state_leaves_the_destination_alone(rules: MemoryRules) -> None:
+def test_an_empty_state_leaves_the_destination_alone(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", cells=8)
     empty = b.save(0)
     b.decode(8, "0:0+2")
@@ -93,7 +93,7 @@ def test_v20_an_empty_state_leaves_the_destination_alone(rules: MemoryRules) -> 
 
 
 @both
-def test_v20_a_restore_that_finds_no_room_costs_the_old_contents(rules: MemoryRules) -> None:
+def test_a_restore_that_finds_no_room_costs_the_old_contents(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=8)
     b.decode(8, "0:0+5")
     saved = b.save(0)
@@ -105,7 +105,7 @@ def test_v20_a_restore_that_finds_no_room_costs_the_old_contents(rules: MemoryRu
 
 
 @both
-def test_v20_a_restore_unshares_cells(rules: MemoryRules) -> None:
+def test_a_restore_unshares_cells(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=3, cells=8)
     b.decode(8, "0:0+3")
     b.context.seq_cp(0, 1, -1, -1)
@@ -116,7 +116,7 @@ def test_v20_a_restore_unshares_cells(rules: MemoryRules) -> None:
 
 
 @pytest.mark.parametrize(("rules", "left"), [(B9509, [0, 4]), (B11434, [-1, -1])], ids=NAMES)
-def test_v20_a_state_cut_short_within_its_rows(rules: MemoryRules, left: list[int]) -> None:
+def test_a_state_cut_short_within_its_rows(rules: MemoryRules, left: list[int]) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=16)
     b.decode(8, "0:0+5")
     saved = b.save(0)
@@ -128,7 +128,7 @@ def test_v20_a_state_cut_short_within_its_rows(rules: MemoryRules, left: list[in
 
 
 @both
-def test_v20_a_window_pair_keeps_base_when_its_window_fails(rules: MemoryRules) -> None:
+def test_a_window_pair_keeps_base_when_its_window_fails(rules: MemoryRules) -> None:
     b = Bench(rules, "iswa", n_seq_max=2, cells=32, swa_cells=16, n_swa=4, swa_type="standard")
     b.decode(8, "0:0+5")
     saved = b.save(0)
@@ -141,7 +141,7 @@ def test_v20_a_window_pair_keeps_base_when_its_window_fails(rules: MemoryRules) 
 
 
 @pytest.mark.parametrize("release", [0, 1], ids=NAMES)
-def test_v21_sizes_are_the_real_ones(release: int) -> None:
+def test_sizes_are_the_real_ones(release: int) -> None:
     rules = BOTH[release]
     kv = Bench(rules, "kv", cells=32, layers={"kv": 4})
     assert kv.save(0).size == 8
@@ -167,7 +167,7 @@ def test_v21_sizes_are_the_real_ones(release: int) -> None:
 
 
 @both
-def test_v22_a_chunked_window_saves_its_chunk(rules: MemoryRules) -> None:
+def test_a_chunked_window_saves_its_chunk(rules: MemoryRules) -> None:
     b = Bench(rules, "iswa", cells=32, swa_cells=12, n_swa=4, swa_type="chunked")
     b.decode(4, "0:0+4")
     b.decode(4, "0:4+4")
@@ -180,7 +180,7 @@ def test_v22_a_chunked_window_saves_its_chunk(rules: MemoryRules) -> None:
 
 
 @both
-def test_v22_a_symmetric_window_saves_in_cell_order(rules: MemoryRules) -> None:
+def test_a_symmetric_window_saves_in_cell_order(rules: MemoryRules) -> None:
     b = Bench(rules, "iswa", cells=32, swa_cells=8, n_swa=4, swa_type="symmetric")
     b.decode(8, "0:0+8")
     b.decode(1, "0:8+1")
@@ -191,7 +191,7 @@ def test_v22_a_symmetric_window_saves_in_cell_order(rules: MemoryRules) -> None:
 
 
 @both
-def test_v23_a_standard_window_masks(rules: MemoryRules) -> None:
+def test_a_standard_window_masks(rules: MemoryRules) -> None:
     b = twenty_four(rules)
     assert b.dump("swa") == "5{0} 6{0} 2{0} 3{0} 0{1} 1{1} 4{0} 2{1}"
 
@@ -201,7 +201,7 @@ def test_v23_a_standard_window_masks(rules: MemoryRules) -> None:
 
 
 @both
-def test_v23_a_chunked_window_masks(rules: MemoryRules) -> None:
+def test_a_chunked_window_masks(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", cells=10, n_swa=4, swa_type="chunked")
     b.decode(10, "0:0+10")
 
@@ -210,7 +210,7 @@ def test_v23_a_chunked_window_masks(rules: MemoryRules) -> None:
 
 
 @both
-def test_v23_a_symmetric_window_masks(rules: MemoryRules) -> None:
+def test_a_symmetric_window_masks(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", cells=6, n_swa=4, swa_type="symmetric")
     b.decode(6, "0:0+6")
 
@@ -219,7 +219,7 @@ def test_v23_a_symmetric_window_masks(rules: MemoryRules) -> None:
 
 
 @both
-def test_v23_shared_cells_are_seen_by_both(rules: MemoryRules) -> None:
+def test_shared_cells_are_seen_by_both(rules: MemoryRules) -> None:
     b = Bench(rules, "kv", n_seq_max=2, cells=5)
     b.decode(8, "0:0+3")
     b.context.seq_cp(0, 1, -1, -1)
@@ -239,12 +239,12 @@ def twenty_four(rules: MemoryRules) -> Bench:
 
 
 @both
-def test_v24_a_tight_window_cache_makes_the_pair_split_otherwise(rules: MemoryRules) -> None:
+def test_a_tight_window_cache_makes_the_pair_split_otherwise(rules: MemoryRules) -> None:
     assert [["0@4", "1@2"], ["0@5", "0@6"]] == twenty_four(rules).ubatches()
 
 
 @both
-def test_v25_a_state_saved_while_a_rollback_is_pending_is_right(rules: MemoryRules) -> None:
+def test_a_state_saved_while_a_rollback_is_pending_is_right(rules: MemoryRules) -> None:
     b = Bench(rules, "recurrent", n_seq_max=2, n_rs_seq=3)
     b.decode(16, "0:0+6")
     assert b.rm(0, 4, -1)
@@ -260,7 +260,7 @@ def test_v25_a_state_saved_while_a_rollback_is_pending_is_right(rules: MemoryRul
 
 
 @both
-def test_v26_a_shared_cell_rolls_back_for_both_but_only_one_knows(rules: MemoryRules) -> None:
+def test_a_shared_cell_rolls_back_for_both_but_only_one_knows(rules: MemoryRules) -> None:
     b = Bench(rules, "recurrent", n_seq_max=2, n_rs_seq=3)
     b.decode(16, "0:0+6")
     b.context.seq_cp(0, 1, -1, -1)
