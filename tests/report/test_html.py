@@ -195,7 +195,7 @@ def test_the_command_writes_a_page_and_prints_what_it_prints_without(
     written = (main([*words, "--report", str(target)]), capsys.readouterr())
 
     assert plain == (written[0], written[1].out)
-    assert f"report: {target}" == written[1].err.replace("\n", "")
+    assert f"report:{target}" == "".join(written[1].err.split())
     assert target.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

@@ -19,6 +19,7 @@ from cachesim.engines.llamacpp.reuse import cut_memory, start_prompt
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.swap import try_clear_idle_slots
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Token
 
 SERVER_ERROR: Final = "server_error"
@@ -90,6 +91,9 @@ def _add_prompt(server: ServerContext, slot: Slot, batch: PendingBatch) -> None:
     batch.add(slot, list(task.tokens[start:end]), output=False)
     slot.n_prompt_tokens_processed += end - start
     if end == task.n_tokens:
+        if not len(batch):  # what was swapped into a busy slot may hold the whole prompt (trap 1)
+            where = "update_slots"
+            raise UpstreamAbort(where, "batch.n_tokens > 0 when a prompt is done")
         slot.move(SlotState.DONE_PROMPT)
         slot.i_batch = len(batch) - 1
         batch.outputs[-1] = True

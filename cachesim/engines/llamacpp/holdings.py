@@ -5,7 +5,7 @@ slot choice rules some of them out; where that lowers the best there is, the led
 rule it was.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cachesim.engines.ledger import Ledger
@@ -31,16 +31,6 @@ class Holdings:
         """A rule decided against a holder."""
         if self._common.pop(holder, 0) >= self.ledger.usable > 0:
             self.ledger.apply(rule, max(self._common.values(), default=0), **detail)
-
-    def rule_out_all(
-        self,
-        holders: Iterable[object],
-        rule: str,
-        **detail: Any,  # noqa: ANN401
-    ) -> None:
-        """A rule decided against several."""
-        for holder in holders:
-            self.rule_out(holder, rule, **detail)
 
     def takes_over(self, holder: object, other: object) -> None:
         """A holder got what another one had."""

@@ -92,9 +92,14 @@ def engine_of(profile: str, model: str, options: dict[str, Any]) -> LlamaCpp:
 
 
 def play(engine: LlamaCpp, turns: list[Turn]) -> list[Reply]:
-    """Each prompt begins like a conversation held before; replies are forced, from the alphabet."""
+    """Each prompt begins like a conversation held before; replies are forced, from the alphabet.
+
+    Nothing is pinned while others wait: b11549 swaps conversations into a slot that is at work, so
+    that answers are wrong and the process may end (trap 1, which has tests of its own).
+    """
     held: list[list[int]] = [[]]
     tickets = []
+    idle = True
     for number, turn in enumerate(turns):
         prompt = held[turn.base % len(held)][: turn.keep] + turn.more
         forced = [300 + (number + k) % 3 for k in range(turn.predict)]
@@ -105,12 +110,13 @@ def play(engine: LlamaCpp, turns: list[Turn]) -> list[Reply]:
                     prompt=as_tokens(prompt),
                     predict=turn.predict,
                     reply=as_tokens(forced),
-                    slot=turn.slot,
+                    slot=turn.slot if idle else -1,
                     cache_prompt=turn.cache_prompt,
                 )
             )
         )
-        if not turn.waits:
+        idle = not turn.waits
+        if idle:
             engine.run()
             engine.check_integrity()
     engine.run()

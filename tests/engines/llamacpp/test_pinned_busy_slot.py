@@ -1,0 +1,66 @@
+"""Trap 1: a request pinned to a busy slot swaps its conversation before it is deferred.
+
+The slot at work then holds another conversation than the one it reads. Found by search; the
+smallest ways to the ends of the process are kept here.
+"""
+
+import pytest
+
+from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.errors import UpstreamAbort
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
+from cachesim.units import as_tokens
+
+OPTIONS = {
+    "ctx_size": 256,
+    "parallel": 2,
+    "batch_size": 8,
+    "ubatch_size": 4,
+    "ctx_checkpoints": 1,
+    "cache_ram": 1,
+}
+
+
+def server(profile: str) -> Engine:
+    return Engine.create(profile, model=build(tiny("recurrent"), "ring"), options=OPTIONS)
+
+
+def ask(engine: Engine, prompt: list[int], predict: int, slot: int = -1) -> Ticket:
+    reply = as_tokens([300] * predict)
+    return engine.submit(Request(prompt=as_tokens(prompt), predict=predict, reply=reply, slot=slot))
+
+
+def warm_up(engine: Engine, longest: list[int]) -> None:
+    for _ in range(3):
+        ask(engine, [300], 1)
+        engine.run()
+    ask(engine, longest, 5)
+    engine.run()
+
+
+def pin_to_a_busy_slot(engine: Engine) -> None:
+    ask(engine, [300] * 5, 1)
+    ask(engine, [301, 300], 1, slot=1)
+    ask(engine, [300], 1)
+    engine.run()
+
+
+@pytest.mark.parametrize("longest", [[301], [301, 300]])
+def test_the_process_may_end_when_the_slot_holds_all_of_its_prompt_already(
+    longest: list[int],
+) -> None:
+    engine = server("llama.cpp@b11549")
+    warm_up(engine, longest)
+
+    with pytest.raises(UpstreamAbort, match=r"empty batches|batch\.n_tokens"):
+        pin_to_a_busy_slot(engine)
+
+
+@pytest.mark.parametrize("profile", ["llama.cpp@b9093", "llama.cpp@b9538"])
+def test_older_releases_only_make_the_request_wait(profile: str) -> None:
+    engine = server(profile)
+    warm_up(engine, [301, 300])
+    pin_to_a_busy_slot(engine)
+
+    engine.check_integrity()
