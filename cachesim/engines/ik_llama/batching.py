@@ -6,7 +6,7 @@ from cachesim.engines.ik_llama import events
 from cachesim.engines.ik_llama.context import CANCELLED, Decoded, Entry
 from cachesim.engines.ik_llama.matching import discard
 from cachesim.engines.ik_llama.prepare import Preparation
-from cachesim.engines.ik_llama.slot import Command, Slot, State
+from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
 from cachesim.units import Array, Pos, SeqId, Token
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Batching:
             slot.n_past = len(slot.cache_tokens)
             if slot.ticket is not None and not slot.available:
                 slot.state = State.PROCESSING
-                server.finish(slot, "cancelled", "the client went away")
+                server.finish(slot, GONE, "the client went away")
 
     def _fail(self) -> None:
         """Every slot is answered and released, idle ones too; token lists stay (an oddity)."""

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Held
@@ -24,7 +26,7 @@ from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.prompt_cache import PromptCache
 from cachesim.engines.ik_llama.rules import rules_of
 from cachesim.engines.ik_llama.selection import Selection
-from cachesim.engines.ik_llama.slot import Command, Slot, State
+from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
 from cachesim.engines.ik_llama.slot_actions import SlotActions
 from cachesim.engines.ik_llama.snapshot import snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
@@ -153,12 +155,26 @@ class IkLlama(Engine):
         return self._replies.get(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away: a generating slot is released, a prefilling one goes on."""
-        self._queue = deque(entry for entry in self._queue if entry[0] != ticket)
-        self._deferred = deque(entry for entry in self._deferred if entry[0] != ticket)
+        """The client goes away: a generating slot is released, a prefilling one goes on.
+
+        What still waits is forgotten. The reply says `cancelled`.
+        """
+        message = "the client went away"
+        for waiting in (self._queue, self._deferred):
+            for entry in [each for each in waiting if each[0] == ticket]:
+                waiting.remove(entry)
+                self._replies[ticket] = Reply(
+                    prompt=entry[1].prompt,
+                    generated=(),
+                    logits=np.zeros((0, 0)),
+                    cached=None,
+                    processed=None,
+                    error=GONE,
+                    message=message,
+                )
         for slot in self.slots:
             if slot.ticket == ticket and slot.state is State.PROCESSING:
-                self.finish(slot)
+                self.finish(slot, GONE, message)
 
     def step(self) -> bool:
         """Empty the queue, then one pass of update_slots; False when every slot is idle."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ledger import Ledger
 from cachesim.units import Array, Count, SlotId, Token
+
+GONE: Final = "cancelled"
+"""The error of a request whose client went away."""
 
 
 class State(Enum):
@@ -110,7 +114,8 @@ class Slot:
     def reply(self, error: str | None = None, message: str = "") -> Reply:
         """What the client gets."""
         assert self.request is not None  # noqa: S101
-        refused = error is not None
+        unread = error == GONE and not self.generated
+        refused = error not in {None, GONE} or unread
         return Reply(
             prompt=self.request.prompt,
             generated=tuple(self.generated),

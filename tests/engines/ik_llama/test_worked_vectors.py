@@ -406,7 +406,7 @@ def test_w_rows_of_a_companion_that_refuses(row: str, patched: bool) -> None:
 
 
 @pytest.mark.parametrize(("patch", "answer"), [("", (0, 3500)), ("+1889", (2048, 1452))])
-def test_w6_a_refused_rewind_loses_the_checkpoints_too(patch: str, answer: tuple[int, int]) -> None:
+def test_a_refused_rewind_loses_the_checkpoints_too(patch: str, answer: tuple[int, int]) -> None:
     server = Played(
         "hybrid-mtp", SEED_ERA + patch, companion="strict_tail", draft_max=3, ctx_size=16384
     )
@@ -416,7 +416,7 @@ def test_w6_a_refused_rewind_loses_the_checkpoints_too(patch: str, answer: tuple
 
 
 @pytest.mark.parametrize("patch", ["", "+1889"])
-def test_w9_a_primary_that_refuses_is_reset_with_the_patch_too(patch: str) -> None:
+def test_a_primary_that_refuses_is_reset_with_the_patch_too(patch: str) -> None:
     server = Played("recurrent", SEED_ERA + patch, cache_ram=0, ctx_checkpoints=0)
     server.ask(A, G[:1])
 
