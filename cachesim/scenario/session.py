@@ -103,7 +103,10 @@ class Session:
         *,
         arithmetic: ArithmeticName = "float",
         traced: bool = False,
+        looks: bool = True,
     ) -> None:
+        """`looks` False: nobody asks what the server holds after each step."""
+        self.looks = looks
         self.scenario = scenario
         self.profile = profile
         self.network = build(spec_of(scenario.model), arithmetic)
@@ -252,7 +255,7 @@ class Session:
         """Take replies, events and what the server holds now."""
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
-        snapshot = self.engine.snapshot()
+        snapshot = self.engine.snapshot() if self.looks else {}
         for record in records:
             record.snapshot = snapshot
             record.reply = None if record.ticket is None else self.engine.reply(record.ticket)

@@ -33,7 +33,7 @@ class Shape:
     longest: int = 200
     flags: bool = True
     together: bool = True
-    replies: int = 8
+    replies: int = 4
 
 
 DEFAULT: Final = Shape()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines import Profile
-from cachesim.errors import CachesimError
+from cachesim.errors import CachesimError, InputError
 from cachesim.real.vectors import ik_server, llama_server, mlx_classes, mlx_server
 from cachesim.testing.search import workloads
 from cachesim.testing.trial import play
@@ -52,6 +52,8 @@ def _by_answers(mutant: Mutant) -> int | None:
         scenario = next(drawn)
         try:
             finding = play(scenario, profile).finding
+        except InputError:
+            raise  # what was asked does not fit the profile: nothing was caught
         except (CachesimError, ValueError, IndexError, AssertionError):
             return number + 1  # the engine itself fell over it
         if finding is not None:
