@@ -103,6 +103,7 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
             replace(step, with_previous=False),
             replace(step, slot=-1),
             replace(step, cache_prompt=True),
+            replace(step, options={}),
         ):
             if plain != step:
                 yield _changed(scenario, index, plain)

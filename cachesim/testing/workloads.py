@@ -54,7 +54,7 @@ def draw_workload(
         if slots > 1:
             step = _placed(draws, step, slots, first=alone)
         elif not numbered:
-            step = replace(step, with_previous=not alone and draws.integer(0, 4) == 4)
+            step = _batched(draws, step, first=alone)
         steps.append(step)
     return Scenario(
         format=FORMAT,
@@ -74,6 +74,16 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
         changes["slot"] = draws.integer(0, slots - 1)
     if not first and draws.integer(0, 4) == 4:
         changes["with_previous"] = True
+    return replace(step, **changes)
+
+
+def _batched(draws: Draws, step: Step, *, first: bool) -> Step:
+    """Together with the one before; or seeded, which mlx-lm serves alone and on another path."""
+    changes: dict[str, Any] = {}
+    if not first and draws.integer(0, 4) == 4:
+        changes["with_previous"] = True
+    if draws.integer(0, 4) == 4:
+        changes["options"] = {"seed": 0}
     return replace(step, **changes)
 
 

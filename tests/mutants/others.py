@@ -157,6 +157,13 @@ MLX_LM: Final = (
         records="mlx-store",
         upstream="ml-explore/mlx-lm#1118",
     ),
+    answers(
+        "no-deep-copies-answers",
+        "what a seeded request computes is written into the stored conversation",
+        swap(lru_prompt_cache, "deepcopy", lambda _: lambda caches: list(map(copy.copy, caches))),
+        profile=MLX,
+        model="dense",
+    ),
     counts(
         "no-deep-copies",
         "copies share their arrays",
