@@ -24,6 +24,7 @@ EXERCISED: Final[Mapping[str, tuple[str, ...]]] = {
         "checkpoint-dropped",
         "checkpoint-erased",
         "prompt-evicted",
+        "prompt-cache-evicted",
         "store-trimmed",
     ),
     "load": ("cache-entry-loaded", "prompt-loaded"),

@@ -1,14 +1,17 @@
 """The search finds known defects without being told where to look, and makes them small."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from cachesim.engines import Profile
+from cachesim.engines.events import Event
 from cachesim.scenario import loads, run
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import compare
 from cachesim.testing.search import Counterexample, search, workloads
 from cachesim.testing.shrink import ids
-from cachesim.testing.trial import play
+from cachesim.testing.trial import EXERCISED, play
 
 
 @pytest.fixture(name="found", scope="module")
@@ -96,3 +99,15 @@ def test_two_profiles_meet_on_the_same_requests() -> None:
     assert 15 == found.workloads
     assert 0 == found.one.wrong == found.other.wrong
     assert found.other.cached >= found.one.cached
+
+
+def test_what_counts_as_exercised_are_events_of_some_engine() -> None:
+    known = {each.name() for each in _kinds(Event)}
+
+    assert set() == {name for names in EXERCISED.values() for name in names} - known
+
+
+def _kinds(kind: type[Event]) -> Iterator[type[Event]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds(each)
