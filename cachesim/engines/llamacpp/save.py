@@ -29,7 +29,7 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
 from cachesim.errors import BlobError, OptionError
-from cachesim.units import Count, Pos, Token
+from cachesim.units import Array, Count, Pos, Token
 
 MAGIC: Final = b"CSSL"
 VERSION: Final = 1
@@ -177,7 +177,7 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
         entries.append(
             each.as_dict()
             | {"blobs": [None if part is None else len(part) for part in own]}
-            | {"drafter": None if each.drafter is None else each.drafter.tolist()}
+            | {"drafter": _row(each.drafter)}
         )
     head = {
         "tokens": list(slot.prompt.tokens),
@@ -188,6 +188,13 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
     text = json.dumps(head, separators=(",", ":")).encode()
     body = text + b"".join(blobs)
     return HEAD.pack(MAGIC, VERSION, zlib.crc32(body), len(text)) + body
+
+
+def _row(drafter: Array | None) -> dict[str, Any] | None:
+    """What a drafter carried, with its type: words of exact arithmetic must stay words."""
+    if drafter is None:
+        return None
+    return {"type": drafter.dtype.str, "words": drafter.tolist()}
 
 
 def decode(data: bytes) -> SlotFile:
@@ -232,12 +239,12 @@ def _checkpoint(entry: Mapping[str, Any], blobs: _Blobs) -> Checkpoint:
     target, companion = (
         None if size is None else unpack(blobs.take(size)) for size in entry["blobs"]
     )
-    drafter = entry["drafter"]
+    row = entry["drafter"]
     return Checkpoint(
         n_tokens=Count(entry["n_tokens"]),
         pos_min=Pos(entry["pos_min"]),
         pos_max=Pos(entry["pos_max"]),
         id_task=NO_TASK,
         state=SavedState(target=target, companion=companion),
-        drafter=None if drafter is None else np.array(drafter),
+        drafter=None if row is None else np.array(row["words"], dtype=row["type"]),
     )

@@ -160,3 +160,22 @@ def test_requests_in_the_queue_get_their_slots_before_any_is_decoded(profile: st
         OCTOBER: ([132, 196], [232, 296]), JUNE: ([132], [232]), MAY: ([132], [232]),
     }  # fmt: skip
     assert (play.checkpoints(0), play.checkpoints(1)) == expected[profile]
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "ring"])
+def test_what_a_drafter_carried_keeps_its_type_in_a_file(arithmetic: str) -> None:
+    play = Play(OCTOBER, "hybrid-mtp", arithmetic=arithmetic, spec_type="draft-mtp", cache_ram=0)
+    play.ask(run(range(100)), 8)
+    before = list(play.engine._server.slots[0].prompt.checkpoints)
+    play.act("slot-save", 0, "a")
+    play.ask(run(range(1000, 1040)), 4)
+    play.act("slot-restore", 0, "a")
+    after = play.engine._server.slots[0].prompt.checkpoints
+
+    assert [each.drafter.dtype for each in before if each.drafter is not None]
+    for old, new in zip(before, after, strict=True):
+        assert old.drafter is not None
+        assert new.drafter is not None
+        assert old.drafter.dtype == new.drafter.dtype
+        assert old.drafter.tolist() == new.drafter.tolist()
+    assert play.ask(run(range(90), range(500, 520)), 4)[0] is not None
