@@ -26,6 +26,8 @@ from cachesim.testing.trial import EXERCISED
 WORDS: Final = ("reuse", *EXERCISED, "refusal")
 """What a search may be required to have exercised."""
 
+MOST_MINUTES: Final = 7 * 24 * 60
+
 
 def check(
     *profiles: Annotated[str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal.")],
@@ -54,6 +56,12 @@ def check(
     unknown = sorted(set(require or ()) - set(WORDS))
     if unknown:
         msg = f"nothing is called {unknown[0]!r}; --require takes {', '.join(WORDS)}"
+        raise InputError(msg)
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
+        raise InputError(msg)
+    if examples is not None and examples < 1:
+        msg = f"--examples is {examples}; write a whole number from 1"
         raise InputError(msg)
     plan = Plan(
         model=model,

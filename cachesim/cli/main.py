@@ -51,6 +51,9 @@ def said(error: Exception) -> int:
     if isinstance(error, InputError):
         complain(str(error))
         return WRONG_USAGE
+    if isinstance(error, OSError):  # a folder that cannot be written, a full disk
+        complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        return WRONG_USAGE
     if isinstance(error, CachesimError):
         complain(str(error), REPORT)
     else:

@@ -35,7 +35,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
             if hasattr(commands, function):
                 real.command(getattr(commands, function), name=name)
     app.command(real)
-    app.command("cachesim.cli.check:check", name="check")
+    app.command(
+        "cachesim.cli.check:check",
+        name="check",
+        help="Search random workloads for an answer that is not the cold answer.",
+    )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

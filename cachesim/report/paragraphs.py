@@ -106,6 +106,8 @@ def _because(fault: Mapping[str, Any]) -> str:
     text = f"{where} has folded in token {fault['holds']}{whose} at position {fault['position']}"
     if fault["place"] != "recurrent":
         text = f"{where} holds token {fault['holds']}{whose} at position {fault['position']}"
+    if fault["expected"] is None:
+        return f"{text}, which is no place of this prompt"
     return f"{text}, where this prompt has {fault['expected']}"
 
 

@@ -31,6 +31,7 @@ EXERCISED: Final[Mapping[str, tuple[str, ...]]] = {
     "save": ("prompt-saving", "prompt-saved", "insertion"),
     "shift": ("context-shifted", "chunk-reused"),
     "rollback": ("draft-verified",),
+    "worker death": ("worker-died",),
     "full re-read": ("full-reprocessing", "checkpoint-reset", "full-reset"),
 }
 """What a search says it has exercised, and the events that count for it."""

@@ -88,7 +88,9 @@ function because(fault) {
   if (fault.holds === null) return `${where} holds nothing where token ${fault.expected} belongs.`;
   const whose = fault.comes_from ? ` (${fault.comes_from})` : "";
   const verb = fault.place === "recurrent" ? "has folded in" : "holds";
-  return `${where} ${verb} token ${fault.holds}${whose} at position ${fault.position}, where this prompt has ${fault.expected}.`;
+  const found = `${where} ${verb} token ${fault.holds}${whose} at position ${fault.position}`;
+  if (fault.expected === null) return `${found}, which is no place of this prompt.`;
+  return `${found}, where this prompt has ${fault.expected}.`;
 }
 
 /** All events of a run up to a step and event, newest first. */
