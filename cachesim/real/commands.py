@@ -101,7 +101,14 @@ def real_llama_cpp(
         return _real_scenario(scenario)
     if logits:
         return real_logits(release=release, seed=seed)
-    presets = tuple(models) or tuple(PRESETS)
+    return _real_random(
+        release, seed=seed, numbers=range(first, first + workloads), models=tuple(models)
+    )
+
+
+def _real_random(release: str, *, seed: int, numbers: range, models: tuple[str, ...]) -> int:
+    """Workloads drawn from a seed; the first that differs is shrunk and shown."""
+    presets = models or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
         msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"
@@ -115,7 +122,6 @@ def real_llama_cpp(
         return 1
     tally, shown = Tally(), None
     with SideBySide(wheel) as pair:
-        numbers = range(first, first + workloads)
         beside = console(stderr=True)
         for number in track(
             numbers, console=beside, transient=True, disable=not beside.is_terminal

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
@@ -285,15 +286,23 @@ def groups_of(scenario: Scenario) -> list[list[int]]:
 
 
 def share_events(records: Sequence[Record], events: Sequence[Event]) -> None:
-    """Give every event to the step it belongs to: by its task, else by its slot, else the first."""
+    """Give every event to the step it belongs to: by its task, else by its slot, else the first.
+
+    A ticket is the number of a step's first task; the tasks of further completions follow it.
+    """
     if len(records) == 1:
         records[0].events = tuple(events)
         return
-    by_task = {int(each.ticket): each for each in records if each.ticket is not None}
+    ticketed = sorted(
+        ((int(each.ticket), each) for each in records if each.ticket is not None),
+        key=itemgetter(0),
+        reverse=True,
+    )
     by_slot = {each.slot: each for each in records if each.slot is not None}
     shares: dict[int, list[Event]] = {id(each): [] for each in records}
     for event in events:
-        owner = by_task.get(event.task) or by_slot.get(event.slot) or records[0]
+        by_task = next((each for ticket, each in ticketed if ticket <= event.task), None)
+        owner = by_task or by_slot.get(event.slot) or records[0]
         shares[id(owner)].append(event)
     for each in records:
         each.events = tuple(shares[id(each)])

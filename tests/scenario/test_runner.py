@@ -145,3 +145,17 @@ def test_a_server_without_slot_files_says_so() -> None:
 
 def test_the_same_run_twice_gives_the_same_bytes() -> None:
     assert json.dumps(play()) == json.dumps(play())
+
+
+def test_steps_sent_together_keep_their_own_events_after_several_completions() -> None:
+    steps = [
+        {"prompt": "S", "completions": 2, "predict": 1},
+        {"prompt": "S a", "predict": 1},
+        {"prompt": "b", "predict": 1, "with_previous": True},
+    ]
+    engine = {"name": "llama.cpp", "profiles": ["b9538"], "options": {"parallel": 2}}
+
+    run = play(None, engine=engine, step=steps, expect=[])
+
+    tasks = [{event["task"] for event in step["events"]} - {-1} for step in run["steps"]]
+    assert tasks == [{0, 1}, {2}, {3}]

@@ -53,7 +53,6 @@ class LlamaCpp(Engine):
         self.network = network
         self._store = store
         self._server = open_server(profile, network, options)
-        self._next_ticket = 0
 
     @property
     def events(self) -> Sequence[Event]:
@@ -68,7 +67,7 @@ class LlamaCpp(Engine):
     def submit(self, request: Request) -> Ticket:
         """Queue a completion; with several completions, their tasks wait as one."""
         server = self._server
-        ticket = self._ticket()
+        ticket = Ticket(server.next_task)  # a ticket is the number of its first task
         task = to_task(request, number=server.next_task, ticket=ticket, server=server)
         server.next_task += request.completions
         if request.completions > len(server.slots):
@@ -139,13 +138,9 @@ class LlamaCpp(Engine):
         """Raise ContractError where slots, memory and cache disagree."""
         check_integrity(self._server)
 
-    def _ticket(self) -> Ticket:
-        self._next_ticket += 1
-        return Ticket(self._next_ticket - 1)
-
     def _submit_action(self, kind: TaskKind, slot: int, name: str) -> Ticket:
-        ticket = self._ticket()
         number = self._server.take_number()
+        ticket = Ticket(number)
         self._server.queue.append(
             Task(id=number, ticket=ticket, kind=kind, id_slot=slot, name=name)
         )
