@@ -41,6 +41,7 @@ def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) ->
             target,
             None if drafter is None else drafter.context,
             saves_companion=rules.slots.companion_is_saved,
+            refused_cut_aborts=rules.slots.refused_cut_aborts,
         ),
         seq_rm_type=can_seq_rm(target),
         n_swa=0 if options.swa_full else window_of(network),

@@ -41,16 +41,22 @@ class Contexts:
     """Two contexts under the same sequence ids; most servers have only the first."""
 
     def __init__(
-        self, target: Context, companion: Context | None = None, *, saves_companion: bool
+        self,
+        target: Context,
+        companion: Context | None = None,
+        *,
+        saves_companion: bool,
+        refused_cut_aborts: bool,
     ) -> None:
+        self._refused_cut_aborts = refused_cut_aborts
         self.target = target
         self.companion = companion
         self.saves_companion = saves_companion and companion is not None
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> None:
-        """Remove a range from both; a refusal ends the real process."""
+        """Remove a range from both; a refusal ends the real process, or nobody looks."""
         for context in self._both():
-            if not context.seq_rm(seq, p0, p1):
+            if not context.seq_rm(seq, p0, p1) and self._refused_cut_aborts:
                 why = f"sequence {seq} cannot be cut at position {p0}"
                 raise UpstreamAbort(SEQ_RM, why)
 

@@ -52,6 +52,7 @@ B9093: Final = ServerRules(
         companion_is_saved=False,
         drafter_is_saved=False,
         process_failure_is_fatal=False,
+        refused_cut_aborts=False,
         empty_batches_abort=False,
     ),
 )
@@ -74,7 +75,12 @@ B9538: Final = replace(
         exact_minimum_prompt=Count(0),
         spacing=None,
     ),
-    slots=replace(B9093.slots, companion_is_saved=True, empty_batches_abort=True),
+    slots=replace(
+        B9093.slots,
+        companion_is_saved=True,
+        refused_cut_aborts=True,
+        empty_batches_abort=True,
+    ),
 )
 """June 2026; the cache rules are those of b9509."""
 

@@ -87,6 +87,7 @@ class SlotRules:
     companion_is_saved: bool  # checkpoints and cache entries hold the companion's state
     drafter_is_saved: bool  # checkpoints hold what the drafter carries beside its memory
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
+    refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
     empty_batches_abort: bool  # four turns with nothing to decode end the process
 
 

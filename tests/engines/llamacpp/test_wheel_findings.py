@@ -75,3 +75,39 @@ def test_a_piece_that_ends_within_a_draft_ends_the_process(profile: str) -> None
 
     with pytest.raises(UpstreamAbort, match="ends within the draft"):
         engine.run()
+
+
+SHIFT_BEYOND_THE_END = Request(
+    prompt=A + B[:82], predict=100, options={"n_keep": -1, "n_discard": 100}
+)
+"""182 tokens are kept and 73 follow: to discard 100 cuts a state where it cannot go back to."""
+
+
+@pytest.mark.parametrize("model", ["recurrent", "hybrid"])
+def test_in_may_a_shift_that_cannot_cut_a_state_fails_the_next_decode(model: str) -> None:
+    engine = server("llama.cpp@b9093", model, ctx_size=256, context_shift=True)
+    ticket = engine.submit(SHIFT_BEYOND_THE_END)
+    engine.run()
+
+    reply = engine.reply(ticket)
+    assert reply is not None
+    assert reply.error == "server_error"
+
+
+@pytest.mark.parametrize("model", ["recurrent", "hybrid"])
+def test_in_june_a_shift_that_cannot_cut_a_state_ends_the_process(model: str) -> None:
+    engine = server(JUNE, model, ctx_size=256, context_shift=True)
+    engine.submit(SHIFT_BEYOND_THE_END)
+
+    with pytest.raises(UpstreamAbort, match="cannot be cut at position 182"):
+        engine.run()
+
+
+def test_in_october_such_a_shift_discards_less_and_goes_on() -> None:
+    engine = server(OCTOBER, "hybrid", ctx_size=256, context_shift=True)
+    ticket = engine.submit(SHIFT_BEYOND_THE_END)
+    engine.run()
+
+    reply = engine.reply(ticket)
+    assert reply is not None
+    assert (reply.error, len(reply.generated)) == (None, 100)
