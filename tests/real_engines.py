@@ -27,9 +27,10 @@ from cachesim.real.llama_cpp.wrong_answers import (
     THREE_REQUESTS,
     verdict_on,
 )
-from cachesim.real.mlx_lm.classes import RUNTIMES, compare_classes
-from cachesim.real.mlx_lm.classes import environment_for as mlx_environment_for
+from cachesim.real.mlx_lm.classes import compare_classes
 from cachesim.real.mlx_lm.logits import compare_mlx_logits
+from cachesim.real.mlx_lm.process import RUNTIMES
+from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.server import compare_server
 
 SEED: Final = 20261120

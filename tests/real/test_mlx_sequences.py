@@ -5,7 +5,8 @@ import pytest
 
 from cachesim.errors import ProfileError
 from cachesim.real.mlx_lm.cache_sequences import GROUPS, draw_cache_sequence
-from cachesim.real.mlx_lm.classes import Agreement, RealClasses, draw, environment_for
+from cachesim.real.mlx_lm.classes import Agreement, RealClasses, draw
+from cachesim.real.mlx_lm.process import environment_for
 from cachesim.real.vectors.mlx_classes import mismatch, played
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")

@@ -1,83 +1,29 @@
 """mlx-lm's own cache classes beside the port: the same random operations, result by result."""
 
-import json
-import subprocess
 from collections import Counter
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, Final
 
-from cachesim.errors import CachesimError, ProfileError
-from cachesim.real.environment import Environment
 from cachesim.real.mlx_lm.cache_sequences import GROUPS, Sequenced, draw_cache_sequence
+from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.store_sequences import draw_store_sequence, draw_trie_sequence
 from cachesim.real.vectors.mlx_classes import Mismatch, mismatch
-
-RUNTIMES: Final = {
-    "0.30.7": "0.30.6",
-    "0.31.1": "0.30.6",
-    "0.31.3": "0.32.4",
-    "0.32.2": "0.32.4",
-}
-"""Release of mlx-lm -> the array runtime it runs with: the older ones need the older one."""
 
 WORKER: Final = Path(__file__).parent / "class_worker.py"
 
 
-class RealClassesError(CachesimError):
-    """The process with the real classes is gone."""
-
-
-def environment_for(release: str) -> Environment:
-    """The environment that holds a release of mlx-lm on a CPU."""
-    if release not in RUNTIMES:
-        msg = f"there is no real mlx-lm {release!r} here; there are {', '.join(RUNTIMES)}"
-        raise ProfileError(msg)
-    runtime = RUNTIMES[release]
-    return Environment(
-        name=f"mlx-{release}", requirements=(f"mlx[cpu]=={runtime}", f"mlx-lm=={release}")
-    )
-
-
-class RealClasses(AbstractContextManager["RealClasses"]):
+class RealClasses(RealProcess):
     """The cache classes of one release, in a process of their own."""
 
     def __init__(self, release: str) -> None:
-        self.release = release
-        self._process = subprocess.Popen(  # noqa: S603 - our own worker
-            [str(environment_for(release).ready()), "-I", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__(release, WORKER)
 
     def play(self, sequence: Sequenced) -> list[dict[str, Any]]:
         """The real results of a sequence."""
-        inbox, outbox = self._process.stdin, self._process.stdout
-        if inbox is None or outbox is None:
-            msg = f"mlx-lm {self.release} cannot be talked to"
-            raise RealClassesError(msg)
-        inbox.write(json.dumps(sequence) + "\n")
-        inbox.flush()
-        answer = outbox.readline()
-        if not answer:
-            msg = f"mlx-lm {self.release} ended in the middle of {json.dumps(sequence)[:300]}"
-            raise RealClassesError(msg)
-        results: list[dict[str, Any]] = json.loads(answer)
+        results: list[dict[str, Any]] = self.order(sequence)
         return results
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.mlx_lm.classes import Agreement, compare_classes, environment_for
+from cachesim.real.mlx_lm.classes import Agreement, compare_classes
 from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
+from cachesim.real.mlx_lm.process import environment_for
 from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario, releases_of
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.vectors.replay import differing

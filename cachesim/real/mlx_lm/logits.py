@@ -16,8 +16,8 @@ import numpy as np
 
 from cachesim.model.build import build
 from cachesim.model.presets import preset
-from cachesim.real.mlx_lm.classes import environment_for
 from cachesim.real.mlx_lm.families import FAMILIES, tensors_of
+from cachesim.real.mlx_lm.process import environment_for
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 

@@ -13,7 +13,7 @@ import numpy as np
 from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.mlx_lm.classes import RUNTIMES
+from cachesim.real.mlx_lm.process import RUNTIMES
 from cachesim.real.mlx_lm.server import RealMlxServer
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario

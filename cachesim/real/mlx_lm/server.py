@@ -1,18 +1,13 @@
 """mlx-lm's own server beside the simulator: the same random requests, field by field."""
 
-import json
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-from cachesim.errors import CachesimError
-from cachesim.real.mlx_lm.classes import environment_for
+from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.rows import write_row
 from cachesim.real.mlx_lm.server_workloads import Workload, draw_workload
 from cachesim.real.vectors.mlx_server import Mismatch, mismatch
@@ -21,36 +16,11 @@ WORKER: Final = Path(__file__).parent / "server_worker.py"
 TRIALS: Final = 60
 
 
-class RealMlxServerError(CachesimError):
-    """The process with the real server is gone."""
-
-
-class RealMlxServer(AbstractContextManager["RealMlxServer"]):
+class RealMlxServer(RealProcess):
     """The server of one release, in a process of its own; a fresh one for each workload."""
 
     def __init__(self, release: str) -> None:
-        self.release = release
-        self._process = subprocess.Popen(  # noqa: S603 - our own worker
-            [str(environment_for(release).ready()), "-I", str(WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def order(self, line: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-        """Send one line, wait for the answer."""
-        inbox, outbox = self._process.stdin, self._process.stdout
-        if inbox is None or outbox is None:
-            msg = f"mlx-lm {self.release} cannot be talked to"
-            raise RealMlxServerError(msg)
-        inbox.write(json.dumps(line) + "\n")
-        inbox.flush()
-        answer = outbox.readline()
-        if not answer:
-            msg = f"mlx-lm {self.release} ended in the middle of {json.dumps(line)[:300]}"
-            raise RealMlxServerError(msg)
-        return json.loads(answer)
+        super().__init__(release, WORKER, quiet=True)
 
     def play(self, workload: Workload) -> dict[str, Any]:
         """A workload with what the real server did, in the form of the vector files."""
@@ -63,16 +33,6 @@ class RealMlxServer(AbstractContextManager["RealMlxServer"]):
             for insertion in group["inserted"]:
                 insertion["key"] = write_row(insertion["key"])
         return workload | {"results": results, "steps": workload["steps"][: len(results)]}
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=30)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ B9509   June 2026, the releases b9509 and b9538
 B11434  autumn 2026, the releases b11434 and b11549
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from cachesim.errors import ProfileError
@@ -102,27 +102,12 @@ B9094: Final = MemoryRules(
     probe="unknown",
 )
 
-B9509: Final = MemoryRules(
+B9509: Final = replace(
+    B9094,
     name="b9509",
     rollback_layers=frozenset({"delta"}),
     rollback_split="sequence",
-    single_use_rollback=False,
-    short_ubatch="undefined",
-    refuses_foreign_ids=False,
-    zero_layer_rollback=False,
     saves_unmasked_window=True,
-    attention_header=8,
-    ext_bytes=8,
-    clears_failed_restore=False,
-    checks_count_first=False,
-    undoes_hybrid_restore=False,
-    restores_every_stream=False,
-    on_device_chunks=False,
-    batch_ids_when_unified=256,
-    hashed_ids=False,
-    advances_all_ids=True,
-    refuses_decreasing=False,
-    counts_positions=True,
     probe="after-probe",
 )
 

@@ -1,0 +1,77 @@
+"""A real release of mlx-lm in a process of its own: a line of JSON goes in, a line comes back."""
+
+import json
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from cachesim.errors import CachesimError, ProfileError
+from cachesim.real.environment import Environment
+
+RUNTIMES: Final = {
+    "0.30.7": "0.30.6",
+    "0.31.1": "0.30.6",
+    "0.31.3": "0.32.4",
+    "0.32.2": "0.32.4",
+}
+"""Release of mlx-lm -> the array runtime it runs with: the older ones need the older one."""
+
+
+class RealMlxError(CachesimError):
+    """The process with the real mlx-lm is gone."""
+
+
+def environment_for(release: str) -> Environment:
+    """The environment that holds a release of mlx-lm on a CPU."""
+    if release not in RUNTIMES:
+        msg = f"there is no real mlx-lm {release!r} here; there are {', '.join(RUNTIMES)}"
+        raise ProfileError(msg)
+    runtime = RUNTIMES[release]
+    return Environment(
+        name=f"mlx-{release}", requirements=(f"mlx[cpu]=={runtime}", f"mlx-lm=={release}")
+    )
+
+
+class RealProcess:
+    """One of our workers, run by the interpreter that has the release installed."""
+
+    def __init__(self, release: str, worker: Path, *, quiet: bool = False) -> None:
+        """`quiet`: what the worker complains of is thrown away."""
+        self.release = release
+        self._process = subprocess.Popen(  # noqa: S603 - our own worker
+            [str(environment_for(release).ready()), "-I", str(worker)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            text=True,
+        )
+
+    def order(self, line: object) -> Any:  # noqa: ANN401 - JSON
+        """Send one line, wait for the answer."""
+        inbox, outbox = self._process.stdin, self._process.stdout
+        if inbox is None or outbox is None:
+            msg = f"mlx-lm {self.release} cannot be talked to"
+            raise RealMlxError(msg)
+        inbox.write(json.dumps(line) + "\n")
+        inbox.flush()
+        answer = outbox.readline()
+        if not answer:
+            msg = f"mlx-lm {self.release} ended in the middle of {json.dumps(line)[:300]}"
+            raise RealMlxError(msg)
+        return json.loads(answer)
+
+    def __enter__(self) -> Self:
+        """The process itself."""
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        """End the worker by ending its input."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=30)
