@@ -8,7 +8,7 @@ from cachesim.errors import LimitError, SpecError
 
 LayerKind: TypeAlias = Literal["attention", "window", "ssm", "delta", "conv"]
 RopeStyle: TypeAlias = Literal["none", "pairs", "halves"]
-Activation: TypeAlias = Literal["silu", "gelu"]
+Activation: TypeAlias = Literal["silu", "gelu", "gelu-table"]
 
 ATTENTION_KINDS: Final = ("attention", "window")
 RECURRENT_KINDS: Final = ("ssm", "delta", "conv")
@@ -49,7 +49,7 @@ class ModelSpec:
     vocabulary: int = 512
     width: int = 64
     mlp_width: int = 128  # 0: layers without an MLP (Mamba-2)
-    activation: Activation = "silu"
+    activation: Activation = "silu"  # gelu-table: as ggml looks it up, mlx computes it
     norm_epsilon: float = 1e-6
     post_norms: bool = False  # a norm after attention and MLP too (Gemma 3)
     embedding_scale: float = 1.0

@@ -112,6 +112,14 @@ def test_wide_heads_and_odd_shapes_are_invariant_too() -> None:
     assert np.array_equal(cold(spec, tokens), in_pieces(spec, tokens, [1, 4, 70, 129]))
 
 
+def test_a_table_of_activations_does_not_care_for_cuts() -> None:
+    spec = preset("swa", activation="gelu-table")
+    tokens = tokens_from(5, LONG)
+
+    assert np.array_equal(cold(spec, tokens), in_pieces(spec, tokens, [1, 4, 70, 129]))
+    assert not np.array_equal(cold(preset("swa"), tokens), cold(spec, tokens))
+
+
 def test_a_machine_that_cannot_mix_heights_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for chooser in ("ladder_for", "attention_ladder_for"):
         monkeypatch.setattr(f"cachesim.model.network.{chooser}", lambda *_: (16,))

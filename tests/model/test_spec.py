@@ -16,7 +16,7 @@ from cachesim.model.spec import LARGEST, ModelSpec
         ({"layers": ["attention"]}, "name at least one layer"),
         ({"layers": ("attention", "rwkv")}, "'rwkv' is none of attention, window, ssm"),
         ({"rope": "spirals"}, "write one of none, pairs, halves"),
-        ({"activation": "relu"}, "write one of silu, gelu"),
+        ({"activation": "relu"}, "write one of silu, gelu, gelu-table"),
         ({"width": 0}, "write 1 or more"),
         ({"width": 64.0}, "write a whole number"),
         ({"width": True}, "write a whole number"),

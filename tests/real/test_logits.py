@@ -8,7 +8,7 @@ from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.real.llama_cpp.greedy import drawn_prompt, generate
-from cachesim.real.llama_cpp.logits import Agreement, distance
+from cachesim.real.llama_cpp.logits import Agreement, agreement, as_ggml_computes, distance
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.units import Token, as_tokens
 
@@ -29,26 +29,49 @@ def test_a_generated_reply_is_greedy_and_comes_with_its_log_probabilities() -> N
 
 
 def test_the_distance_is_the_largest_among_the_likeliest() -> None:
-    rows = [np.array([-1.0, -2.0, -3.0]), np.array([-2.0, -1.0, -3.0])]
-    top = ({Token(0): -1.25, Token(1): -2.0}, {Token(1): -1.5, Token(0): -2.0})
-    outcome = Outcome(reply=as_tokens([0, 1]), top=top)
+    theirs = outcome([0, 1], {0: -1.25, 1: -2.0}, {1: -1.5, 0: -2.0})
+    mine = outcome([0, 1], {0: -1.0, 1: -2.0, 2: -3.0}, {0: -2.0, 1: -1.0, 2: -3.0})
 
-    assert 0.5 == distance(outcome, as_tokens([0, 1]), rows)
+    assert 0.5 == distance(theirs, mine)
+
+
+def test_tokens_that_one_side_does_not_name_are_not_compared() -> None:
+    assert 0.25 == distance(outcome([0], {0: -1.0, 1: -9.0}), outcome([0], {0: -1.25, 2: -8.0}))
 
 
 def test_after_replies_part_nothing_is_compared() -> None:
-    rows = [np.array([-1.0, -2.0]), np.array([-2.0, -1.0])]
-    outcome = Outcome(reply=as_tokens([1, 1]), top=({Token(1): -1.75}, {Token(1): -9.0}))
+    theirs = outcome([1, 1], {1: -1.75}, {1: -9.0})
+    mine = outcome([0, 1], {0: -1.0, 1: -2.0}, {0: -1.0, 1: -2.0})
 
-    assert 0.25 == distance(outcome, as_tokens([0, 1]), rows)
+    assert 0.25 == distance(theirs, mine)
 
 
 def test_a_preset_agrees_within_its_tolerance_on_99_of_100_prompts() -> None:
-    def agreement(preset: str, equal: int, worst: float) -> bool:
-        return Agreement(preset=preset, equal=equal, distances=(0.0,) * 99 + (worst,)).agrees
+    def agrees(equal: int, worst: float, own: float = 0.0) -> bool:
+        distances = (0.0,) * 99 + (worst,)
+        return Agreement(preset="dense", equal=equal, distances=distances, own=own).agrees
 
-    assert agreement("dense", 99, 9e-4)
-    assert not agreement("dense", 98, 0.0)
-    assert not agreement("dense", 100, 2e-3)
-    assert agreement("swa", 100, 2e-2), "ggml looks GELU up in a coarse table"
-    assert "gelu" == preset("swa").activation
+    assert agrees(99, 9e-4)
+    assert not agrees(98, 0.0)
+    assert not agrees(100, 2e-3)
+    assert agrees(100, 2e-3, own=1e-3), "the real server is as far from itself"
+    assert not agrees(100, 2e-2, own=1e-3)
+
+
+def test_an_agreement_counts_equal_replies_and_both_distances() -> None:
+    theirs = [outcome([0], {0: -1.0}), outcome([1], {1: -1.0})]
+    mine = [outcome([0], {0: -1.5}), outcome([0], {0: -1.0, 1: -1.25})]
+    again = [outcome([0], {0: -1.125}), outcome([1], {1: -1.0})]
+
+    expected = Agreement(preset="dense", equal=1, distances=(0.5, 0.25), own=0.125)
+    assert expected == agreement("dense", theirs, mine, again)
+
+
+def test_ggml_takes_gelu_from_a_table_and_the_rest_as_it_is() -> None:
+    assert "gelu-table" == as_ggml_computes(preset("swa")).activation
+    assert preset("hybrid") == as_ggml_computes(preset("hybrid"))
+
+
+def outcome(reply: list[int], *tops: dict[int, float]) -> Outcome:
+    named = ({Token(token): each for token, each in top.items()} for top in tops)
+    return Outcome(reply=as_tokens(reply), top=tuple(named))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cachesim.model.layers.norm import gelu, rms_norm, silu
+from cachesim.model.layers.norm import ACTIVATIONS, rms_norm
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
@@ -44,7 +44,7 @@ class Mlp:
         """What the MLP adds to rows x (R, d)."""
         spec, width = self.spec, self.spec.mlp_width
         both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
-        hidden = (silu if spec.activation == "silu" else gelu)(both[:, :width])
+        hidden = ACTIVATIONS[spec.activation](both[:, :width])
         hidden *= both[:, width : 2 * width]
         result = product(hidden, self.exit, run.ladder)[:, : spec.width]
         if self.post_norm is not None:

@@ -5,10 +5,17 @@ the network says so once for all layers.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Final
 
 import numpy as np
 
+from cachesim.model.spec import Activation
 from cachesim.units import Array
+
+TABLE_ENDS: Final = 10.0
+"""From here on ggml takes GELU for x, and for 0 on the other side."""
 
 
 def squares(rows: Array) -> Array:
@@ -64,6 +71,31 @@ def gelu(x: Array) -> Array:
     inner += 1.0
     np.divide(x, inner, out=inner)
     return inner
+
+
+def gelu_table(x: Array) -> Array:
+    """GELU as ggml_vec_geglu_f32 looks it up: half-precision numbers on both sides."""
+    within = np.clip(x, -TABLE_ENDS, TABLE_ENDS)
+    halves = within.astype(np.float32).astype(np.float16)
+    result = _table()[halves.view(np.uint16)]
+    np.copyto(result, 0.0, where=x <= -TABLE_ENDS)
+    np.copyto(result, x, where=x >= TABLE_ENDS)
+    return result
+
+
+@cache
+def _table() -> Array:
+    """GELU of every half-precision number, by its bits (ggml_table_gelu_f16)."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return gelu(every).astype(np.float16).astype(np.float64)
+
+
+ACTIVATIONS: Final[Mapping[Activation, Callable[[Array], Array]]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu-table": gelu_table,
+}
 
 
 def softplus(x: Array) -> Array:

@@ -70,7 +70,7 @@ def _fits(spec: ModelSpec, family: str) -> bool:
         and spec.qk_norm == (family in {"gemma3", "qwen35", "lfm2"})
         and spec.post_norms == (family == "gemma3")
         and spec.attention_gate == (family == "qwen35")
-        and spec.activation == ("gelu" if family == "gemma3" else "silu")
+        and (spec.activation == "silu") == (family != "gemma3")
         and bool(spec.mlp_width) == (family != "mamba2")
         and spec.embedding_scale == (spec.width**0.5 if family == "gemma3" else 1.0)
         and (not spec.mtp_depth or family == "qwen35")

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 from cachesim.model.build import build
 from cachesim.model.layers import attention
 from cachesim.model.layers.conv import carry, convolve, extended
-from cachesim.model.layers.norm import gelu, l2_norm, rms_norm, sigmoid, silu, softplus
+from cachesim.model.layers.norm import gelu, gelu_table, l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.sight import Sights
@@ -54,6 +54,25 @@ def test_activations_are_what_their_names_say(x: Array) -> None:
     with np.errstate(over="ignore"):
         assert np.allclose(0.5 * x * (1 + tanh), gelu(x), atol=1e-12)
     assert np.allclose(np.log1p(np.exp(x)), softplus(x))
+
+
+@given(NUMBERS)
+def test_ggml_looks_gelu_up_for_the_nearest_half_precision_number(x: Array) -> None:
+    inside = np.clip(x, -9.9, 9.9)
+    halves = inside.astype(np.float32).astype(np.float16).astype(np.float64)
+
+    assert np.array_equal(gelu(halves).astype(np.float16), gelu_table(inside))
+    assert np.allclose(gelu(inside), gelu_table(inside), rtol=2e-3, atol=1e-4)
+
+
+def test_ggml_leaves_its_table_at_ten() -> None:
+    x = np.array([-1e9, -10.0, -9.99, 9.9990001, 10.0001, 1e9])
+
+    table = gelu_table(x)
+
+    assert [0.0, 0.0] == table[:2].tolist()
+    assert 10.0 == table[3], "half-precision numbers are 1/128 apart there"
+    assert [10.0001, 1e9] == table[4:].tolist()
 
 
 def test_softplus_does_not_overflow() -> None:
