@@ -37,10 +37,10 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What one ubatch gives: logits of the rows asked for, last hidden states of all rows."""
+    """What one ubatch gives: logits of the rows asked for, and what an MTP head reads."""
 
     logits: Array  # (rows asked for, vocabulary); ring: (rows asked for, 1) words
-    hidden: Array  # (T, width)
+    hidden: Array | None = None  # (T, width), last hidden states; None where there is no MTP head
 
 
 class Network(Protocol):

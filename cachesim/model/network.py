@@ -54,10 +54,12 @@ class FloatNetwork:
         self._mtp = mtp
         self._numbers = (len(spec.layers),) if mtp else tuple(range(len(spec.layers)))
         self._entry: Entry = MtpEntry.read(spec, self._weights) if mtp else self._embedding()
-        self._layers = [layer for number in self._numbers for layer in self._read(number)]
+        *body, last = [self._read(number) for number in self._numbers]
+        self._body = [layer for layers in body for layer in layers]
+        self._last = last
         self._head = Head.read(spec, self._weights, mtp=mtp)
         self._rotary = Rotary(spec)
-        parts = [self._entry, *self._layers, self._head]
+        parts = [self._entry, *self._body, *self._last, self._head]
         matrices = tuple(matrix for part in parts for matrix in part.matrices)
         self._ladder = ladder_for(matrices)
         self._attention_ladder = attention_ladder_for(spec.kv_heads, spec.head_size, BLOCK)
@@ -92,13 +94,28 @@ class FloatNetwork:
             turns=self._rotary.turns(ubatch.positions),
             store=store,
         )
+        outputs = ubatch.outputs
+        last = run if self._spec.mtp_depth else run.asking(outputs)
         with np.errstate(over="ignore", invalid="ignore"):  # the head looks at what comes out
             x = self._entry(ubatch, self._ladder)
-            for layer in self._layers:
+            for layer in self._body:
                 x += layer(x, run)
-            hidden = self._head.hidden(x[: run.count])
-        logits = self._head.logits(hidden, ubatch.outputs, self._ladder)
-        return Output(logits=logits, hidden=hidden)
+            x = self._finish(x, last)
+            hidden = self._head.hidden(x[: len(last.rows(ubatch.tokens))])
+        if last.asked is not None:
+            outputs = None
+        logits = self._head.logits(hidden, outputs, self._ladder)
+        return Output(logits=logits, hidden=hidden if self._spec.mtp_depth else None)
+
+    def _finish(self, x: Array, run: Run) -> Array:
+        """Put rows x (R, d) through the last layer; those that are asked for come out."""
+        mixer, *mlp = self._last
+        mixed = mixer(x, run)
+        x = run.tiled(x)
+        x += mixed
+        for layer in mlp:
+            x += layer(x, run)
+        return x
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:  # noqa: ARG002
         """Keys (n, ...) as if their positions had been `shifts` (n,) further on."""

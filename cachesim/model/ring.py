@@ -65,7 +65,8 @@ class RingNetwork:
         for layer in self._layers:
             words = mix(words + layer.run(words, turn, store, ubatch.sets))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]
-        return Output(logits=mix(wanted + self._head)[:, None], hidden=words[:, None])
+        hidden = words[:, None] if self._spec.mtp_depth else None
+        return Output(logits=mix(wanted + self._head)[:, None], hidden=hidden)
 
     def _enter(self, ubatch: Ubatch) -> Words:
         """The word of each token; the MTP head adds what the target's last layer said."""

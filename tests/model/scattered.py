@@ -43,6 +43,10 @@ class ScatteredStore:
 
     def play(self, *pieces: Piece) -> list[Array]:
         """Run pieces of equal length as one ubatch, a set each; their logits."""
+        return np.split(self.answers(None, *pieces), len(pieces))
+
+    def answers(self, outputs: list[int] | None, *pieces: Piece) -> Array:
+        """The same with the logits of some rows only, in the order they are asked for."""
         for piece in pieces:
             places = self._places.setdefault(piece.sequence, {})
             for position in range(piece.start, piece.start + len(piece.tokens)):
@@ -53,9 +57,9 @@ class ScatteredStore:
             tokens=np.concatenate([np.array(p.tokens) for p in pieces]),
             positions=np.concatenate(positions),
             sets=len(pieces),
+            outputs=None if outputs is None else np.array(outputs, dtype=np.int64),
         )
-        logits = self._network.run(ubatch, self).logits
-        return np.split(logits, len(pieces))
+        return self._network.run(ubatch, self).logits
 
     def attend(self, layer: int, keys: Array, values: Array) -> Window:
         first, lanes = 0, []

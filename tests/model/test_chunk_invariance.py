@@ -105,6 +105,19 @@ def test_neighbours_and_places_do_not_matter(
         assert np.array_equal(mine, np.concatenate(parts))
 
 
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 99), asked=st.lists(st.integers(0, 3 * SHORT - 1), max_size=2 * SHORT))
+def test_rows_that_nobody_reads_do_not_matter(name: str, seed: int, asked: list[int]) -> None:
+    network = build(tiny(name))
+    pieces = [Piece(i, tokens_from(seed + i, SHORT), 60 * i) for i in range(3)]
+
+    every = ScatteredStore(network, chance=seed).answers(None, *pieces)
+    some = ScatteredStore(network, chance=seed + 1).answers(asked, *pieces)
+
+    assert np.array_equal(every[asked], some)
+
+
 def test_wide_heads_and_odd_shapes_are_invariant_too() -> None:
     spec = preset("dense", width=40, heads=3, kv_heads=3, head_size=64, mlp_width=50)
     tokens = tokens_from(3, LONG)

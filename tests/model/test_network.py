@@ -1,5 +1,7 @@
 """The float network: what it refuses, what it hands back, its companion, its liveliness."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scattered import Piece, ScatteredStore
@@ -79,8 +81,9 @@ def test_a_query_that_sees_no_key_is_a_broken_contract() -> None:
         network.run(ubatch([300]), Blind(network))
 
 
-def test_logits_come_for_the_rows_asked_for_and_hidden_for_all() -> None:
-    network = build(tiny("hybrid"))
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_come_for_the_rows_asked_for(name: str) -> None:
+    network = build(tiny(name))
     tokens = prompt(9)
     whole = network.run(ubatch(tokens), PlainStore(network))
     asked = Ubatch(
@@ -90,16 +93,30 @@ def test_logits_come_for_the_rows_asked_for_and_hidden_for_all() -> None:
     some = network.run(asked, PlainStore(network))
 
     assert np.array_equal(whole.logits[[8, 2]], some.logits)
-    assert np.array_equal(whole.hidden, some.hidden)
-    assert (9, 16) == some.hidden.shape
 
 
-def test_no_logits_for_nobody() -> None:
-    network = build(tiny("hybrid"))
-    nothing = np.array([], dtype=np.int64)
-    asked = Ubatch(tokens=np.array([300]), positions=np.array([0]), outputs=nothing)
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_nobody_asked_for_are_remembered_all_the_same(name: str) -> None:
+    network = build(tiny(name))
+    tokens = prompt(9)
+    told = Ubatch(tokens=np.array(tokens[:8]), positions=np.arange(8), outputs=np.array([], int))
+    asked = Ubatch(tokens=np.array(tokens[8:]), positions=np.array([8]))
+    store = PlainStore(network)
 
-    assert (0, 512) == network.run(asked, PlainStore(network)).logits.shape
+    nothing = network.run(told, store).logits
+    answer = network.run(asked, store).logits
+
+    assert (0, 512) == nothing.shape
+    assert np.array_equal(network.run(ubatch(tokens), PlainStore(network)).logits[8:], answer)
+
+
+def test_hidden_rows_come_for_all_where_an_mtp_head_reads_them() -> None:
+    asked = replace(ubatch(prompt(9)), outputs=np.array([8]))
+
+    for name, expected in {"hybrid-mtp": (9, 16), "hybrid": None}.items():
+        network = build(tiny(name))
+        hidden = network.run(asked, PlainStore(network)).hidden
+        assert expected == (None if hidden is None else hidden.shape)
 
 
 def test_sampling_is_greedy_and_ties_go_to_the_lowest_id() -> None:

@@ -362,8 +362,8 @@ def test_without_rope_a_rotation_does_nothing() -> None:
 # --- the rest of the protocol ----------------------------------------------------------------
 
 
-def test_only_rows_asked_for_come_back_and_hidden_words_of_all() -> None:
-    network = NETWORKS["hybrid"]
+def test_only_rows_asked_for_come_back_and_hidden_words_of_all_for_an_mtp_head() -> None:
+    network = build(ModelSpec(layers=("ssm", "attention"), mtp_depth=1), "ring")
     ubatch = Ubatch(
         tokens=np.array(PROMPT), positions=np.arange(len(PROMPT)), outputs=np.array([3, 39])
     )
@@ -371,7 +371,9 @@ def test_only_rows_asked_for_come_back_and_hidden_words_of_all() -> None:
     output = network.run(ubatch, PlainStore(network))
 
     assert np.array_equal(cold(network, PROMPT)[[3, 39]], output.logits)
-    assert output.hidden.shape == (len(PROMPT), 1)
+    assert output.hidden is not None
+    assert (len(PROMPT), 1) == output.hidden.shape
+    assert NETWORKS["hybrid"].run(ubatch, PlainStore(NETWORKS["hybrid"])).hidden is None
 
 
 @given(st.integers(0, (1 << 64) - 1))

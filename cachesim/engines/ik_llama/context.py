@@ -137,8 +137,9 @@ class Context:
             output = self.network.run(ubatch, view)
             for row, k in enumerate(wanted):
                 done.logits[first + mine[k]] = output.logits[row]
-            for k, i in enumerate(mine):
-                done.hidden[first + i] = output.hidden[k]
+            said = output.hidden  # a companion of a model without an MTP head is handed nothing
+            rows = np.empty((len(mine), 0)) if said is None else said
+            done.hidden.update(zip((first + i for i in mine), rows, strict=True))
 
     def apply_shifts(self) -> None:
         """Rotate the keys of moved cells to their new positions (`llama_kv_cache_update`)."""

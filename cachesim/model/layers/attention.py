@@ -83,11 +83,12 @@ class Attention:
         if run.turns is not None:
             turned = rotate(turned, run.turns)
         values = mixed[:count, turning:valued].reshape(count, -1, size)
-        seen = np.zeros((x.shape[0], heads * size))
+        seen = np.zeros((run.height, heads * size))
+        queries = run.rows(turned[:, :heads])
         for lane in run.store.attend(self.layer, turned[:, heads:], values):
-            attend(turned[:, :heads], lane, seen.reshape(-1, heads, size), run)
+            attend(queries, run.lane(lane), seen.reshape(-1, heads, size), run)
         if spec.attention_gate:
-            seen *= sigmoid(mixed[:, valued : valued + heads * size])
+            seen *= sigmoid(run.tiled(mixed[:, valued : valued + heads * size]))
         result = product(seen, self.exit, run.ladder)[:, : spec.width]
         if self.post_norm is not None:
             result = rms_norm(result, spec.norm_epsilon)

@@ -85,9 +85,10 @@ class ShortConv:
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]
         joined = extended(run.store.states(self.layer), gated.reshape(run.sets, -1, width))
-        hidden = np.zeros((x.shape[0], width))
-        convolved = convolve(joined, self.taps).reshape(count, width)
-        np.multiply(convolved, mixed[:count, width : 2 * width], out=hidden[:count])
+        gate = run.rows(mixed[:count, width : 2 * width])
+        hidden = np.zeros((run.height, width))
+        convolved = run.rows(convolve(joined, self.taps).reshape(count, width))
+        np.multiply(convolved, gate, out=hidden[: len(gate)])
         row = spec.conv_row(self.layer)
         after = states_after(joined, len(self.taps), run.store.planes, row)
         run.store.keep_states(self.layer, after)

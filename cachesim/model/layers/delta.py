@@ -76,9 +76,10 @@ class Delta:
         kept = after[:, :, conv_row:]
         out = self.scan(convolved, decay.reshape(sets, -1, heads), beta, before[:, conv_row:], kept)
         run.store.keep_states(self.layer, after)
-        hidden = np.zeros((x.shape[0], inner))
-        normed = rms_norm(out, spec.norm_epsilon).reshape(count, inner)
-        np.multiply(normed, silu(mixed[:count, channels : channels + inner]), out=hidden[:count])
+        gate = silu(run.rows(mixed[:count, channels : channels + inner]))
+        hidden = np.zeros((run.height, inner))
+        normed = run.rows(rms_norm(out, spec.norm_epsilon).reshape(count, inner))
+        np.multiply(normed, gate, out=hidden[: len(gate)])
         return product(hidden, self.exit, run.ladder)[:, : spec.width]
 
     def scan(

@@ -77,8 +77,9 @@ class Ssm:
 
         y = self.scan(convolved, steps, before[:, conv_row:], after[:, :, conv_row:])
         run.store.keep_states(self.layer, after)
-        gated = np.zeros((x.shape[0], inner))
-        np.multiply(y.reshape(count, inner), silu(mixed[:count, :inner]), out=gated[:count])
+        gate = silu(run.rows(mixed[:count, :inner]))
+        gated = np.zeros((run.height, inner))
+        np.multiply(run.rows(y.reshape(count, inner)), gate, out=gated[: len(gate)])
         grouped = gated.reshape(-1, spec.groups, inner // spec.groups)
         normed = rms_norm(grouped, spec.norm_epsilon).reshape(-1, inner)
         return product(normed, self.exit, run.ladder)[:, : spec.width]

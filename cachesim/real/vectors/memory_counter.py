@@ -44,7 +44,7 @@ class CounterNetwork:
             start = store.states(shape.layer)
             store.keep_states(shape.layer, start[:, None] + ends[None, :, None])
         wanted = count if ubatch.outputs is None else len(ubatch.outputs)
-        return Output(logits=np.zeros((wanted, 1)), hidden=np.zeros((count, 1)))
+        return Output(logits=np.zeros((wanted, 1)))
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
         """There is no rotation."""

@@ -150,7 +150,8 @@ class Context:
     def _keep_outputs(self, ubatch: Ubatch, wanted: tuple[bool, ...], output: Output) -> None:
         rows = [row for row in ubatch.rows if wanted[row]]
         self._logits.update(zip(rows, output.logits, strict=True))
-        self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
+        if output.hidden is not None:
+            self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
 
     def logits(self, row: int) -> Array:
         """The logits of one token of the last batch, which must have asked for them."""
