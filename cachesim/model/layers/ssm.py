@@ -1,8 +1,9 @@
 """Mamba-2: a causal convolution, then a scan that folds one token after the other into a state.
 
-C   inner + 2 * groups * N, channels of the convolution: x, B and C side by side
-H   state heads     P   inner / H, channels of a head     N   state size
-h   state (H, N, P)     h' = exp(dt A) h + B (dt x)        y = C h' + D x
+C   inner + 2 G N, channels of the convolution: x, B and C side by side
+H   state heads     G   groups of heads     N   state size
+W   inner / G, channels of a group: those of its heads side by side
+h   state (G, N, W)     h' = exp(dt A) h + B (dt x)        y = C h' + D x
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Ssm:
     bias: Array  # (C,)
     step_bias: Array  # (H,)
     rate: Array  # (H,), negative
-    skip: Array  # (H, 1)
+    skip: Array  # (inner,)
     exit: Matrix  # (inner, d)
 
     @classmethod
@@ -49,7 +50,7 @@ class Ssm:
             wide["ssm_conv1d.bias"],
             wide["ssm_dt.bias"],
             wide["ssm_a"].reshape(-1),
-            wide["ssm_d"].reshape(-1, 1),
+            np.repeat(wide["ssm_d"].reshape(-1), spec.inner // spec.state_heads),
             packed(wide["ssm_out.weight"] * wide["ssm_norm.weight"].reshape(-1)),
         )
 
@@ -85,38 +86,34 @@ class Ssm:
         return product(normed, self.exit, run.ladder)[:, : spec.width]
 
     def scan(self, convolved: Array, steps: Array, state: Array, after: Array) -> Array:
-        """Fold (S, L, C) into the state (S, H * N * P), token by token: y (S, L, H, P).
+        """Fold (S, L, C) into the state (S, G * N * W), token by token: y (S, L, inner).
 
-        The states after the last tokens go to `after` (S, planes, H * N * P), last one first.
+        The states after the last tokens go to `after` (S, planes, G * N * W), last one first.
         """
         spec = self.spec
         sets, length, _ = convolved.shape
         heads, size, groups = spec.state_heads, spec.state_size, spec.groups
-        wide, per = spec.inner // heads, heads // groups
-        side = groups * size
-        # token first: (L, S, ...)
-        x = convolved[:, :, : spec.inner].reshape(sets, length, heads, wide).swapaxes(0, 1)
-        b = convolved[:, :, spec.inner : spec.inner + side].reshape(
-            sets, length, groups, 1, size, 1
-        )
-        c = convolved[:, :, spec.inner + side :].reshape(sets, length, groups, 1, 1, size)
-        b, c = b.swapaxes(0, 1), c.swapaxes(0, 1)
-        decay = np.exp(steps * self.rate).swapaxes(0, 1)[..., None]
-        stepped = (x * steps.swapaxes(0, 1)[..., None]).reshape(length, sets, groups, per, 1, wide)
+        inner, wide = spec.inner, spec.inner // heads
+        by_group = (length, sets, groups, 1, inner // groups)
+        convolved, steps = convolved.swapaxes(0, 1), steps.swapaxes(0, 1)  # token first
+        x = convolved[:, :, :inner]
+        b = convolved[:, :, inner : inner + groups * size].reshape(length, sets, groups, size, 1)
+        c = convolved[:, :, inner + groups * size :].reshape(length, sets, groups, 1, size)
+        decay = np.exp(steps * self.rate).repeat(wide, axis=2).reshape(by_group)
+        stepped = (x * steps.repeat(wide, axis=2)).reshape(by_group)
 
-        y = np.empty((length, sets, groups, per, 1, wide))
+        y = np.empty(by_group)
         planes = after.shape[1]
-        last = state.reshape(sets, heads, size * wide)
+        last = state.reshape(sets, groups, size, -1)
         for start in range(0, length, STRETCH):
             stop = min(start + STRETCH, length)
-            states = np.empty((stop - start, sets, groups, per, size, wide))
-            np.multiply(b[start:stop], stepped[start:stop], out=states)
-            _fold(last, states.reshape(stop - start, sets, heads, -1), decay[start:stop])
+            states = b[start:stop] * stepped[start:stop]
+            _fold(last, states, decay[start:stop])
             np.matmul(c[start:stop], states, out=y[start:stop])
-            last = states[-1].reshape(sets, heads, -1)
+            last = states[-1]
             for back in range(max(length - stop, 0), min(planes, length - start)):
                 after[:, back] = states[length - back - start - 1].reshape(sets, -1)
-        read = y.reshape(length, sets, heads, wide)
+        read = y.reshape(length, sets, inner)
         read += x * self.skip
         return read.swapaxes(0, 1)
 
