@@ -31,8 +31,10 @@ def convolve(joined: Array, taps: Array) -> Array:
     if length == 1:  # all taps at once; they are added oldest first all the same
         return np.asarray(np.add.reduce(joined * taps, axis=1, keepdims=True))
     result: Array = joined[:, :length] * taps[0]
+    tapped = np.empty_like(result)
     for age, tap in enumerate(taps[1:], start=1):
-        result += joined[:, age : age + length] * tap
+        np.multiply(joined[:, age : age + length], tap, out=tapped)
+        result += tapped
     return result
 
 

@@ -10,16 +10,16 @@ Tiles stay below the size from which a BLAS wakes its threads: for products this
 more than they bring, and on a busy machine a hundred times more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from cachesim.units import Array
 
 Ladder: TypeAlias = tuple[int, ...]
-Side: TypeAlias = Literal["weights", "keys", "values"]
 
 LADDER: Final[Ladder] = (4, 8, 16, 32)
 """The heights that may be mixed; 1 to 3 rows take other kernels on most machines."""
@@ -34,7 +34,7 @@ COLUMNS: Final = 16
 """Columns come in multiples of this: kernels treat odd edges on their own."""
 
 MOST_COLUMNS: Final = 128
-"""Wider matrices are cut into blocks of so many columns."""
+"""Wider matrices are cut into blocks of so many columns, or more where tiles are low."""
 
 SERIAL: Final = 1 << 18
 """Multiplications of one product that OpenBLAS does in one thread at least."""
@@ -42,26 +42,31 @@ SERIAL: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights (in, out) for `product`: blocks of columns, each in C order."""
+    """Weights (in, out) for `product`, kept as (out, in): columns lie in one piece.
 
-    blocks: tuple[Array, ...]
-    edges: tuple[int, ...]  # where each block begins, and where the last one ends
+    Few rows times columns that do take a BLAS a third less time than rows times rows.
+    """
+
+    turned: Array
+
+    @property
+    def inner(self) -> int:
+        """How deep a product with it is."""
+        return int(self.turned.shape[1])
 
     @property
     def columns(self) -> int:
         """How wide a product with it is: all columns, and zeros up to a full edge."""
-        return self.edges[-1]
+        return int(self.turned.shape[0])
 
 
 def packed(*parts: Array) -> Matrix:
     """Weights (out, in) side by side as one matrix (in, out)."""
     joined = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=0)
     columns = -(-joined.shape[0] // COLUMNS) * COLUMNS
-    whole = np.zeros((joined.shape[1], columns))
-    whole[:, : joined.shape[0]] = joined.T
-    edges = (*range(0, columns, MOST_COLUMNS), columns)
-    blocks = (whole[:, edge : edge + MOST_COLUMNS] for edge in edges[:-1])
-    return Matrix(tuple(np.ascontiguousarray(block) for block in blocks), edges)
+    turned = np.zeros((columns, joined.shape[1]))
+    turned[: joined.shape[0]] = joined
+    return Matrix(turned)
 
 
 @lru_cache(maxsize=4096)
@@ -73,37 +78,39 @@ def padded(rows: int, ladder: Ladder) -> int:
 
 def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     """Rows (R, in) times a matrix (in, out), R as `padded` says: (R, out)."""
-    height = ladder[-1]
-    result = np.empty((rows.shape[0], matrix.columns))
-    full = rows.shape[0] // height * height
-    for block, first in zip(matrix.blocks, matrix.edges, strict=False):
-        last = first + block.shape[1]
-        if full:
-            tiled = rows[:full].reshape(-1, height, rows.shape[1])
-            out = result[:full].reshape(-1, height, matrix.columns)
-            np.matmul(tiled, block, out=out[:, :, first:last])
-        if full < rows.shape[0]:
-            np.matmul(rows[full:], block, out=result[full:, first:last])
+    height, count = ladder[-1], rows.shape[0]
+    turned, result = matrix.turned, np.empty((count, matrix.columns))
+    full = count // height * height
+    if full:
+        tiles = rows[:full].reshape(-1, height, matrix.inner)
+        out = result[:full].reshape(-1, height, matrix.columns)
+        for some in blocks(height, matrix.inner, matrix.columns):
+            np.matmul(tiles, turned[some].T, out=out[:, :, some])
+    if full < count:
+        for some in blocks(count - full, matrix.inner, matrix.columns):
+            np.matmul(rows[full:], turned[some].T, out=result[full:, some])
     return result
+
+
+@lru_cache(maxsize=4096)
+def blocks(height: int, inner: int, columns: int) -> tuple[slice, ...]:
+    """The columns that a tile of so many rows is multiplied with at once: lower tiles, more."""
+    most = max(MOST_COLUMNS, SERIAL // (height * inner) // COLUMNS * COLUMNS)
+    return tuple(slice(first, min(first + most, columns)) for first in range(0, columns, most))
 
 
 def ladder_for(matrices: tuple[Matrix, ...]) -> Ladder:
     """The heights that products with these matrices may mix, here and now."""
-    shapes = sorted({block.shape for matrix in matrices for block in matrix.blocks})
-    deepest = max(inner * columns for inner, columns in shapes)
+    shapes = sorted({(matrix.inner, matrix.columns) for matrix in matrices})
+    deepest = max(inner * min(columns, MOST_COLUMNS) for inner, columns in shapes)
     ladder = below_threads(LADDER, deepest)
-    mixed = (mixes(ladder, inner, columns, 1, "weights") for inner, columns in shapes)
-    return ladder if all(mixed) else ALONE
+    return ladder if all(mixes(ladder, *shape) for shape in shapes) else ALONE
 
 
 def attention_ladder_for(heads: int, size: int, block: int) -> Ladder:
     """The same for rows times a block of one head's keys, or of its values."""
     ladder = below_threads(ATTENTION_LADDER, block * size)
-    keys, values = (
-        mixes(ladder, size, block, heads, "keys"),
-        mixes(ladder, block, size, heads, "values"),
-    )
-    return ladder if keys and values else ALONE
+    return ladder if sides_mix(ladder, heads, size, block) else ALONE
 
 
 def below_threads(ladder: Ladder, deep: int) -> Ladder:
@@ -112,22 +119,31 @@ def below_threads(ladder: Ladder, deep: int) -> Ladder:
 
 
 @lru_cache(maxsize=1024)
-def mixes(ladder: Ladder, inner: int, columns: int, heads: int, side: Side) -> bool:
-    """True if all heights give a row the same bits, wherever it stands in its tile.
+def mixes(ladder: Ladder, inner: int, columns: int) -> bool:
+    """True if all heights of tiles give a row the same bits."""
+    matrix = packed(noise(columns, inner))
+    return alike(ladder, inner, lambda rows: product(rows, matrix, ladder))
 
-    Keys and values are seen as attention sees them: one head of several in every cell.
-    """
-    if side == "keys":
-        right = noise(columns, heads * inner)[:, :inner].T
-    else:
-        right = noise(inner, heads * columns)[:, :columns]
+
+@lru_cache(maxsize=1024)
+def sides_mix(ladder: Ladder, heads: int, size: int, block: int) -> bool:
+    """The same for keys and values as attention sees them: one head of several in every cell."""
+    values = noise(block, heads * size)[:, :size]
+    keys = values.T
+    return alike(ladder, size, lambda rows: np.matmul(rows, keys)) and alike(
+        ladder, block, lambda rows: np.matmul(rows, values)
+    )
+
+
+def alike(ladder: Ladder, inner: int, multiply: Callable[[Array], Array]) -> bool:
+    """Whether a row comes out with the same bits wherever it stands, in tiles of any height."""
     top = ladder[-1]
     rows = noise(top, inner)
-    whole = np.matmul(rows, right)
-    if not np.array_equal(np.matmul(np.roll(rows, 1, axis=0), right), np.roll(whole, 1, axis=0)):
+    whole = multiply(rows)
+    if not np.array_equal(multiply(np.roll(rows, 1, axis=0)), np.roll(whole, 1, axis=0)):
         return False
     return all(
-        np.array_equal(np.matmul(rows[start : start + height], right), whole[start:][:height])
+        np.array_equal(multiply(rows[start : start + height]), whole[start:][:height])
         for height in ladder[:-1]
         for start in (0, top - height)
     )

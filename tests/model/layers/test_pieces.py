@@ -17,12 +17,15 @@ from cachesim.model.layers.tiles import (
     ALONE,
     ATTENTION_LADDER,
     LADDER,
+    MOST_COLUMNS,
     SERIAL,
     below_threads,
+    blocks,
     mixes,
     packed,
     padded,
     product,
+    sides_mix,
 )
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
@@ -148,15 +151,30 @@ def test_mixing_is_refused_where_one_height_gives_other_bits(
 ) -> None:
     honest = np.matmul
 
-    def moody(a: Array, b: Array) -> Array:
-        result: Array = honest(a, b)
-        return result * (1 + 2**-52) if len(a) == 8 else result
+    def moody(a: Array, b: Array, out: Array | None = None) -> Array:
+        result: Array = honest(a, b, out=out)
+        result *= 1 + 2**-52 if len(a) == 8 else 1
+        return result
 
-    mixes.cache_clear()
+    for asked in (mixes, sides_mix):
+        asked.cache_clear()
     monkeypatch.setattr(np, "matmul", moody)
 
-    assert not mixes(LADDER, 64, 128, 1, "weights")
-    mixes.cache_clear()
+    assert not mixes(LADDER, 64, 128)
+    assert not sides_mix(ATTENTION_LADDER, 2, 16, BLOCK)
+    for asked in (mixes, sides_mix):
+        asked.cache_clear()
+
+
+@given(st.sampled_from(LADDER), st.integers(1, 4096), st.integers(1, 500))
+def test_blocks_of_columns_are_all_of_them_and_none_wakes_threads(
+    height: int, inner: int, sixteens: int
+) -> None:
+    some = blocks(height, inner, 16 * sixteens)
+
+    assert list(range(16 * sixteens)) == [c for each in some for c in range(16 * sixteens)[each]]
+    widest = max(each.stop - each.start for each in some)
+    assert widest <= MOST_COLUMNS or height * inner * widest <= SERIAL
 
 
 def test_a_carried_convolution_is_the_whole_one() -> None:
