@@ -183,7 +183,7 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
 
 def _outside(numbers: Integers, most: int) -> int | None:
     """The first number that is negative or past the most, if any."""
-    if int(numbers.min()) >= 0 and int(numbers.max()) <= most:
+    if int(np.maximum.reduce(numbers.astype(np.uint64))) <= most:  # a negative one is enormous
         return None
     return int(numbers[(numbers < 0) | (numbers > most)][0])
 

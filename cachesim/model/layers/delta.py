@@ -68,7 +68,7 @@ class Delta:
         decay = np.exp(softplus(gates[:, heads:] + self.step_bias) * self.rate)
 
         before = run.store.states(self.layer)
-        conv_row = spec.conv_row(self.layer)
+        conv_row = (len(self.taps) - 1) * channels
         joined = extended(before[:, :conv_row], fresh)
         convolved = silu(convolve(joined, self.taps))
         after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])

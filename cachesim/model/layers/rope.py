@@ -54,7 +54,7 @@ class Rotary:
         """What rows at these positions are turned by: two (T, 1, 2, half); None: nothing."""
         if self.still:
             return None
-        first, last = int(positions.min()) // PAGE, int(positions.max()) // PAGE
+        first, last = (int(most.reduce(positions)) // PAGE for most in (np.minimum, np.maximum))
         if first == last:
             table = self.page(first)[positions - first * PAGE]
         else:

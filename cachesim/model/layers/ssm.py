@@ -19,7 +19,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights
 from cachesim.units import Array
 
-STRETCH: Final = 32
+STRETCH: Final = 16
 """Tokens whose states are held at once: enough to read them together, few enough for the cache."""
 
 
@@ -69,7 +69,7 @@ class Ssm:
         steps = softplus(steps).reshape(sets, -1, heads)
 
         before = run.store.states(self.layer)
-        conv_row = spec.conv_row(self.layer)
+        conv_row = (len(self.taps) - 1) * channels
         joined = extended(before[:, :conv_row], fresh)
         convolved = convolve(joined, self.taps)
         convolved += self.bias

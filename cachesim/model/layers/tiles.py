@@ -78,16 +78,17 @@ def padded(rows: int, ladder: Ladder) -> int:
 
 def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     """Rows (R, in) times a matrix (in, out), R as `padded` says: (R, out)."""
-    height, count = ladder[-1], rows.shape[0]
-    turned, result = matrix.turned, np.empty((count, matrix.columns))
+    turned, height, count = matrix.turned, ladder[-1], rows.shape[0]
+    columns, inner = turned.shape
+    result = np.empty((count, columns))
     full = count // height * height
     if full:
-        tiles = rows[:full].reshape(-1, height, matrix.inner)
-        out = result[:full].reshape(-1, height, matrix.columns)
-        for some in blocks(height, matrix.inner, matrix.columns):
+        tiles = rows[:full].reshape(-1, height, inner)
+        out = result[:full].reshape(-1, height, columns)
+        for some in blocks(height, inner, columns):
             np.matmul(tiles, turned[some].T, out=out[:, :, some])
     if full < count:
-        for some in blocks(count - full, matrix.inner, matrix.columns):
+        for some in blocks(count - full, inner, columns):
             np.matmul(rows[full:], turned[some].T, out=result[full:, some])
     return result
 
