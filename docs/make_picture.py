@@ -17,7 +17,7 @@ from rich.text import Text
 
 ROOT: Final = Path(__file__).parents[1]
 PICTURE: Final = ROOT / "docs" / "images" / "three-requests.svg"
-COMMAND: Final = ("run", "scenarios/llama.cpp-three-requests.toml")
+COMMAND: Final = ("run", "llama.cpp-three-requests")
 COLUMNS: Final = 80
 
 FONTS: Final = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

@@ -9,8 +9,8 @@ from cyclopts import App, Parameter
 
 from cachesim.cli import VERSION
 from cachesim.cli.run import Format
-from cachesim.cli.shipped import STDIN
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.shipped import STDIN
 
 INTRODUCTION: Final = """\
 cachesim says whether an LLM server's cached answer is the answer.

@@ -11,13 +11,13 @@ from rich.text import Text
 
 from cachesim.cli import catalogue
 from cachesim.cli.catalogue import Item
-from cachesim.cli.shipped import shipped_files
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import results, show
 from cachesim.scenario import load
 from cachesim.scenario.readers import nearest
+from cachesim.scenario.shipped import shipped_files
 
 
 def scenarios() -> list[Item]:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from cachesim.cli.shipped import load_all
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.workers import workers
 from cachesim.engines.profile import Profile
@@ -25,6 +24,7 @@ from cachesim.report.findings import one_scenario
 from cachesim.report.tables import closing, summary
 from cachesim.scenario import Scenario, full_profile, run
 from cachesim.scenario.models import spec_of
+from cachesim.scenario.shipped import load_all
 from cachesim.verify.oracle import Oracle
 
 SOON_DONE: Final = 8

@@ -30,7 +30,8 @@ from cachesim.real.llama_cpp.server_log import calls_of
 from cachesim.real.llama_cpp.workload import Outcome, Workload
 from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.vectors.replay import replay
-from cachesim.scenario.load import load
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import load_all
 
 
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
@@ -72,7 +73,7 @@ def real_llama_cpp(
     workloads: int = 100,
     models: Sequence[str] = (),
     first: int = 0,
-    scenario: Path | None = None,
+    scenario: str | None = None,
     logits: bool = False,
 ) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
@@ -92,13 +93,13 @@ def real_llama_cpp(
     first
         The number of the first workload, to come back to one of a longer run.
     scenario
-        A scenario file to play instead.
+        A scenario to play instead: a file, a folder, or the name of a shipped one.
     logits
         Compare logits and greedy tokens of cold prompts instead, the same weights in both.
 
     """
     if scenario is not None:
-        return _real_scenario(scenario)
+        return _real_scenarios(scenario)
     if logits:
         return real_logits(release=release, seed=seed)
     return _real_random(
@@ -136,8 +137,11 @@ def _real_random(release: str, *, seed: int, numbers: range, models: tuple[str, 
     return 0 if tally.all_agree else 1
 
 
-def _real_scenario(file: Path) -> int:
-    scenario = load(file)
+def _real_scenarios(name: str) -> int:
+    return max(_real_scenario(scenario) for _, scenario in load_all([name]))
+
+
+def _real_scenario(scenario: Scenario) -> int:
     agree = True
     for release in releases_of(scenario):
         try:

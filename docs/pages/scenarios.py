@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from cachesim.cli.shipped import shipped_files
 from cachesim.scenario import Scenario, load
+from cachesim.scenario.shipped import shipped_files
 from pages.tables import UPSTREAMS, code, plain, table
 
 INTRODUCTION = """\

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 from rich.console import Console
 
-from cachesim.cli.shipped import shipped_files
 from cachesim.errors import ContractError, InputError
 from cachesim.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
 from cachesim.lessons.lesson import parsed
+from cachesim.scenario.shipped import shipped_files
 
 NUMBERS: Final = [each.number for each in lessons()]
 

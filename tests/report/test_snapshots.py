@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 PAGES = {
-    "first-screen": "run scenarios/llama.cpp-three-requests.toml",
-    "consumed-entry": "run scenarios/llama.cpp-24143-load-consumes-entry.toml",
+    "first-screen": "run llama.cpp-three-requests",
+    "consumed-entry": "run llama.cpp-24143-load-consumes-entry",
     "stale-neighbour": "run scenarios/llama.cpp-stale-neighbour-hybrid.toml --arithmetic ring",
     "window": "explain scenarios/llama.cpp-24411-window-beyond.toml --profile b9538",
     "refused": "run scenarios/llama.cpp-context-limit.toml --arithmetic ring --profile b9538",

@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.engines.profile import Profile
 from cachesim.scenario import full_profile, load, run
+from cachesim.scenario.shipped import load_all, shipped_files
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(FOLDER.glob("*.toml"))
@@ -45,3 +46,20 @@ def test_the_touchstones_are_there() -> None:
 
     for number in ("24143", "24035", "24411", "28302", "26557", "27148", "28139", "28276", "25913"):
         assert any(f"llama.cpp-{number}" in name for name in names), number
+
+
+def test_a_scenario_is_called_what_finds_it_again(tmp_path: Path) -> None:
+    name = "llama.cpp-three-requests"
+    (file,) = (path for path in shipped_files() if path.stem == name)
+    copy = tmp_path / "mine.toml"
+    copy.write_bytes(file.read_bytes())
+
+    for told, expected in {
+        name: name,
+        f"{name}.toml": name,
+        str(file): str(file),
+        str(tmp_path): str(copy),
+    }.items():
+        ((called, scenario),) = load_all([told])
+        assert (expected, name) == (called, scenario.name)
+        assert [(called, scenario)] == load_all([called])

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +15,8 @@ from cachesim.real.mlx_lm.process import environment_for
 from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario, releases_of
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.vectors.replay import differing
-from cachesim.scenario.load import load
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import load_all
 
 MOST_LINES = 12
 
@@ -29,7 +29,7 @@ def real_mlx_lm(
     sequences: int = -1,
     first: int = 0,
     logits: bool = False,
-    scenario: Path | None = None,
+    scenario: str | None = None,
 ) -> int:
     """Play random operations on mlx-lm's own classes, and random requests on its own server.
 
@@ -50,11 +50,12 @@ def real_mlx_lm(
     logits
         Compare logits with mlx-lm's own models instead, the same weights in both.
     scenario
-        A scenario file to play instead, on every release that it names.
+        A scenario to play instead, on every release that it names: a file, a folder, or the name
+        of a shipped one.
 
     """
     if scenario is not None:
-        return _real_scenario(scenario)
+        return _real_scenarios(scenario)
     try:
         environment_for(release).ready()
     except EnvironmentUnavailableError as error:
@@ -76,8 +77,11 @@ def real_mlx_lm(
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
 
 
-def _real_scenario(file: Path) -> int:
-    scenario = load(file)
+def _real_scenarios(name: str) -> int:
+    return max(_real_scenario(scenario) for _, scenario in load_all([name]))
+
+
+def _real_scenario(scenario: Scenario) -> int:
     agree = True
     for release in releases_of(scenario):
         try:

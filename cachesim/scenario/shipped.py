@@ -1,14 +1,16 @@
-"""What can be named on the command line: files, folders, `-`, and the scenarios shipped."""
+"""What a command can be told to play: files, folders, `-`, and the scenarios shipped."""
 
 import difflib
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import cachesim
 from cachesim.errors import ScenarioError
-from cachesim.scenario import Scenario, load, load_stream
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.load import load, load_stream
 from cachesim.scenario.readers import short
 
 STDIN: Final = "<stdin>"
@@ -38,7 +40,7 @@ def load_all(names: Iterable[str]) -> list[tuple[str, Scenario]]:
         try:
             for source in sources(name):
                 try:
-                    found.append((str(source), _load(source)))
+                    found.append((source.name, source.load()))
                 except ScenarioError as error:
                     problems.extend(error.problems)
         except ScenarioError as error:
@@ -48,31 +50,40 @@ def load_all(names: Iterable[str]) -> list[tuple[str, Scenario]]:
     return found
 
 
-def _load(source: Path | str) -> Scenario:
-    return load_stream(sys.stdin.buffer) if source == STDIN else load(Path(source))
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a scenario comes from, and what to call it so that a command finds it again."""
+
+    name: str
+    path: Path | None  # None: standard input
+
+    def load(self) -> Scenario:
+        """Read it."""
+        return load_stream(sys.stdin.buffer) if self.path is None else load(self.path)
 
 
-def sources(name: str) -> list[Path | str]:
+def sources(name: str) -> list[Source]:
     """What one argument stands for."""
     path = Path(name)
     if name in {"-", STDIN}:
-        return [STDIN]
+        return [Source(STDIN, None)]
     try:
         if path.is_dir():
             return _in_folder(path)
         if path.is_file():
-            return [path]
+            return [Source(name, path)]
     except (OSError, ValueError):
         msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
     by_name = {each.stem: each for each in shipped_files()}
-    if path.name.removesuffix(".toml") in by_name and len(path.parts) == 1:
-        return [by_name[path.name.removesuffix(".toml")]]
+    stem = path.name.removesuffix(".toml")
+    if stem in by_name and len(path.parts) == 1:
+        return [Source(stem, by_name[stem])]
     raise ScenarioError(_not_found(name, by_name))
 
 
-def _in_folder(path: Path) -> list[Path | str]:
-    files: list[Path | str] = [*sorted(path.rglob("*.toml"))]
+def _in_folder(path: Path) -> list[Source]:
+    files = [Source(str(file), file) for file in sorted(path.rglob("*.toml"))]
     if not files:
         msg = f"{path}: a folder without scenarios; a scenario is a file that ends in .toml"
         raise ScenarioError(msg)
