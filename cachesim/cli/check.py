@@ -1,11 +1,12 @@
 """`cachesim check`: search for a wrong answer, or hold two profiles against each other."""
 
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -19,9 +20,11 @@ from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import notes, results, show
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side, compare
+from cachesim.testing.flags import try_flags
 from cachesim.testing.search import Counterexample, Report, search
 from cachesim.testing.shrink import ids
 from cachesim.testing.trial import EXERCISED
+from cachesim.testing.workloads import Shape
 
 WORDS: Final = ("reuse", *EXERCISED, "refusal")
 """What a search may be required to have exercised."""
@@ -38,6 +41,10 @@ def check(
     arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
     against: Annotated[
         str | None, Parameter(help="A second profile on the same workloads.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
     ] = None,
     emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
     require: Annotated[
@@ -69,7 +76,10 @@ def check(
         seed=seed,
         arithmetic=arithmetic,
         minutes=minutes,
+        shape=Shape(fixed=dict(map(_setting, settings or ()))),
     )
+    for profile in [*named, *([] if against is None else [Profile.parse(against)])]:
+        try_flags(profile, model, plan.shape.fixed)
     status = AS_EXPECTED
     for profile in named:
         if against is not None:
@@ -95,6 +105,17 @@ class Plan:
     seed: int
     arithmetic: ArithmeticName
     minutes: float | None
+    shape: Shape
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """A flag and its value, written as in a scenario file."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        msg = f"--set {text} cannot be read; write a flag and its value, as in cache_reuse=0"
+        raise InputError(msg) from None
 
 
 class Budget:
@@ -129,6 +150,7 @@ def _search(profile: Profile, plan: Plan, emit: Path | None, required: set[str])
             examples=plan.examples,
             seed=plan.seed,
             arithmetic=plan.arithmetic,
+            shape=plan.shape,
             going=going,
         )
     return _tell(report, emit, required)
@@ -238,6 +260,7 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
             examples=plan.examples,
             seed=plan.seed,
             arithmetic=plan.arithmetic,
+            shape=plan.shape,
             going=going,
         )
     show(results(), _table(found), *found.verdict)

@@ -67,9 +67,14 @@ def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
     return found
 
 
+def try_flags(profile: Profile, model: str, options: Mapping[str, Any]) -> None:
+    """Start a server with these flags, or say why it does not take them."""
+    Engine.create(profile, model=build(preset(model), "ring"), options=options)
+
+
 def _accepts(profile: Profile, model: str, options: Mapping[str, Any]) -> bool:
     try:
-        Engine.create(profile, model=build(preset(model), "ring"), options=options)
+        try_flags(profile, model, options)
     except InputError:
         return False
     return True

@@ -5,7 +5,8 @@ again, cut, edited in the middle, branched off an older turn, or has nothing to 
 favour the places where caches keep checkpoints: the end, the last tokens, what an ubatch leaves.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cachesim.engines.profile import Profile
@@ -26,7 +27,7 @@ WITHOUT_SLOTS: Final = frozenset({"mlx-lm"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large workloads may be."""
+    """How large workloads may be, and what their servers have in common."""
 
     min_steps: int = 2
     max_steps: int = 6
@@ -34,6 +35,7 @@ class Shape:
     flags: bool = True
     together: bool = True
     replies: int = 4
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
 
 DEFAULT: Final = Shape()
@@ -46,6 +48,7 @@ def draw_workload(
     numbered = profile.engine not in WITHOUT_SLOTS
     tree = _Tree(draws, shape, may_decline=numbered)
     options = draw_flags(draws, profile, model) if shape.flags else {}
+    options |= shape.fixed
     slots = options.get("parallel", 1)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):

@@ -1,0 +1,54 @@
+"""`cachesim check` on the command line: what it takes, what it refuses, what it says."""
+
+from itertools import islice
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.engines import Profile
+from cachesim.testing.search import workloads
+from cachesim.testing.workloads import Shape
+
+SOUND = "llama.cpp@b11549+erase-equal"
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("cache_reuse", "cannot be read; write a flag and its value, as in cache_reuse=0"),
+        ("cache_reuse=", "cannot be read"),
+        ("cache_reuse=few", "cannot be read"),
+        ('cache_reuse="few"', "option 'cache_reuse' is 'few'; write a whole number"),
+        ("cache_reus=0", "did you mean 'cache_reuse'?"),
+        ('spec_type="draft-mtp"', "needs an MTP head, and 'hybrid' has none"),
+    ],
+)
+def test_a_setting_that_no_server_takes_is_refused_before_the_search(
+    setting: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", SOUND, "--examples", "1", "--set", setting]) == 2
+
+    captured = capsys.readouterr()
+    assert expected in captured.err
+    assert captured.out == ""
+
+
+def test_the_other_side_of_a_comparison_must_take_it_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sides = ["llama.cpp@b11549", "--against", "llama.cpp@b9093", "--set", "checkpoint_min_step=64"]
+
+    assert main(["check", *sides, "--examples", "1"]) == 2
+    assert "llama.cpp@b9093 has no option 'checkpoint_min_step'" in capsys.readouterr().err
+
+
+def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = Shape(fixed={"parallel": 2, "cache_reuse": 0})
+
+    drawn = islice(workloads(Profile.parse(SOUND), "hybrid", shape=shape), 9)
+
+    assert all(shape.fixed.items() <= each.engine.options.items() for each in drawn)
+    assert main(["check", SOUND, "--examples", "40", "--set", "cache_reuse=0"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing wrong was found" in said
+    assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
