@@ -16,9 +16,12 @@ from cachesim.units import Integers
 
 Words: TypeAlias = NDArray[np.uint64]
 
-ONE: Final = np.uint64(1)
-_HALF: Final = np.uint64(32)
-_SCRAMBLE: Final = np.uint64(0x9E3779B97F4A7C15)
+# Arrays without dimensions: NumPy meets them sooner than its scalars, and these are everywhere.
+ONE: Final[Words] = np.array(1, np.uint64)
+_TWO: Final[Words] = np.array(2, np.uint64)
+_THREE: Final[Words] = np.array(3, np.uint64)
+_HALF: Final[Words] = np.array(32, np.uint64)
+_SCRAMBLE: Final[Words] = np.array(0x9E3779B97F4A7C15, np.uint64)
 
 DIGIT: Final = 16
 """Bits of one lookup; two of them reach every position that the real servers can number."""
@@ -38,9 +41,9 @@ def mix(words: Words) -> Words:
 
 def inverse(odd: Words) -> Words:
     """The words that odd words multiply to 1: five right bits to begin with, doubled four times."""
-    guess = (odd * np.uint64(3)) ^ np.uint64(2)
+    guess = (odd * _THREE) ^ _TWO
     for _ in range(4):
-        guess = guess + guess - odd * guess * guess
+        guess = guess * (_TWO - odd * guess)
     return guess
 
 
