@@ -76,14 +76,17 @@ def running_sums(words: Words, lane: Lane) -> Words:
     present = positions != ABSENT
     if not present.all():
         positions, words = positions[present], words[present]
-    steps = np.diff(positions)
-    if (steps < 0).any():
+    steps = positions[1:] - positions[:-1]
+    straight = len(positions) > 0 and bool((steps == 1).all())
+    if not straight and (steps < 0).any():
         order = np.argsort(positions, kind="stable")
         positions, words = positions[order], words[order]
-    totals = np.concatenate([[np.uint64(0)], np.add.accumulate(words)])
-    if (steps == 1).all() and len(positions):
-        below = np.clip(lane.low - positions[0], 0, len(positions))
-        upto = np.clip(lane.high - positions[0] + 1, 0, len(positions))
+    totals = np.zeros(len(words) + 1, np.uint64)
+    np.add.accumulate(words, out=totals[1:])
+    if straight:
+        first, count = positions[0], len(positions)
+        below = np.minimum(np.maximum(lane.low - first, 0), count)
+        upto = np.minimum(lane.high - first + 1, count)
     else:
         below = np.searchsorted(positions, lane.low, side="left")
         upto = np.searchsorted(positions, lane.high, side="right")
