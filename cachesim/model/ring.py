@@ -33,6 +33,10 @@ from cachesim.units import Array, Integers, Token
 BASE: Final = 0xD1342543DE82EF95  # 5 modulo 8: its powers differ for 2^62 positions
 
 
+THERE_AND_BACK: Final[Integers] = np.array([[1], [-1]])
+"""The signs of a key's exponents and of a query's, (2, 1)."""
+
+
 class RingNetwork:
     """A spec's network in words: a pure function of the spec, like the float one."""
 
@@ -61,7 +65,8 @@ class RingNetwork:
         """Put one ubatch through all layers."""
         check(ubatch, self._spec)
         words = self._enter(ubatch)
-        turn = Turn(keys=self._powers(ubatch.positions), queries=self._powers(-ubatch.positions))
+        keys, queries = self._powers(ubatch.positions * THERE_AND_BACK)
+        turn = Turn(keys=keys, queries=queries)
         for layer in self._layers:
             words = mix(words + layer.run(words, turn, store, ubatch.sets))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]

@@ -40,15 +40,16 @@ class Attention:
 
     def __init__(self, layer: int, place: Place, salts: Words) -> None:
         self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
-        self._salts = salts[:, None, None]  # (3, 1, 1)
+        self._salts = salts[:, None]  # (3, 1)
 
     def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
         """Hand keys and values (T, 1) to the store and add up what each row sees."""
-        queries, keys, values = mix(hidden[:, None] + self._salts) | ONE
-        seen = np.zeros_like(hidden)
-        for lane in store.attend(self.shape.layer, keys * turn.keys[:, None], values):
+        queries, keys, values = mix(hidden + self._salts) | ONE
+        keys = keys * turn.keys
+        seen = np.zeros(len(hidden), np.uint64)
+        for lane in store.attend(self.shape.layer, keys[:, None], values[:, None]):
             seen[lane.rows] = visible_sums(lane)
-        out: Words = queries[:, 0] * turn.queries * seen
+        out: Words = queries * turn.queries * seen
         return out
 
 
