@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Place
-from cachesim.model.ring_words import ONE, Words, fold, mix
+from cachesim.model.ring_words import MASK, ONE, Words, fold, mix, mixed
 from cachesim.model.spec import LayerKind
 from cachesim.model.store import ABSENT, Lane, Store
 
@@ -15,6 +15,9 @@ CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
 
 FEW: Final = 4096
 """Queries times keys up to which masks are quicker than running sums."""
+
+HANDFUL: Final = 12
+"""Tokens up to which plain numbers are quicker than arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,8 @@ class Recurrent:
     def __init__(self, layer: int, kind: LayerKind, taps: int, salts: Words) -> None:
         self._past = taps - 1
         self._chains = CHAINS[kind]
-        self._salt, self._tap = salts[:1], salts[1:] | ONE
+        self._salt, self._tap = np.array(salts[0]), np.array(salts[1] | ONE)
+        self._tap_number = int(self._tap)
         row = self._past + self._chains
         self.shape = LayerShape(
             layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
@@ -114,14 +118,45 @@ class Recurrent:
         """Fold each set's tokens into its row."""
         inputs = mix(hidden + self._salt).reshape(sets, -1)  # (S, n)
         before = store.states(self.shape.layer)
+        go = self._walk if len(hidden) <= HANDFUL else self._sweep
+        word, states = go(inputs, before, store.planes)
+        store.keep_states(self.shape.layer, states)
+        return word.reshape(-1)
+
+    def _walk(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
+        """Token by token in plain numbers: what each adds, (S * n,), and the rows to keep."""
+        words, states = [], []
+        for tokens, start in zip(inputs.tolist(), before.tolist(), strict=True):
+            rows = [start]
+            for token in tokens:
+                word, row = self._step(token, rows[-1])
+                words.append(word)
+                rows.append(row)
+            states.append(rows[:0:-1][:planes])
+        return np.array(words, np.uint64), np.array(states, np.uint64)
+
+    def _step(self, token: int, row: list[int]) -> tuple[int, list[int]]:
+        """One token: the word that it adds, and the row that it leaves."""
+        past = [*row[: self._past], token]
+        word = 0
+        for each in past:
+            word = word * self._tap_number + each
+        word = mixed(word)
+        chains = []
+        for state in row[self._past :]:
+            word = (state * (mixed(word) | 1) + word) & MASK
+            chains.append(word)
+        return word, past[1:] + chains
+
+    def _sweep(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
+        """All tokens at once in arrays: what each adds, (S, n), and the rows to keep."""
         past = np.concatenate([before[:, : self._past], inputs], axis=1)
         word = self._convolve(past, inputs.shape[1])
         chains = []
         for start in before[:, self._past :].T:
             word = fold(start, mix(word) | ONE, word)
             chains.append(word)
-        store.keep_states(self.shape.layer, self._planes(past, chains, store.planes))
-        return word.reshape(-1)
+        return word, self._planes(past, chains, planes)
 
     def _convolve(self, past: Words, count: int) -> Words:
         """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
@@ -133,11 +168,10 @@ class Recurrent:
     def _planes(self, past: Words, chains: list[Words], planes: int) -> Words:
         """The rows after the last token, the last but one, and so on, (S, planes, row)."""
         count = past.shape[1] - self._past
-        rows = [
-            np.concatenate(
-                [past[:, end : end + self._past], *(chain[:, end - 1 : end] for chain in chains)],
-                axis=1,
-            )
-            for end in range(count, max(count - planes, 0), -1)
-        ]
-        return np.stack(rows, axis=1)
+        depth = min(count, planes)
+        rows = np.empty((len(past), depth, self.shape.row), np.uint64)
+        for plane, end in enumerate(range(count, count - depth, -1)):
+            rows[:, plane, : self._past] = past[:, end : end + self._past]
+            for i, chain in enumerate(chains, self._past):
+                rows[:, plane, i] = chain[:, end - 1]
+        return rows
