@@ -5,6 +5,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from cachesim.engines.llamacpp.memory.capability import KNOWN
+
 Make: TypeAlias = Callable[[Any], Any]
 """From what is there to what takes its place."""
 
@@ -48,8 +50,10 @@ class Mutant:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """With all its swaps in place."""
+        """With all its swaps in place; what contexts can cut is tried out with them, and again."""
         with ExitStack() as stack:
+            KNOWN.clear()
+            stack.callback(KNOWN.clear)
             for swap in self.swaps:
                 stack.enter_context(swap.on())
             yield

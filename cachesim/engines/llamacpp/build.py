@@ -5,7 +5,7 @@ from typing import Any
 
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import open_drafter
-from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm
+from cachesim.engines.llamacpp.memory.capability import SeqRm, seq_rm_type
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.options import Options, check_name, read_options
 from cachesim.engines.llamacpp.profiles import DEFAULTS, HAD_BY, rules_of
@@ -43,7 +43,7 @@ def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) ->
             saves_companion=rules.slots.companion_is_saved,
             refused_cut_aborts=rules.slots.refused_cut_aborts,
         ),
-        seq_rm_type=can_seq_rm(target),
+        seq_rm_type=seq_rm_type(target, params),
         n_swa=0 if options.swa_full else window_of(network),
         can_shift=target.can_shift,
         slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],

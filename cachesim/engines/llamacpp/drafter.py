@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm
+from cachesim.engines.llamacpp.memory.capability import SeqRm, seq_rm_type
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
@@ -61,9 +61,9 @@ class Drafter(Protocol):
 class DraftModel:
     """A smaller model of its own (`draft-simple`)."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, params: ContextParams) -> None:
         self.context = context
-        self.seq_rm_type = can_seq_rm(context)
+        self.seq_rm_type = seq_rm_type(context, params)
 
     def process(self, batch: Batch, target: Context) -> int:  # noqa: ARG002 - reads tokens alone
         """Decode the same tokens."""
@@ -164,7 +164,7 @@ def open_drafter(
             raise OptionError(msg)
         return MtpHead(create_context(head, params, rules))
     draft = _draft_network(model_draft, network)
-    return DraftModel(create_context(draft, params, rules))
+    return DraftModel(create_context(draft, params, rules), params)
 
 
 def _draft_network(model: object, target: Network) -> Network:
