@@ -25,6 +25,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -94,7 +95,7 @@ Field: TypeAlias = Word | Header | CellList | RowBlock
 F = TypeVar("F", Word, Header, CellList, RowBlock)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Blob:
     """A saved state."""
 
@@ -103,7 +104,7 @@ class Blob:
     available: int | None = None  # bytes left of it, if it was cut short
     whole_chunks: bool = False  # rows come in the pieces they were saved in, or not at all
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The real blob's bytes, without the 8-byte header of the sequence calls."""
         whole = sum(part.size for part in self.fields)
