@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from cachesim.units import Count
@@ -16,6 +17,7 @@ class Event:
     task: int = -1
 
     @classmethod
+    @cache
     def name(cls) -> str:
         """`CheckpointCreated` is `checkpoint-created`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()

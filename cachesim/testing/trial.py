@@ -36,6 +36,8 @@ EXERCISED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a search says it has exercised, and the events that count for it."""
 
+WORD_OF: Final = {event: word for word, events in EXERCISED.items() for event in events}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -122,9 +124,10 @@ def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
 
 
 def _count(record: Record, exercised: Counter[str]) -> None:
-    names = Counter(event.name() for event in record.events)
-    for word, events in EXERCISED.items():
-        exercised[word] += sum(names[name] for name in events)
+    for event in record.events:
+        word = WORD_OF.get(event.name())
+        if word is not None:
+            exercised[word] += 1
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:
