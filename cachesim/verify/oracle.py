@@ -53,7 +53,8 @@ class Oracle:
 
     def _run_for(self, tokens: Tokens, rows: range) -> "_ColdRun":
         able = [run for run in self._runs if run.can_answer(tokens, rows)]
-        run = max(able, key=lambda run: len(run.tokens), default=_ColdRun(self.network))
+        longest = max(able, key=lambda run: len(run.tokens), default=None)
+        run = longest or _ColdRun(self.network)
         self._runs = [run, *(other for other in self._runs if other is not run)][:KEPT]
         return run
 
