@@ -113,6 +113,7 @@ class Session:
         self.network = build(spec_of(scenario.model), arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
+        self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
         self.seen = 0  # events that already belong to a step
         self.turns = 0
@@ -265,8 +266,8 @@ class Session:
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message
                 self.vocabulary.replies[record.name] = record.reply.generated
-            if record.ticket is not None and isinstance(self.engine, SeveralReplies):
-                record.children = self.engine.replies(record.ticket)[1:]
+            if record.ticket is not None and self._several is not None:
+                record.children = self._several.replies(record.ticket)[1:]
         share_events(records, new)
 
 
