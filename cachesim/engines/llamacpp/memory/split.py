@@ -1,6 +1,6 @@
 """How a batch is cut into ubatches: simple, equal (with a kept tail), by sequence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
 from cachesim.errors import UpstreamAbort
@@ -92,11 +92,12 @@ class Splitter:
             self._use(row)
         return self._ubatch(rows, len(taken))
 
-    def _pools(self, n_ubatch: int, *, sequential: bool) -> list[list[int]]:
+    def _pools(self, n_ubatch: int, *, sequential: bool) -> list[Sequence[int]]:
         """The unused tokens of each set that takes part, sets that do not overlap."""
+        if self.all_used:
+            return []
         if len(self.distinct) == 1:
-            rest = list(range(self._first_unused(), len(self)))
-            return [rest] if rest else []
+            return [range(self._first_unused(), len(self))]
         sets = self._sequence_sets()
         chosen: list[frozenset[int]] = []
         seen: set[frozenset[int]] = set()
@@ -122,16 +123,13 @@ class Splitter:
         return list(pools.values())
 
     @staticmethod
-    def _rounds(pools: list[list[int]], n_ubatch: int) -> list[int]:
+    def _rounds(pools: list[Sequence[int]], n_ubatch: int) -> list[int]:
         """How many tokens each pool gives: one per round, the first round unconditional.
 
         Trap: with more sets than n_ubatch the first round alone exceeds it.
         """
-        n = 1
-        shortest = min(len(pool) for pool in pools)
-        while n < shortest and (n + 1) * len(pools) <= n_ubatch:
-            n += 1
-        return [n] * len(pools)
+        shortest = min(map(len, pools))
+        return [max(1, min(shortest, n_ubatch // len(pools)))] * len(pools)
 
     def _ubatch(self, rows: tuple[int, ...], n_seqs: int) -> Ubatch:
         if rows == tuple(range(rows[0], rows[0] + len(rows))):
@@ -165,7 +163,7 @@ class Splitter:
 
 
 def keep_tails(
-    pools: list[list[int]], taken: list[int], n_ubatch: int, keep_tail: int
+    pools: list[Sequence[int]], taken: list[int], n_ubatch: int, keep_tail: int
 ) -> list[int]:
     """Hold the last `keep_tail` tokens of every sequence together in one ubatch (#25278).
 
