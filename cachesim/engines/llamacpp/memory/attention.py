@@ -221,9 +221,8 @@ class Writer:
         for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
             rows, n = self.cache.rows[stream], len(cells)
             low, last = int(cells[0]), int(cells[-1])
-            rows.cover(last if last - low == n - 1 else int(cells.max()))
-            # Found cells ascend but for one turn at the end of the stream.
-            run = last - low == n - 1 and (n < 3 or bool((np.diff(cells) == 1).all()))
+            run = last - low == n - 1  # found cells ascend but for one turn at the stream's end
+            rows.cover(last if run else int(cells.max()))
             to = slice(low + MARGIN, last + 1 + MARGIN) if run else cells + MARGIN
             self._parts.append((rows, to, slice(first, first + n)))
             first += n
