@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
 from cachesim.errors import ContractError, UpstreamAbort
 
 NONE = -1
@@ -123,35 +123,36 @@ class RecurrentCells:
         of the window of cells used, not behind it.
         """
         n_seqs = ubatch.n_seqs
+        sets = [ubatch.set_ids(k) for k in range(n_seqs)]
         if self.head > self.used + 2 * n_seqs:
             self.head = 0
-        if not self._uncouple(ubatch):
+        if not self._uncouple(sets):
             return False
-        low, high = self._give_cells(ubatch)
-        for k in range(n_seqs):
-            self._swap(low + k, self.tail[ubatch.set_ids(k)[0]])
-        for k in range(n_seqs):
+        low, high = self._give_cells([ids[0] for ids in sets])
+        for cell, ids in enumerate(sets, low):
+            self._swap(cell, self.tail[ids[0]])
+        for k, ids in enumerate(sets):
             # A position that does not follow the old one only makes upstream log a warning.
             self.pos[low + k] = ubatch.last_position(k)
-            self.seqs[low + k] = set(ubatch.set_ids(k))
-            for seq in ubatch.set_ids(k):
+            self.seqs[low + k] = set(ids)
+            for seq in ids:
                 self.tail[seq] = low + k
         self._freeze_sources(low, high)
         self.head, self.n = low, high - low + 1
         self.used = sum(map(bool, self.seqs))
         return self.n >= n_seqs
 
-    def _uncouple(self, ubatch: Ubatch) -> bool:
+    def _uncouple(self, sets: list[Ids]) -> bool:
         """Secondary ids leave their cells: they are about to share the primary one's."""
-        for k in range(ubatch.n_seqs):
-            for j, seq in enumerate(ubatch.set_ids(k)):
+        for ids in sets:
+            for j, seq in enumerate(ids):
                 if not 0 <= seq < self.size:
                     return False
                 if j > 0 and self.tail[seq] >= 0:
                     self.leave(seq)
         return True
 
-    def _give_cells(self, ubatch: Ubatch) -> tuple[int, int]:
+    def _give_cells(self, primary: list[int]) -> tuple[int, int]:
         """Every set gets a cell of its own; lowest and highest cell in use.
 
         Copy on write: a sequence that shares its cell takes a free one that reads from the shared
@@ -159,8 +160,7 @@ class RecurrentCells:
         """
         low, high = self.size - 1, 0
         free = self._next_free(self.head)
-        for k in range(ubatch.n_seqs):
-            seq = ubatch.set_ids(k)[0]
+        for k, seq in enumerate(primary):
             old = self.tail[seq]
             if old >= 0 and seq not in self.seqs[old]:
                 where = "llama_memory_recurrent::find_slot"
@@ -174,7 +174,7 @@ class RecurrentCells:
                     self.seqs[old].discard(seq)
                     self.seqs[free].add(seq)
                 self.tail[seq] = free
-                if k + 1 < ubatch.n_seqs:
+                if k + 1 < len(primary):
                     free = self._next_free(free + 1)
             low, high = min(low, self.tail[seq]), max(high, self.tail[seq])
         return low, high
