@@ -35,10 +35,11 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
     positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
     rows = np.array([_plane(memory, seq, c) * memory.size + c for c in chosen], dtype=np.int64)
     fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), _header(memory)]
+    held = {layer: memory.planes.rows[layer][rows] for layer in memory.layers}
     for part in ("r", "s"):
         for layer in memory.layers:
             size = _row_size(memory, layer, part)
-            data = memory.planes.rows[layer][rows, _part(memory, layer, part)]
+            data = held[layer][:, _part(memory, layer, part)]
             fields.append(RowBlock(memory.kinds[layer], size, len(chosen), data))
     return fields
 
