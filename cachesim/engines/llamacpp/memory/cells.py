@@ -298,8 +298,10 @@ def _bit(words: Array, seq: int) -> bool:
 
 def _bit_counts(bits: Array) -> Integers:
     """How many bits are set in each column of words."""
-    octets = np.ascontiguousarray(bits.T).view(np.uint8)
-    counts: Integers = np.unpackbits(octets, axis=1).sum(axis=1, dtype=np.int64)
+    seen = np.flatnonzero(bits.any(axis=0))  # most cells are empty
+    octets = np.ascontiguousarray(bits[:, seen].T).view(np.uint8)
+    counts = np.zeros(bits.shape[1], np.int64)
+    counts[seen] = np.unpackbits(octets, axis=1).sum(axis=1)
     return counts
 
 
