@@ -1,6 +1,5 @@
 """Validation of batches (`llama_batch_allocr::init`) and the fields it fills in."""
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -148,6 +147,6 @@ def diverged(distinct: set[Ids], memory: Positions) -> str:
 def decreasing(by_seq: dict[int, list[int]]) -> str:
     """Positions of a sequence never go down in batch order."""
     for s, positions in by_seq.items():
-        if any(b < a for a, b in itertools.pairwise(positions)):
+        if positions != sorted(positions):
             return f"sequence {s} positions are decreasing"
     return ""
