@@ -61,7 +61,7 @@ class WindowMask:
                 half = self.n_swa // 2
                 return queries - half, np.minimum(high, queries + half)
             case _:
-                return np.zeros_like(queries), high
+                return np.zeros(len(queries), np.int64), high
 
 
 NO_WINDOW: Final = WindowMask()
