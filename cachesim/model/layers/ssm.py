@@ -108,7 +108,8 @@ class Ssm:
         for start in range(0, length, STRETCH):
             stop = min(start + STRETCH, length)
             states = b[start:stop] * stepped[start:stop]
-            _fold(last, states, decay[start:stop])
+            fades = decay[start:stop].repeat(size, axis=3)  # a full operand is twice as quick
+            _fold(last, states, fades)
             np.matmul(c[start:stop], states, out=y[start:stop])
             last = states[-1]
             for back in range(max(length - stop, 0), min(planes, length - start)):
