@@ -12,8 +12,11 @@
     - ScenarioError          a scenario file that is wrong; carries every problem
     - BlobError              a saved state that is damaged or belongs elsewhere
   + UpstreamAbort            the real process would have ended here; names the upstream assertion
+    - UpstreamEndless        it would have gone on for ever, and answered nobody
   + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
 """
+
+from typing import ClassVar
 
 
 class CachesimError(Exception):
@@ -70,10 +73,18 @@ class UpstreamAbort(CachesimError):  # noqa: N818 - upstream's word for it
     `where` is the upstream function, `why` the condition it asserts.
     """
 
+    fate: ClassVar[str] = "aborts"
+
     def __init__(self, where: str, why: str) -> None:
-        super().__init__(f"{where}: the real process aborts here: {why}")
+        super().__init__(f"{where}: the real process {self.fate} here: {why}")
         self.where = where
         self.why = why
+
+
+class UpstreamEndless(UpstreamAbort):
+    """The real process would go on for ever from here, and answer nobody."""
+
+    fate: ClassVar[str] = "turns for ever"
 
 
 class ContractError(CachesimError):

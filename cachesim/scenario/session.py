@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.profile import Profile
-from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort
+from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.trace import Traced
@@ -167,17 +167,22 @@ class Session:
                 self._begin(record, records)
             while self._turn():
                 pass
+        except UpstreamEndless as endless:
+            return self._never_ends(records, f"{endless.where}: {endless.why}")
         except UpstreamAbort as abort:
             for record in records:
                 record.error, record.message = ABORTED, f"{abort.where}: {abort.why}"
             return True
         except EndlessError:
-            for record in records:
-                if record.ticket is None or self.engine.reply(record.ticket) is None:
-                    record.error = ENDLESS
-                    record.message = f"not at rest after {limits.TURNS} turns of the loop"
-            return True
+            message = f"not at rest after {limits.TURNS} turns of the loop"
+            return self._never_ends(records, message)
         return False
+
+    def _never_ends(self, records: Sequence[Record], message: str) -> bool:
+        for record in records:
+            if record.ticket is None or self.engine.reply(record.ticket) is None:
+                record.error, record.message = ENDLESS, message
+        return True
 
     def _turn(self) -> bool:
         self.turns += 1

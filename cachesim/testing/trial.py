@@ -10,7 +10,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import ABORTED, Record, Session
+from cachesim.scenario.session import ABORTED, ENDLESS, Record, Session
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
@@ -93,7 +93,7 @@ def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
     if record.step.do != "complete":
         return None
     trial.requests += 1
-    if record.error == ABORTED:
+    if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
     reply = record.reply
     if reply is None or reply.error is not None:

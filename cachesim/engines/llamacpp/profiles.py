@@ -108,6 +108,7 @@ B11549: Final = replace(
         cleared_after_bad_restore=True,
         drafter_is_saved=True,
         process_failure_is_fatal=True,
+        empty_batches_abort=False,
     ),
 )
 """October 2026; the cache rules are those of b11434."""

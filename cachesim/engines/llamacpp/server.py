@@ -31,10 +31,11 @@ from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
 from cachesim.engines.llamacpp.swap import save_idle_slots
 from cachesim.engines.llamacpp.task import Task, TaskKind
 from cachesim.engines.profile import Profile
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
 
 EMPTY_TURNS = 3
+VAIN_TURNS = 100  # each is like the one before
 """So many turns with nothing to decode are accepted; one more ends the process."""
 
 
@@ -239,8 +240,15 @@ class LlamaCpp(Engine):
             fail_all(server, failure)
 
     def _count_empty(self, batch: PendingBatch) -> None:
+        """Nothing to decode though a slot is at work: June's servers end themselves.
+
+        Trap: October's b11549 does not (seen on the wheel). It turns for ever and answers nobody,
+        which is told here after some turns.
+        """
         server = self._server
         server.empty_turns = 0 if len(batch) else server.empty_turns + 1
+        where = "update_slots"
         if server.empty_turns > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
-            where = "update_slots"
             raise UpstreamAbort(where, "too many consecutive empty batches")
+        if server.empty_turns > VAIN_TURNS:
+            raise UpstreamEndless(where, "a slot is at work, and has nothing to decode")

@@ -1,13 +1,13 @@
 """Trap 1: a request pinned to a busy slot swaps its conversation before it is deferred.
 
 The slot at work then holds another conversation than the one it reads. Found by search; the
-smallest ways to the ends of the process are kept here.
+smallest ways to the end of the process, and to its never ending, are kept here.
 """
 
 import pytest
 
 from cachesim.engines.base import Engine, Request, Ticket
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
@@ -46,14 +46,20 @@ def pin_to_a_busy_slot(engine: Engine) -> None:
     engine.run()
 
 
-@pytest.mark.parametrize("longest", [[301], [301, 300]])
-def test_the_process_may_end_when_the_slot_holds_all_of_its_prompt_already(
-    longest: list[int],
-) -> None:
+def test_the_process_ends_when_the_slot_suddenly_holds_all_of_the_prompt() -> None:
     engine = server("llama.cpp@b11549")
-    warm_up(engine, longest)
+    warm_up(engine, [301])
 
-    with pytest.raises(UpstreamAbort, match=r"empty batches|batch\.n_tokens"):
+    with pytest.raises(UpstreamAbort, match=r"aborts here: batch\.n_tokens > 0"):
+        pin_to_a_busy_slot(engine)
+
+
+def test_the_server_turns_for_ever_when_the_slot_suddenly_holds_more_than_the_prompt() -> None:
+    """Seen on the real server; June's ends itself after four empty batches, October's does not."""
+    engine = server("llama.cpp@b11549")
+    warm_up(engine, [301, 300])
+
+    with pytest.raises(UpstreamEndless, match="turns for ever here"):
         pin_to_a_busy_slot(engine)
 
 
