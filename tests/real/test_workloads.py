@@ -7,11 +7,11 @@ import pytest
 
 from cachesim.engines.base import Engine
 from cachesim.errors import OptionError
-from cachesim.real.llama_cpp.calls import call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.calls import arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
 from cachesim.real.llama_cpp.random_flags import PRESETS
 from cachesim.real.llama_cpp.shrink import shrink
-from cachesim.real.llama_cpp.simulated import spec_of
+from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.units import Token, Tokens, as_tokens
@@ -134,6 +134,26 @@ SAVE = Step(name="s", do="slot-save", slot=1, file="f")
 
 def test_steps_that_follow_at_once_join_the_group_before_them() -> None:
     assert [(A, B), (SAVE,), (A,)] == list(grouped([A, B, SAVE, A]))
+
+
+def test_steps_that_arrive_later_are_calls_of_their_own() -> None:
+    late = replace(B, turns=1)
+
+    assert [(A, B), (late, B), (late,)] == list(arriving([A, B, late, B, late]))
+    assert late == Step.from_dict(late.as_dict())
+
+
+def test_the_simulator_waits_as_many_turns_before_a_step_arrives() -> None:
+    long = Step(name="long", prompt=as_tokens([300] * 40), slot=0)
+    late = Step(name="late", prompt=as_tokens([301]), slot=0, with_previous=True, turns=2)
+    options = {"parallel": 1, "batch_size": 16, "ubatch_size": 16}
+    engine = Engine.create("llama.cpp@b9538", model=spec_of("dense"), options=options)
+
+    outcomes = SimulatedServer(engine).ask([long, late])
+
+    assert [None, None] == [outcome.error for outcome in outcomes]
+    names = [event.name() for event in engine.events]
+    assert 2 == names[: names.index("task-deferred")].count("batch-decoded")
 
 
 def test_a_group_is_one_call_with_several_prompts() -> None:

@@ -44,6 +44,17 @@ def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
         yield tuple(group)
 
 
+def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
+    """Steps that go out in one call, of a group that the server has at hand together."""
+    call: list[Step] = []
+    for step in group:
+        if call and step.turns:
+            yield tuple(call)
+            call = []
+        call.append(step)
+    yield tuple(call)
+
+
 def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
     """The HTTP call that plays a group of steps."""
     first = group[0]

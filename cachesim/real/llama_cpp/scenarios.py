@@ -85,7 +85,7 @@ def _held_against_cold(
     if played.step.do != "complete" or played.real.error or not played.real.top:
         return played
     options = {key: scenario.engine.options[key] for key in ALIKE if key in scenario.engine.options}
-    alone = replace(played.step, slot=-1, with_previous=False, options={})
+    alone = replace(played.step, slot=-1, with_previous=False, turns=0, options={})
     with real.started(options, model, probabilities=VOCABULARY) as server:
         cold = server.ask([alone])[0]
     return replace(played, distance=distance(played.real, cold)) if cold.top else played
@@ -131,6 +131,7 @@ def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
         slot=max(step.slot, 0) if step.do != "complete" else step.slot,
         cache_prompt=step.cache_prompt,
         with_previous=step.with_previous,
+        turns=step.turns or 0,
         file=step.file or "",
         options=step.options,
     )
@@ -138,7 +139,8 @@ def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
 
 def _check_playable(scenario: Scenario, number: int) -> None:
     step = scenario.step[number]
-    before = scenario.step[number - 1] if step.with_previous else step
+    same_call = step.with_previous and not step.turns
+    before = scenario.step[number - 1] if same_call else step
     alike = all(
         getattr(step, each) == getattr(before, each)
         for each in ("predict", "slot", "cache_prompt", "options")

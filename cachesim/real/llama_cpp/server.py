@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 from cachesim.errors import ProfileError
 from cachesim.real.environment import Environment
-from cachesim.real.llama_cpp.calls import RealServerError, call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.calls import RealServerError, arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
 from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
@@ -33,6 +33,12 @@ WHEELS: Final[Mapping[Release, str]] = {
 
 SILENT, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
+WHILE_AT_WORK: Final = 0.01
+"""Seconds after which a request arrives that is to find the server at work.
+
+By then a prompt of several thousand tokens is being read, its first batch not yet done.
+"""
+
 SECONDS_FOR_ONE_CALL: Final = 40
 """A server that says nothing for so long is gone: some aborts leave the process hanging."""
 
@@ -143,14 +149,21 @@ class Played:
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
-        answer = self._worker.order({"call": call_for(group, probabilities=self._probabilities)})
-        if answer is None:
+        arrivals = tuple(arriving(group))
+        answers = self._worker.order({"calls": [self._call(steps) for steps in arrivals]})
+        if answers is None:
             self._worker.lost = True
             return tuple(Outcome(error=CRASH) for _ in group)
-        outcomes = self._with_drafts(outcomes_of(group, answer))
+        pairs = zip(arrivals, answers, strict=True)
+        outcomes = tuple(each for steps, answer in pairs for each in outcomes_of(steps, answer))
+        outcomes = self._with_drafts(outcomes)
         if len(group) > 1 and any(outcome.error for outcome in outcomes):
             self._worker.lost = True
         return outcomes
+
+    def _call(self, steps: Sequence[Step]) -> tuple[float, Json]:
+        seconds = WHILE_AT_WORK if steps[0].turns else 0.0
+        return seconds, call_for(steps, probabilities=self._probabilities)
 
     def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """The outcomes with what the log says the companion proposed."""
@@ -192,7 +205,7 @@ class _Worker:
             msg = f"the real server does not start with {values}: {why}"
             raise RealServerError(msg)
 
-    def order(self, what: Json) -> Json | None:
+    def order(self, what: Json) -> Any:  # noqa: ANN401 - JSON: an answer, or one for each call
         """Send one order and wait; None when the process ended or fell silent."""
         stdin = self._process.stdin
         assert stdin is not None  # noqa: S101 - it was asked for
@@ -202,8 +215,7 @@ class _Worker:
             line = self._lines.get(timeout=SECONDS_FOR_ONE_CALL)
         except (BrokenPipeError, Empty):
             return None
-        answer: Json | None = json.loads(line) if line else None
-        return answer
+        return json.loads(line) if line else None
 
     def end(self) -> None:
         """End the process and wait for it."""

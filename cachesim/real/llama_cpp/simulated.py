@@ -70,10 +70,11 @@ class SimulatedServer:
     def _ask(self, group: Sequence[Step], real: Sequence[Outcome] | None) -> tuple[Outcome, ...]:
         if group[0].do != "complete":
             return (self._slot_action(group[0]),)
-        tickets = [
-            self.engine.submit(self._request(step, real[index] if real else None))
-            for index, step in enumerate(group)
-        ]
+        tickets = []
+        for index, step in enumerate(group):
+            for _ in range(step.turns):
+                self.engine.step()
+            tickets.append(self.engine.submit(self._request(step, real[index] if real else None)))
         self.engine.run()
         return tuple(self._outcome(ticket) for ticket in tickets)
 

@@ -1,7 +1,8 @@
 """Runs inside a real release's environment: starts servers and plays HTTP calls on them.
 
-One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"call": CALL}`
-plays an HTTP call on it, `{"stop": true}` ends it. Nothing of cachesim is imported here, and
+One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"calls":
+[[SECONDS, CALL], ...]}` plays HTTP calls on it, each so long after the one before it has begun, and
+`{"stop": true}` ends it. Nothing of cachesim is imported here, and
 nothing but the standard library and the wheel. A server that aborts takes this process with it:
 the other end sees the silence.
 """
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 from urllib.parse import urlsplit
@@ -35,9 +37,9 @@ def main() -> None:
     try:
         for line in sys.stdin:
             order = json.loads(line)
-            if "call" in order:
-                _mark(order["call"]["path"])
-                answer = _call(server.listening_address, order["call"])
+            answer: Json | list[Json]
+            if "calls" in order:
+                answer = _calls(server.listening_address, order["calls"])
             else:
                 server = None  # the wheel stops a server when nobody holds it
                 gc.collect()
@@ -98,6 +100,17 @@ def _mark(path: str) -> None:
     if not os.path.samestat(os.fstat(2), Path(os.devnull).stat()):
         time.sleep(0.02)
         os.write(2, f"\n{CALL_MARK}{path}\n".encode())
+
+
+def _calls(address: str, calls: list[tuple[float, Json]]) -> list[Json]:
+    """Play HTTP calls side by side; their answers in the order in which they began."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        playing = []
+        for seconds, call in calls:
+            time.sleep(seconds)
+            _mark(call["path"])
+            playing.append(pool.submit(_call, address, call))
+        return [each.result() for each in playing]
 
 
 def _call(address: str, call: Json) -> Json:

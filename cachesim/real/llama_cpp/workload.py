@@ -18,7 +18,8 @@ class Step:
     """One thing asked of a server.
 
     `with_previous` puts a completion into the queue together with the step before it, as several
-    prompts of one HTTP call do; all steps of such a group share `predict` and `cache_prompt`.
+    prompts of one HTTP call do; all steps of such a group share `predict` and `cache_prompt`. With
+    `turns` it comes in a call of its own, while the server works on what came before.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Step:
     slot: int = -1
     cache_prompt: bool = True
     with_previous: bool = False
+    turns: int = 0  # of the server's loop before it arrives; the real server's are not counted
     chat: bool = False  # the prompt is the rendering of a chat, and is asked for as messages
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
@@ -56,6 +58,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "slot": -1,
     "cache_prompt": True,
     "with_previous": False,
+    "turns": 0,
     "chat": False,
     "file": "",
     "options": {},
