@@ -35,7 +35,7 @@ from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
 
 EMPTY_TURNS = 3
-VAIN_TURNS = 100  # each is like the one before
+VAIN_TURNS = 10  # by then each is like the one before
 """So many turns with nothing to decode are accepted; one more ends the process."""
 
 
