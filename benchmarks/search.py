@@ -1,0 +1,61 @@
+"""Workloads of six requests that a search judges in a second of one processor.
+
+The best of some runs counts, because a machine is never slow by itself. Time is the processor's
+own, so that a busy machine counts for less.
+"""
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from cachesim.engines.profile import Profile
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.format import Scenario
+from cachesim.testing.search import workloads
+from cachesim.testing.trial import play
+from cachesim.testing.workloads import Shape
+
+SIX: Final = Shape(min_steps=6, max_steps=6)
+RUNS: Final = 5
+
+PROFILES: Final = (
+    "llama.cpp@b11549+erase-equal",
+    "ik_llama.cpp@8337e4cd3",
+    "mlx-lm@0.32.2",
+)
+MODELS: Final = ("hybrid", "dense", "swa", "recurrent", "hybrid-delta")
+
+COUNTS: Final[dict[ArithmeticName, int]] = {"ring": 60, "float": 20}
+"""How many workloads a run plays: enough for their differences to even out."""
+
+
+def rate(drawn: Sequence[Scenario], profile: Profile, arithmetic: ArithmeticName) -> float:
+    """Workloads a second, each played to its end."""
+    play(drawn[0], profile, arithmetic=arithmetic)
+    best = 0.0
+    for _ in range(RUNS):
+        begin = time.process_time()
+        for scenario in drawn:
+            play(scenario, profile, arithmetic=arithmetic, stop_early=False)
+        best = max(best, len(drawn) / (time.process_time() - begin))
+    return best
+
+
+def run(out: Console) -> None:
+    """Print the table: every model on the first profile, the first model on the others."""
+    table = Table(title="search, workloads of six requests a second", title_style="")
+    for head in ("profile", "model", *COUNTS):
+        table.add_column(head, justify="right" if head in COUNTS else "left")
+    pairs = [(PROFILES[0], model) for model in MODELS]
+    for text, model in [*pairs, *((each, MODELS[0]) for each in PROFILES[1:])]:
+        profile = Profile.parse(text)
+        rates = (
+            rate(list(islice(workloads(profile, model, shape=SIX), count)), profile, arithmetic)
+            for arithmetic, count in COUNTS.items()
+        )
+        table.add_row(text, model, *(f"{each:.0f}" for each in rates))
+    out.print(table)
