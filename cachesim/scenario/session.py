@@ -30,6 +30,9 @@ ENDLESS: Final = "endless"
 """The error of steps during which the server never comes to rest."""
 
 
+WRITES_DOWN: Final = frozenset({"mlx-lm"})
+"""Engines that keep a ledger of what their states have folded in, unless told not to."""
+
 RENDERS: Final = frozenset({"llama.cpp", "mlx-lm"})
 """Servers that are given the messages of a chat and render them with their own template."""
 
@@ -131,11 +134,16 @@ class Session:
             raise ScenarioError(str(problem)) from None
 
     def _options(self) -> dict[str, Any]:
-        """The scenario's options; a server that renders messages itself learns the template."""
+        """The scenario's options, and what follows from it and from who looks.
+
+        A server that renders messages itself learns the template.
+        """
         options = dict(self.scenario.engine.options)
         chats = any(step.messages for step in self.scenario.step)
         if chats and self._renders:
             options.setdefault("chat_template", self.scenario.chat.template)
+        if not self.looks and self.profile.engine in WRITES_DOWN:
+            options.setdefault("provenance", False)
         return options
 
     def run(self) -> Iterator[Record]:
