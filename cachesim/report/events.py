@@ -21,7 +21,7 @@ def loudness(event: Mapping[str, Any]) -> str:
 
 def event_line(event: Mapping[str, Any]) -> Text:
     """`checkpoint created  n_tokens 96  pos 95..95`."""
-    values = {key: value for key, value in event.items() if key not in LEFT_OUT and value != ""}
+    values = {key: value for key, value in event.items() if key not in LEFT_OUT and _says(value)}
     if {"pos_min", "pos_max", "n_tokens"} <= set(values):
         low, high = values.pop("pos_min"), values.pop("pos_max")
         values["n_tokens"] = f"{values['n_tokens']}[{low}..{high}]"
@@ -32,6 +32,11 @@ def event_line(event: Mapping[str, Any]) -> Text:
     return text
 
 
+def _says(value: object) -> bool:
+    """Whether there is anything to show: a number or a no is something, nothing is not."""
+    return value is not None and value not in ("", [], {})
+
+
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
@@ -39,7 +44,7 @@ def _shown(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         plain = len(value) <= MOST and not any(isinstance(each, dict | list) for each in value)
-        return " ".join(map(str, value)) if plain else f"({len(value)})"
+        return " ".join(map(_shown, value)) if plain else f"({len(value)})"
     if isinstance(value, dict):
         return f"({len(value)})"
     return str(value)
