@@ -3,8 +3,10 @@
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,6 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.workers import processes, processors
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -20,6 +23,7 @@ from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import notes, results, show
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side, compare
+from cachesim.testing.chunks import CHUNK, search_by
 from cachesim.testing.flags import try_flags
 from cachesim.testing.search import Counterexample, Report, search
 from cachesim.testing.shrink import ids
@@ -30,6 +34,8 @@ WORDS: Final = ("reuse", *EXERCISED, "refusal")
 """What a search may be required to have exercised."""
 
 MOST_MINUTES: Final = 7 * 24 * 60
+
+MOST_JOBS: Final = 256
 
 
 def check(
@@ -42,6 +48,7 @@ def check(
     against: Annotated[
         str | None, Parameter(help="A second profile on the same workloads.")
     ] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
@@ -67,6 +74,9 @@ def check(
     if minutes is not None and not 0 < minutes <= MOST_MINUTES:
         msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
         raise InputError(msg)
+    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
+        msg = f"--jobs is {jobs}; write a whole number from 1 to {MOST_JOBS}"
+        raise InputError(msg)
     if examples is not None and examples < 1:
         msg = f"--examples is {examples}; write a whole number from 1"
         raise InputError(msg)
@@ -77,6 +87,7 @@ def check(
         arithmetic=arithmetic,
         minutes=minutes,
         shape=Shape(fixed=dict(map(_setting, settings or ()))),
+        jobs=processors() if jobs is None else jobs,
     )
     for profile in [*named, *([] if against is None else [Profile.parse(against)])]:
         try_flags(profile, model, plan.shape.fixed)
@@ -106,6 +117,7 @@ class Plan:
     arithmetic: ArithmeticName
     minutes: float | None
     shape: Shape
+    jobs: int
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -144,16 +156,30 @@ def _search(profile: Profile, plan: Plan, emit: Path | None, required: set[str])
             advance(report.workloads, report.requests)
             return budget.left()
 
-        report = search(
-            profile,
-            plan.model,
-            examples=plan.examples,
-            seed=plan.seed,
-            arithmetic=plan.arithmetic,
-            shape=plan.shape,
-            going=going,
-        )
+        with _searching(plan) as search_with:
+            report = search_with(
+                profile,
+                plan.model,
+                examples=plan.examples,
+                seed=plan.seed,
+                arithmetic=plan.arithmetic,
+                shape=plan.shape,
+                going=going,
+            )
+        if report.counterexample is None:  # else time went into making it small
+            report.rate = report.workloads / max(budget.seconds, 1e-9)
     return _tell(report, emit, required)
+
+
+@contextmanager
+def _searching(plan: Plan) -> Iterator[Callable[..., Report]]:
+    """The search in this process, or in several where that is asked for and pays."""
+    count = min(plan.jobs, -(-plan.examples // CHUNK))
+    if count == 1:
+        yield search
+        return
+    with processes(count) as pool:
+        yield partial(search_by, pool, count)
 
 
 class _bar:  # noqa: N801 - used like a function

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
@@ -20,9 +20,16 @@ def workers(tasks: int) -> Iterator[Do]:
     if tasks <= ALONE or count == 1:
         yield map
         return
+    with processes(count) as pool:
+        yield pool.map
+
+
+@contextmanager
+def processes(count: int) -> Iterator[Executor]:
+    """So many processes of our own; who is interrupted waits for none of them."""
     pool = ProcessPoolExecutor(count, initializer=_end_silently_when_interrupted)
     try:
-        yield pool.map
+        yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise

@@ -47,6 +47,15 @@ class Report:
         self.prompt_tokens += sum(len(step.prompt or ()) for step in scenario.step)
         self.exercised.update(trial.exercised)
 
+    def join(self, other: "Report") -> None:
+        """Count what another search did after this one."""
+        self.workloads += other.workloads
+        self.requests += other.requests
+        self.cached_tokens += other.cached_tokens
+        self.prompt_tokens += other.prompt_tokens
+        self.exercised.update(other.exercised)
+        self.counterexample = self.counterexample or other.counterexample
+
 
 def workloads(
     profile: Profile, model: str, *, seed: int = 0, first: int = 0, shape: Shape = DEFAULT

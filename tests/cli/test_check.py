@@ -52,3 +52,17 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "nothing wrong was found" in said
     assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
+
+
+def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for jobs in ("1", "2"):
+        assert main(["check", SOUND, "--examples", "60", "--model", "dense", "--jobs", jobs]) == 0
+        said.append(capsys.readouterr().out.splitlines()[1:])
+
+    assert said[0] == said[1]
+
+
+def test_there_is_at_least_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", SOUND, "--jobs", "0"]) == 2
+    assert "--jobs is 0; write a whole number from 1" in capsys.readouterr().err
