@@ -29,6 +29,24 @@ def test_drafts_belong_to_the_tasks_that_they_were_made_for() -> None:
     assert second == (as_tokens([401]),)
 
 
+def test_a_step_in_which_the_companion_proposes_nothing_is_a_step() -> None:
+    room = "0.2 D slot get_n_draft_: id  1 | task 7 | max possible draft: {}"
+    full = "0.2 D draft: llama_decode returned 1"
+    lines = [room.format(9), LINES[2], LINES[5], LINES[7], room.format(2), full, room.format(1)]
+
+    (drafts,) = drafts_of([*lines, LINES[8], LINES[9], room.format(0)])
+
+    assert (as_tokens([301, 302]), (), as_tokens([303])) == drafts
+
+
+def test_a_draft_that_is_tried_again_is_one_step() -> None:
+    room = "0.2 D slot get_n_draft_: id  1 | task 7 | max possible draft: 9"
+
+    (drafts,) = drafts_of([room, LINES[2], LINES[5], LINES[7], room, room, LINES[8], LINES[9]])
+
+    assert (as_tokens([301, 302]), as_tokens([303])) == drafts
+
+
 def test_a_request_without_drafts_has_none() -> None:
     assert drafts_of(LINES[:1]) == [()]
 

@@ -17,12 +17,20 @@ IDLE: Final = "all slots are idle"
 """The last line of a call; the log is written behind the server's back."""
 
 _BEST = re.compile(r"seq_id (\d+), draft candidate\s+0, pos\s+(\d+):\s+(\d+)")
+_ROOM = re.compile(r"task (\d+) \| max possible draft:\s+[1-9]")
+_FULL: Final = "draft: llama_decode returned"
 _DRAFT = re.compile(r"id\s+(\d+) \| task (\d+) \| generate_draft: .*#draft=(\d+)")
 _LAUNCH = re.compile(r"id\s+\d+ \| task (\d+) \| processing task")
 
 
 def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
-    """Per request of one call, in the order they were sent: what was proposed, step by step."""
+    """Per request of one call, in the order they were sent: what was proposed, step by step.
+
+    A step begins with the room there is for a draft. Where the companion's memory is full it may
+    propose nothing at all, and the log says no more of that step.
+    """
+    begun: set[int] = set()
+    refused: set[int] = set()
     said: dict[int, list[Token]] = {}
     drafts: dict[int, list[Tokens]] = {}
     for line in lines:
@@ -34,6 +42,16 @@ def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
         elif found := _DRAFT.search(line):
             slot, task, count = (int(each) for each in found.groups())
             drafts.setdefault(task, []).append(tuple(said.pop(slot, [])[:count]))
+            begun.discard(task)
+            refused.discard(task)
+        elif found := _ROOM.search(line):
+            task = int(found[1])
+            if task in refused:
+                drafts.setdefault(task, []).append(())
+                refused.discard(task)
+            begun.add(task)
+        elif _FULL in line:
+            refused |= begun
         elif found := _LAUNCH.search(line):
             drafts.setdefault(int(found[1]), [])
     return [tuple(drafts[task]) for task in sorted(drafts)]
