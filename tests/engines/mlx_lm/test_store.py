@@ -1,97 +1,19 @@
-"""The worked rows L-1 to L-18, generation by generation, and the table of lookups."""
-
-from collections.abc import Sequence
-from dataclasses import replace
+"""The worked rows of the store, generation by generation: its order, its evictions, its books."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm.caches.prompt_cache import ChunkedKVCache, KVCache, LayerCache
+from cachesim.engines.mlx_lm.caches.prompt_cache import KVCache, LayerCache
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamIndexError,
     UpstreamKeyError,
 )
-from cachesim.engines.mlx_lm.profiles import STORE_RELEASES
-from cachesim.engines.mlx_lm.rules import StoreRules
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
-from tests.engines.mlx_lm.cache_kit import RULES, block, kv, write
-
-GENERATIONS = {
-    "G0": STORE_RELEASES["0.30.7"],
-    "G1": STORE_RELEASES["after-906"],
-    "G2": STORE_RELEASES["0.31.1"],
-    "G3": STORE_RELEASES["after-1019"],
-    "G4": STORE_RELEASES["0.32.2"],
-}
-
-
-class Mock(LayerCache):
-    """A layer whose state is its list of tokens; T: it can be trimmed, N: it cannot."""
-
-    def __init__(self, tokens: Sequence[int], *, trimmable: bool, nbytes: int = 1) -> None:
-        super().__init__(RULES)
-        self.tokens = list(tokens)
-        self._trimmable = trimmable
-        self._bytes = nbytes
-
-    def is_trimmable(self) -> bool:
-        return self._trimmable
-
-    def trim(self, n: int) -> int:
-        n = min(len(self.tokens), n)
-        self.tokens = self.tokens[: len(self.tokens) - n]
-        return n
-
-    def size(self) -> int:
-        return len(self.tokens)
-
-    def count_bytes(self) -> int:
-        return self._bytes
-
-
-class Store(LRUPromptCache):
-    """A store with short hands: keys are texts of one-digit tokens."""
-
-    def T(self, key: str, kind: str = "assistant", nbytes: int = 1) -> list[LayerCache]:  # noqa: N802
-        return self.put(key, kind, nbytes=nbytes, trimmable=True)
-
-    def N(self, key: str, kind: str = "assistant", nbytes: int = 1) -> list[LayerCache]:  # noqa: N802
-        return self.put(key, kind, nbytes=nbytes, trimmable=False)
-
-    def put(
-        self, key: str, kind: str, *, nbytes: int, trimmable: bool, model: str = "m"
-    ) -> list[LayerCache]:
-        cache: list[LayerCache] = [Mock(digits(key), trimmable=trimmable, nbytes=nbytes)]
-        self.insert_cache(model, digits(key), cache, cache_type=kind)
-        return cache
-
-    def look(self, key: str) -> tuple[str, str] | None:
-        """(state, rest), or None for a miss."""
-        cache, rest = self.fetch_nearest_cache("m", digits(key))
-        if cache is None:
-            assert digits(key) == list(rest)
-            return None
-        layer = cache[0]
-        assert isinstance(layer, Mock)
-        return "".join(map(str, layer.tokens)), "".join(map(str, rest))
-
-    @property
-    def keys(self) -> set[str]:
-        return {"".join(map(str, tokens)) for _, tokens, _ in self.trie.items()}
-
-    def queue(self, name: str) -> list[str]:
-        return ["".join(map(str, tokens)) for _, tokens in self.order.queues[name]]
-
-
-def digits(key: str) -> list[int]:
-    return [int(digit) for digit in key]
-
-
-def store(generation: str = "G4", max_size: int = 10, max_bytes: int = UNLIMITED) -> Store:
-    return Store(GENERATIONS[generation], max_size, max_bytes)
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED
+from tests.engines.mlx_lm.cache_kit import block, kv
+from tests.engines.mlx_lm.store_kit import GENERATIONS, Mock, Store, digits, store
 
 
 @pytest.mark.parametrize("generation", ["G2", "G3", "G4"])
@@ -258,26 +180,6 @@ def test_a_small_store_evicts_the_newcomer(max_size: int, expected: set[str]) ->
     assert expected == it.keys
 
 
-@pytest.mark.parametrize("generation", ["G0", "G1", "G2", "G3"])
-def test_an_empty_query_raised_until_1078(generation: str) -> None:
-    it = store(generation)
-    it.T("12")
-
-    with pytest.raises(UpstreamKeyError):
-        it.look("")
-
-
-def test_an_empty_query_misses_unless_there_is_an_empty_key() -> None:
-    it = store()
-    it.N("12")
-    missed = it.look("")
-    it.N("")
-
-    assert (None, ("", "")) == (missed, it.look(""))
-    assert ("12", "3") == it.look("123")
-    assert None is it.look("3")
-
-
 def test_a_key_that_changes_its_type_is_one_entry() -> None:
     it = store()
     it.N("12", "user", nbytes=5)
@@ -313,22 +215,6 @@ def test_the_store_keeps_the_very_list_and_the_very_key() -> None:
         it.T("5")
 
 
-def test_what_is_trimmed_is_not_checked() -> None:
-    layers: list[LayerCache] = [ChunkedKVCache(RULES, 4), KVCache(RULES)]
-    for layer in layers:
-        assert isinstance(layer, ChunkedKVCache | KVCache)
-        write(layer, [1, 2, 3, 4, 5, 6])
-    first = layers[0]
-    assert isinstance(first, ChunkedKVCache)
-    first.maybe_trim_front()
-    it = store()
-    it.insert_cache("m", digits("123456"), layers)
-    cache, rest = it.fetch_nearest_cache("m", digits("19"))
-
-    assert cache is not None
-    assert ([9], [2, 1]) == (list(rest), [getattr(layer, "offset") for layer in cache])  # noqa: B009
-
-
 def test_bytes_are_counted_once() -> None:
     it = store()
     layer = kv(1, 2, 3)
@@ -339,62 +225,6 @@ def test_bytes_are_counted_once() -> None:
     assert cache is not None
     assert isinstance(cache[0], KVCache)
     assert (2048, 403) == (it.nbytes, cache[0].offset)
-
-
-@pytest.mark.parametrize(
-    ("stored", "query", "expected"),
-    [
-        (["T12345"], "1234567", ("12345", "67")),
-        (["T12345"], "12345", ("12345", "")),
-        (["T12345"], "129", ("12", "9")),
-        (["T12345"], "123", ("12", "3")),
-        (["T12345"], "1", ("", "1")),
-        (["N12345"], "129", None),
-        (["N12345"], "123", None),
-        (["N12345"], "123456", ("12345", "6")),
-        (["T123456", "N123"], "12349", ("1234", "9")),
-        (["T123456", "N123"], "1239", ("123", "9")),
-        (["N123", "N123456"], "12349", ("123", "49")),
-        (["T7"], "789", ("7", "89")),
-        (["N7"], "789", None),
-        (["T123", "T124", "T1256"], "129", ("12", "9")),
-    ],
-)
-def test_the_table_of_lookups(
-    stored: list[str], query: str, expected: tuple[str, str] | None
-) -> None:
-    it = store()
-    for each in stored:
-        (it.T if each[0] == "T" else it.N)(each[1:])
-
-    assert expected == it.look(query)
-
-
-def test_among_longer_entries_the_newest_branch_of_the_shortest_wins() -> None:
-    it = store()
-    for key in ("123", "124", "1256"):
-        it.T(key)
-
-    assert [1, 2, 4] == list(it.search("m", digits("129")).longer or ())
-
-
-def test_a_deep_branch_that_cannot_be_trimmed_hides_its_trimmable_siblings() -> None:
-    it = store()
-    it.T("12345")
-    it.N("126789")
-
-    assert None is it.look("1267")
-
-
-def test_a_usable_shorter_entry_shadows_a_longer_one_until_911() -> None:
-    found = {}
-    for generation in ("G1", "G2"):
-        it = store(generation)
-        it.T("123456")
-        it.T("12")
-        found[generation] = it.look("12349")
-
-    assert {"G1": ("12", "349"), "G2": ("1234", "9")} == found
 
 
 def test_1019_took_from_an_empty_queue() -> None:
@@ -408,25 +238,6 @@ def test_1019_took_from_an_empty_queue() -> None:
 def test_until_906_there_is_no_byte_limit() -> None:
     with pytest.raises(UpstreamAttributeError):
         store("G0").trim_to(n_sequences=1)
-
-
-def test_999_checks_what_was_trimmed_and_prunes_within_reach() -> None:
-    rules: StoreRules = replace(GENERATIONS["G2"], checks_trimmed=True, prunes="within-size")
-    it = Store(rules)
-    it.N("12")
-    short: list[LayerCache] = [Mock([5, 6], trimmable=True)]
-    it.insert_cache("m", digits("123456"), short)
-
-    assert {"12", "123456"} == it.keys
-    assert ("12", "9") == it.look("129")
-    assert None is it.look("19")
-
-
-def test_1186_serves_a_state_of_other_tokens() -> None:
-    it = Store(replace(GENERATIONS["G4"], reuses_untrimmed=True))
-    it.N("12345")
-
-    assert ("12345", "9") == it.look("129")
 
 
 def test_what_happens_to_entries_is_told() -> None:
@@ -448,29 +259,6 @@ def test_what_happens_to_entries_is_told() -> None:
         ("prompt-cache-inserted", 1),
         ("prompt-cache-evicted", 2),
     ] == [(each.name(), each.as_dict()["n_tokens"]) for each in told]
-
-
-@pytest.mark.parametrize(
-    ("stored", "query", "losses"),
-    [
-        (["T12345"], "123", [("one-token-is-fed", 3, 2)]),
-        (["N12345"], "129", [("not-trimmable", 2, 0)]),
-        (["N123", "N123456"], "12349", [("not-trimmable", 4, 3)]),
-        (["N7"], "789", [("not-trimmable", 1, 0)]),
-        (["N12345"], "123456", []),
-        (["T12345"], "9", []),
-    ],
-)
-def test_every_token_that_was_equal_and_not_used_is_accounted_for(
-    stored: list[str], query: str, losses: list[tuple[str, int, int]]
-) -> None:
-    it = store()
-    for each in stored:
-        (it.T if each[0] == "T" else it.N)(each[1:])
-    found = it.fetch("m", digits(query))
-
-    assert losses == [(each.rule, each.before, each.after) for each in found.losses]
-    assert len(query) - len(found.rest) == found.equal - sum(b - a for _, b, a in losses)
 
 
 def test_one_key_inserted_three_times_is_counted_once() -> None:
