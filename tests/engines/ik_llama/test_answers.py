@@ -10,7 +10,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
-from tests.engines.ik_llama.test_worked_vectors import (
+from tests.engines.ik_llama.worked_kit import (
     BIG,
     LATER,
     SEED_ERA,
