@@ -2,6 +2,7 @@
 
 import os
 import sys
+from concurrent.futures import BrokenExecutor
 
 from cyclopts import CycloptsError
 from rich.console import Console
@@ -53,6 +54,9 @@ def said(error: Exception) -> int:
         return WRONG_USAGE
     if isinstance(error, OSError):  # a folder that cannot be written, a full disk
         complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        return WRONG_USAGE
+    if isinstance(error, BrokenExecutor):
+        complain("one of its processes was ended from outside; is there enough memory for all?")
         return WRONG_USAGE
     if isinstance(error, CachesimError):
         complain(str(error), REPORT)

@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,19 @@ def test_a_mistake_of_ours_is_3_without_a_traceback(
     err = spoken(capsys)[1]
     assert "please report it" in err
     assert "Traceback" not in err
+
+
+def test_a_process_that_somebody_else_ended_is_no_bug(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: Any, **__: Any) -> None:
+        msg = "terminated abruptly"
+        raise BrokenProcessPool(msg)
+
+    monkeypatch.setattr(run_module, "run", ended)
+
+    assert main(["run", DENSE]) == 2
+    assert "one of its processes was ended from outside" in spoken(capsys)[1]
 
 
 def test_an_interrupt_is_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
