@@ -75,6 +75,7 @@ def real_llama_cpp(
     first: int = 0,
     scenario: str | None = None,
     logits: bool = False,
+    arrivals: bool = False,
 ) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -96,18 +97,23 @@ def real_llama_cpp(
         A scenario to play instead: a file, a folder, or the name of a shipped one.
     logits
         Compare logits and greedy tokens of cold prompts instead, the same weights in both.
+    arrivals
+        Workloads in which a request arrives while the server reads another one's prompt.
 
     """
     if scenario is not None:
         return _real_scenarios(scenario)
     if logits:
         return real_logits(release=release, seed=seed)
+    numbers = range(first, first + workloads)
     return _real_random(
-        release, seed=seed, numbers=range(first, first + workloads), models=tuple(models)
+        release, seed=seed, numbers=numbers, models=tuple(models), arrivals=arrivals
     )
 
 
-def _real_random(release: str, *, seed: int, numbers: range, models: tuple[str, ...]) -> int:
+def _real_random(
+    release: str, *, seed: int, numbers: range, models: tuple[str, ...], arrivals: bool
+) -> int:
     """Workloads drawn from a seed; the first that differs is shrunk and shown."""
     presets = models or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
@@ -123,11 +129,12 @@ def _real_random(release: str, *, seed: int, numbers: range, models: tuple[str, 
         return 1
     tally, shown = Tally(), None
     with SideBySide(wheel) as pair:
+        play = pair.play_arrival if arrivals else pair.play_random
         beside = console(stderr=True)
         for number in track(
             numbers, console=beside, transient=True, disable=not beside.is_terminal
         ):
-            played = pair.play_random(seed=seed, number=number, presets=presets)
+            played = play(seed=seed, number=number, presets=presets)
             tally.count(played)
             if played.difference is not None and shown is None:
                 shown = pair.shrunk(played.difference)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
+from cachesim.real.llama_cpp.arrivals import draw_arrival
 from cachesim.real.llama_cpp.calls import RealServerError, grouped
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.server import RealServer
@@ -116,6 +117,10 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
         )
 
+    def play_arrival(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
+        """Draw a workload in which a request arrives while another is read, and play it."""
+        return self.play(draw_arrival(seed, number, release=self.release, presets=tuple(presets)))
+
     def play(self, workload: Workload) -> Played:
         """Play a finished workload on both."""
         model = self.model(workload.preset, workload.window)
@@ -125,7 +130,12 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         )
 
     def shrunk(self, difference: Difference) -> Difference:
-        """The shortest workload found on which the two still disagree."""
+        """The shortest workload found on which the two still disagree.
+
+        Where a request arrives while another is read, a shorter one would arrive elsewhere.
+        """
+        if any(step.turns for step in difference.workload.steps):
+            return difference
         found = difference
 
         def disagree(workload: Workload) -> bool:

@@ -1,0 +1,95 @@
+"""Workloads in which a request arrives while the server reads another one's prompt.
+
+    A   [ 0 .. 2047 ][ 2048 .. ]        a prompt of two batches at least, default batch size
+             B arrives here             and is looked at between the two
+
+What it meets there is a slot at work: it is deferred, or takes another slot, or, where it names the
+slot, October's server swaps the slot's conversation first.
+"""
+
+from random import Random
+from typing import Final
+
+from cachesim.real.llama_cpp.random_flags import PRESETS, draw_preset
+from cachesim.real.llama_cpp.workload import Release, Step, Workload
+from cachesim.real.llama_cpp.workloads import FIRST_WORD
+from cachesim.units import Tokens, as_tokens
+
+LAST_WORD: Final = 511
+CONTEXT: Final = 32_768
+READING: Final = (2_100, 4_000)
+"""Tokens that are read when the other request arrives: more than a batch, less than two."""
+
+EARLIER: Final = (50, 800, 2_500, 3_000, 4_500)
+"""Lengths of the conversations before: shorter and longer than what is being read."""
+
+
+def draw_arrival(
+    seed: int, number: int, *, release: Release, presets: tuple[str, ...] = tuple(PRESETS)
+) -> Workload:
+    """Some conversations; a long prompt, and a request that arrives meanwhile; one more."""
+    rng = Random(f"arrival {release} {seed} {number}")  # noqa: S311 - nothing secret
+    preset, window = draw_preset(rng, release=release, presets=presets)
+    options = {"parallel": rng.choice((1, 1, 2, 3)), "ctx_size": CONTEXT}
+    if rng.random() < 0.3:
+        options["kv_unified"] = True
+    if rng.random() < 0.2:
+        options["cache_ram"] = 0
+    talk = _Talk(rng)
+    steps = [talk.step(f"r{index}") for index in range(rng.randint(1, 3))]
+    steps.append(talk.reading(rng.choice((-1, -1, 0))))
+    steps.append(talk.arriving(rng.choice((-1, 0, options["parallel"] - 1))))
+    steps.append(talk.step("after"))
+    return Workload(
+        name=f"{preset}-arrival-{seed}-{number}",
+        release=release,
+        preset=preset,
+        window=window,
+        options=options,
+        steps=tuple(steps),
+    )
+
+
+class _Talk:
+    """A few conversations, and prompts that go on from them."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._earlier = [self._words(rng.choice(EARLIER)) for _ in range(3)]
+
+    def step(self, name: str) -> Step:
+        """A request that is alone."""
+        return Step(name=name, prompt=self._prompt(), predict=self._rng.choice((1, 3)))
+
+    def reading(self, slot: int) -> Step:
+        """A prompt that takes two batches; it may begin like a conversation."""
+        known = self._earlier[0][: self._rng.choice((0, 0, 1_500))]
+        fresh = self._words(self._rng.randint(*READING))
+        return Step(name="reading", prompt=known + fresh, predict=1, slot=slot)
+
+    def arriving(self, slot: int) -> Step:
+        """What comes meanwhile."""
+        return Step(
+            name="arriving",
+            prompt=self._prompt(),
+            predict=1,
+            slot=slot,
+            with_previous=True,
+            turns=1,
+        )
+
+    def _prompt(self) -> Tokens:
+        rng = self._rng
+        earlier = rng.choice(self._earlier)
+        match rng.choice(("same", "more", "cut", "new")):
+            case "same":
+                return earlier
+            case "more":
+                return earlier + self._words(rng.choice((5, 300)))
+            case "cut":
+                return earlier[: rng.randint(1, len(earlier))]
+            case _:
+                return self._words(rng.choice((20, 2_000)))
+
+    def _words(self, count: int) -> Tokens:
+        return as_tokens([self._rng.randint(FIRST_WORD, LAST_WORD) for _ in range(count)])
