@@ -1,0 +1,125 @@
+"""The command itself: the search of each profile, or its comparison with another."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cachesim.cli.check.budget import Budget, bar
+from cachesim.cli.check.plan import WORDS, Plan, many, setting, workers_for
+from cachesim.cli.check.telling import tell_comparison, tell_search
+from cachesim.cli.status import AS_EXPECTED
+from cachesim.cli.workers import processes
+from cachesim.engines.profile import Profile
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.testing.against import Comparison, compare
+from cachesim.testing.chunks import CHUNK, search_by
+from cachesim.testing.search import Report, search
+from cachesim.testing.workloads import Shape
+
+
+def check(
+    *profiles: Annotated[str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal.")],
+    model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
+    examples: Annotated[int | None, Parameter(help="Workloads at most.")] = None,
+    minutes: Annotated[float | None, Parameter(help="Minutes at most.")] = None,
+    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
+    arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
+    against: Annotated[
+        str | None, Parameter(help="A second profile on the same workloads.")
+    ] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
+    ] = None,
+    emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
+    require: Annotated[
+        list[str] | None,
+        Parameter(negative="", help=f"Fail unless exercised; one of {', '.join(WORDS)}."),
+    ] = None,
+) -> int:
+    """Search random workloads for an answer that is not the cold answer.
+
+    Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
+    """
+    plan = Plan(
+        profiles=tuple(map(Profile.parse, profiles)),
+        against=None if against is None else Profile.parse(against),
+        model=model,
+        examples=many(examples, minutes),
+        minutes=minutes,
+        seed=seed,
+        arithmetic=arithmetic,
+        shape=Shape(fixed=dict(map(setting, settings or ()))),
+        jobs=workers_for(jobs),
+        emit=emit,
+        require=frozenset(require or ()),
+    )
+    status = AS_EXPECTED
+    for profile in plan.profiles:
+        status |= (
+            _search(profile, plan)
+            if plan.against is None
+            else _compare(profile, plan.against, plan)
+        )
+    return status
+
+
+def _search(profile: Profile, plan: Plan) -> int:
+    budget = Budget(plan.minutes)
+    with bar(f"{profile} {plan.model}") as advance:
+
+        def going(report: Report) -> bool:
+            report.rate = budget.rate(report.workloads)
+            advance(report.workloads, report.requests)
+            return budget.left()
+
+        with _searching(plan) as search_with:
+            report = search_with(
+                profile,
+                plan.model,
+                examples=plan.examples,
+                seed=plan.seed,
+                arithmetic=plan.arithmetic,
+                shape=plan.shape,
+                going=going,
+            )
+        if report.counterexample is None:  # else time went into making it small
+            report.rate = budget.rate(report.workloads)
+    return tell_search(report, plan)
+
+
+@contextmanager
+def _searching(plan: Plan) -> Iterator[Callable[..., Report]]:
+    """The search in this process, or in several where that is asked for and pays."""
+    count = min(plan.jobs, -(-plan.examples // CHUNK))
+    if count == 1:
+        yield search
+        return
+    with processes(count) as pool:
+        yield partial(search_by, pool, count)
+
+
+def _compare(one: Profile, other: Profile, plan: Plan) -> int:
+    budget = Budget(plan.minutes)
+    with bar(f"{one} against {other}, {plan.model}") as advance:
+
+        def going(found: Comparison) -> bool:
+            advance(found.workloads, found.requests)
+            return budget.left()
+
+        found = compare(
+            one,
+            other,
+            plan.model,
+            examples=plan.examples,
+            seed=plan.seed,
+            arithmetic=plan.arithmetic,
+            shape=plan.shape,
+            going=going,
+        )
+    return tell_comparison(found)

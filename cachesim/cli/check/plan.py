@@ -1,0 +1,89 @@
+"""What a search is asked for, and that it can be done."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.cli.workers import processors
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import PRESETS
+from cachesim.testing.flags import try_flags
+from cachesim.testing.trial import EXERCISED
+from cachesim.testing.workloads import Shape
+
+WORDS: Final = ("reuse", *EXERCISED, "refusal")
+"""What a search may be required to have exercised."""
+
+MOST_MINUTES: Final = 7 * 24 * 60
+
+MOST_JOBS: Final = 256
+
+EXAMPLES: Final = 200
+"""Workloads where nobody says how many, nor how long."""
+
+WITHOUT_END: Final = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to play, and for how long."""
+
+    profiles: tuple[Profile, ...]
+    against: Profile | None
+    model: str
+    examples: int
+    minutes: float | None
+    seed: int
+    arithmetic: ArithmeticName
+    shape: Shape
+    jobs: int
+    emit: Path | None
+    require: frozenset[str]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be played, before anything is."""
+        if not self.profiles:
+            msg = "name a profile to check, such as llama.cpp@b11549+erase-equal"
+            raise InputError(msg)
+        if self.model not in PRESETS:
+            msg = f"there is no preset {self.model!r}; there are {', '.join(PRESETS)}"
+            raise InputError(msg)
+        for unknown in sorted(self.require - set(WORDS)):
+            msg = f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}"
+            raise InputError(msg)
+        if self.minutes is not None and not 0 < self.minutes <= MOST_MINUTES:
+            msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
+            raise InputError(msg)
+        if not 1 <= self.jobs <= MOST_JOBS:
+            msg = f"--jobs is {self.jobs}; write a whole number from 1 to {MOST_JOBS}"
+            raise InputError(msg)
+        if self.examples < 1:
+            msg = f"--examples is {self.examples}; write a whole number from 1"
+            raise InputError(msg)
+        for profile in (*self.profiles, *((self.against,) if self.against else ())):
+            try_flags(profile, self.model, self.shape.fixed)
+
+
+def many(examples: int | None, minutes: float | None) -> int:
+    """How many workloads: as many as time allows where only a time is given."""
+    if examples is not None:
+        return examples
+    return EXAMPLES if minutes is None else WITHOUT_END
+
+
+def workers_for(jobs: int | None) -> int:
+    """How many processes: all processors where nobody says."""
+    return processors() if jobs is None else jobs
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A flag and its value, written as in a scenario file."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        msg = f"--set {text} cannot be read; write a flag and its value, as in cache_reuse=0"
+        raise InputError(msg) from None

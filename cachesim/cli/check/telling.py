@@ -1,0 +1,108 @@
+"""What is said of a search, and of two profiles on the same workloads."""
+
+from collections import Counter
+from pathlib import Path
+
+from rich.table import Table
+
+from cachesim.cli.check.plan import WORDS, Plan
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.engines.profile import Profile
+from cachesim.report.consoles import results, show
+from cachesim.scenario.writing import to_toml
+from cachesim.testing.against import Comparison, Side
+from cachesim.testing.search import Counterexample, Report
+from cachesim.testing.shrink import ids
+
+
+def tell_search(report: Report, plan: Plan) -> int:
+    """Say what was exercised and what was found; the exit status."""
+    count = f"{report.workloads} workloads, {report.requests} requests"
+    lines = [
+        f"{report.profile}, {report.model}: {count}, {report.rate:.0f} workloads/s",
+        f"  exercised: {_exercised(report.exercised)}",
+    ]
+    never = [word for word in WORDS if not report.exercised[word]]
+    lines += [f"  never exercised: {', '.join(never)}"] if never else []
+    status = AS_EXPECTED
+    if report.counterexample is None:
+        lines.append("  nothing wrong was found")
+    else:
+        lines += _story(report.counterexample, report.profile)
+        lines += _emitted(report.counterexample, report.profile, plan.emit)
+        status = NOT_AS_EXPECTED
+    missing = sorted(word for word in plan.require if not report.exercised[word])
+    if missing:
+        lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
+        status = NOT_AS_EXPECTED
+    show(results(), *lines)
+    return status
+
+
+def _exercised(counts: Counter[str]) -> str:
+    said = [f"{word} {counts[word]}" for word in WORDS if counts[word]]
+    return ", ".join(said) or "nothing"
+
+
+def _story(found: Counterexample, profile: Profile) -> list[str]:
+    """The smallest workload, as what a client does."""
+    scenario = found.scenario
+    flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
+    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
+    lines.append(f"    a server of {profile}, {flags or 'all flags default'}")
+    seen: list[tuple[int, ...]] = []
+    for index, step in enumerate(scenario.step):
+        prompt = ids(step)
+        equal = max((_common(prompt, other) for other in seen), default=0)
+        shared = f", {equal} as before" if equal else ""
+        together = " together with the one before" if step.with_previous else ""
+        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
+        lines.append(
+            f"    {step.name}: a prompt of {len(prompt)} tokens{shared}, "
+            f"{len(step.reply or ())} generated{together}{mark}"
+        )
+        seen.append(prompt + tuple(int(token) for token in step.reply or ()))
+    return lines
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
+    if folder is None:
+        return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml"
+    path.write_text(to_toml(found.scenario), encoding="utf-8")
+    return [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+
+
+def tell_comparison(found: Comparison) -> int:
+    """Say who reuses more and who answers wrong; the exit status."""
+    show(results(), _table(found), *found.verdict)
+    return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
+
+
+def _table(found: Comparison) -> Table:
+    """Totals of both, side by side."""
+    title = f"{found.workloads} workloads, {found.requests} requests, {found.prompt_tokens} tokens"
+    table = Table(title=title, title_style="", box=None, pad_edge=False)
+    for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
+        table.add_column(head, justify="left" if head == "profile" else "right")
+    for side in (found.one, found.other):
+        table.add_row(*_row(side, found))
+    return table
+
+
+def _row(side: Side, found: Comparison) -> tuple[str, ...]:
+    share = 100 * side.cached / max(1, found.prompt_tokens)
+    return (
+        str(side.profile),
+        str(side.cached),
+        f"{share:.1f} %",
+        str(side.more),
+        str(side.wrong),
+        str(side.crashed),
+    )
