@@ -69,10 +69,10 @@ def _first_plane_only(self: PlaneWriter, layer: int, states: Any) -> None:
 
 
 def _late_state(self: PlaneWriter, layer: int, states: Any) -> None:
-    """Keeps the state before the ubatch's last token."""
+    """Keeps the state that the ubatch began with."""
     rows = self.rows.rows[layer]
     at = self.window.head + np.arange(self.ubatch.n_seqs)
-    rows[at] = states[:, min(1, states.shape[1] - 1)] * 0 + self.start[layer]
+    rows[at] = rows[list(self.window.sources[: len(states)])]
 
 
 def _interval(low: int, high: int) -> Any:

@@ -73,8 +73,9 @@ class PlaneWriter:
             read = rows[list(sources)]
             rows[head + n_seqs : head + len(read)] = read[n_seqs:]
             start = read[:n_seqs]
-        self.start[layer] = start
-        return start.copy()
+        if self.ubatch.n_seq_tokens < self.planes:  # some planes will be given it again
+            self.start[layer] = start.copy()
+        return start
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Plane `j` of each set's cell gets the state after its last token but `j`.
