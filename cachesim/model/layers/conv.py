@@ -17,12 +17,7 @@ from cachesim.units import Array
 
 def extended(carried: Array, rows: Array) -> Array:
     """Carried rows (S, (k - 1) * C) in front of new ones (S, L, C)."""
-    sets, length, channels = rows.shape
-    before = carried.reshape(sets, -1, channels)
-    joined = np.empty((sets, before.shape[1] + length, channels))
-    joined[:, : before.shape[1]] = before
-    joined[:, before.shape[1] :] = rows
-    return joined
+    return np.concatenate((carried.reshape(len(rows), -1, rows.shape[2]), rows), axis=1)
 
 
 def convolve(joined: Array, taps: Array) -> Array:
