@@ -55,11 +55,13 @@ def _story(found: Counterexample, profile: Profile) -> list[str]:
         prompt = ids(step)
         equal = max((_common(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""
-        together = " together with the one before" if step.with_previous else ""
+        together = ", together with the one before" if step.with_previous else ""
+        wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
+        wishes += "" if step.cache_prompt else ", nothing from cache"
         mark = "  <- " + found.finding.detail if index == found.finding.step else ""
         lines.append(
             f"    {step.name}: a prompt of {len(prompt)} tokens{shared}, "
-            f"{len(step.reply or ())} generated{together}{mark}"
+            f"{len(step.reply or ())} generated{wishes}{together}{mark}"
         )
         seen.append(prompt + tuple(int(token) for token in step.reply or ()))
     return lines

@@ -1,0 +1,53 @@
+"""What `cachesim check` says of a workload that it found."""
+
+import pytest
+
+from cachesim.cli.check.plan import Plan
+from cachesim.cli.check.telling import tell_search
+from cachesim.engines import Profile
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.testing.search import Counterexample, Report
+from cachesim.testing.trial import Finding
+from cachesim.testing.workloads import Shape
+
+PROFILE = Profile.parse("llama.cpp@b11549")
+
+
+def report(*steps: Step) -> Report:
+    scenario = Scenario(
+        format=FORMAT,
+        name="found",
+        model=Model(preset="dense"),
+        engine=Server(name="llama.cpp", profiles=("b11549",), options={"parallel": 2}),
+        step=steps,
+    )
+    finding = Finding(kind="crash", step=1, detail="it ends here")
+    found = Counterexample(number=7, finding=finding, scenario=scenario, arithmetic="ring")
+    return Report(profile=PROFILE, model="dense", workloads=8, counterexample=found)
+
+
+def plan() -> Plan:
+    return Plan(
+        profiles=(PROFILE,), against=None, model="dense", examples=8, minutes=None, seed=0,
+        arithmetic="ring", shape=Shape(), jobs=1, emit=None, require=frozenset(),
+    )  # fmt: skip
+
+
+def test_a_story_tells_all_that_a_client_did(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    first = Step(prompt=(300, 301, 302), reply=(303,), name="r0", cache_prompt=False)
+    second = Step(prompt=(300, 301), reply=(303, 304), name="r1", slot=1, with_previous=True)
+
+    status = tell_search(report(first, second), plan())
+
+    said = capsys.readouterr().out.splitlines()
+    assert 1 == status
+    assert "  CRASH in workload 7, made small:" in said
+    assert "    a server of llama.cpp@b11549, parallel = 2" in said
+    assert "    r0: a prompt of 3 tokens, 1 generated, nothing from cache" in said
+    assert (
+        "    r1: a prompt of 2 tokens, 2 as before, 2 generated, for slot 1,"
+        " together with the one before  <- it ends here"
+    ) in said
