@@ -79,15 +79,7 @@ def _search(profile: Profile, plan: Plan) -> int:
             return budget.left()
 
         with _searching(plan) as search_with:
-            report = search_with(
-                profile,
-                plan.model,
-                examples=plan.examples,
-                seed=plan.seed,
-                arithmetic=plan.arithmetic,
-                shape=plan.shape,
-                going=going,
-            )
+            report = search_with(profile, plan.model, **plan.how, going=going)
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
     return tell_search(report, plan)
@@ -112,14 +104,5 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
             advance(found.workloads, found.requests)
             return budget.left()
 
-        found = compare(
-            one,
-            other,
-            plan.model,
-            examples=plan.examples,
-            seed=plan.seed,
-            arithmetic=plan.arithmetic,
-            shape=plan.shape,
-            going=going,
-        )
+        found = compare(one, other, plan.model, **plan.how, going=going)
     return tell_comparison(found)

@@ -66,6 +66,16 @@ class Plan:
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
 
+    @property
+    def how(self) -> dict[str, Any]:
+        """What a search and a comparison are told alike."""
+        return {
+            "examples": self.examples,
+            "seed": self.seed,
+            "arithmetic": self.arithmetic,
+            "shape": self.shape,
+        }
+
 
 def many(examples: int | None, minutes: float | None) -> int:
     """How many workloads: as many as time allows where only a time is given."""
