@@ -5,7 +5,6 @@ Plain functions that print to stdout, complain to stderr and return an exit stat
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -29,9 +28,8 @@ from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.server_log import calls_of
 from cachesim.real.llama_cpp.workload import Outcome, Workload
 from cachesim.real.mlx_lm.commands import real_mlx_lm
+from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import replay
-from cachesim.scenario.format import Scenario
-from cachesim.scenario.shipped import load_all
 
 
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
@@ -102,7 +100,12 @@ def real_llama_cpp(
 
     """
     if scenario is not None:
-        return _real_scenarios(scenario)
+        return Stage(
+            releases_of=releases_of,
+            environment_for=environment_for,
+            play=play_scenario,
+            table=scenario_table,
+        ).play_named(scenario)
     if logits:
         return real_logits(release=release, seed=seed)
     numbers = range(first, first + workloads)
@@ -125,8 +128,7 @@ def _real_random(
     try:
         environment_for(wheel).ready()
     except EnvironmentUnavailableError as error:
-        console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
-        return 1
+        return not_compared(error)
     tally, shown = Tally(), None
     with SideBySide(wheel) as pair:
         play = pair.play_arrival if arrivals else pair.play_random
@@ -142,24 +144,6 @@ def _real_random(
     if shown is not None:
         show_difference(out, shown)
     return 0 if tally.all_agree else 1
-
-
-def _real_scenarios(name: str) -> int:
-    return max(_real_scenario(scenario) for _, scenario in load_all([name]))
-
-
-def _real_scenario(scenario: Scenario) -> int:
-    agree = True
-    for release in releases_of(scenario):
-        try:
-            environment_for(release).ready()
-        except EnvironmentUnavailableError as error:
-            console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
-            return 1
-        steps = play_scenario(scenario, release)
-        console().print(scenario_table(scenario.name, release, steps))
-        agree = agree and all(step.agrees for step in steps)
-    return 0 if agree else 1
 
 
 def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
@@ -188,12 +172,6 @@ def _counts(outcome: Outcome) -> str:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Where results go, or what is said beside them; never wrapped in a pipe."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
 
 
 def table_of(release: str, seed: int, tally: Tally) -> Table:

@@ -27,6 +27,7 @@ from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.random_flags import PRESETS as LOADED_BY
 from cachesim.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step
+from cachesim.real.playing import not_compared
 from cachesim.units import Token, Tokens
 
 TOP: Final = 8
@@ -164,8 +165,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     try:
         environment_for(wheel).ready()
     except EnvironmentUnavailableError as error:
-        Console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
-        return 1
+        return not_compared(error)
     names = [name for name, releases in LOADED_BY.items() if wheel in releases]
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
     out = Console(soft_wrap=True)

@@ -1,11 +1,9 @@
 """`cachesim real mlx-lm`: the real cache classes and the real server beside the simulator."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from cachesim.real.environment import EnvironmentUnavailableError
@@ -14,9 +12,8 @@ from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for
 from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario, releases_of
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
+from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import differing
-from cachesim.scenario.format import Scenario
-from cachesim.scenario.shipped import load_all
 
 MOST_LINES = 12
 
@@ -55,13 +52,17 @@ def real_mlx_lm(
 
     """
     if scenario is not None:
-        return _real_scenarios(scenario)
+        return Stage(
+            releases_of=releases_of,
+            environment_for=environment_for,
+            play=play_mlx_scenario,
+            table=scenario_table,
+        ).play_named(scenario)
     try:
         environment_for(release).ready()
     except EnvironmentUnavailableError as error:
-        _console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
-        return 1
-    out = _console()
+        return not_compared(error)
+    out = console()
     if logits:
         found = compare_mlx_logits(release, seed=seed)
         out.print(logits_table(release, found))
@@ -75,24 +76,6 @@ def real_mlx_lm(
         out.print(line, markup=False)
     agree = not classes.differences and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
-
-
-def _real_scenarios(name: str) -> int:
-    return max(_real_scenario(scenario) for _, scenario in load_all([name]))
-
-
-def _real_scenario(scenario: Scenario) -> int:
-    agree = True
-    for release in releases_of(scenario):
-        try:
-            environment_for(release).ready()
-        except EnvironmentUnavailableError as error:
-            _console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
-            return 1
-        steps = play_mlx_scenario(scenario, release)
-        _console().print(scenario_table(scenario.name, release, steps))
-        agree = agree and all(step.agrees for step in steps)
-    return 0 if agree else 1
 
 
 def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
@@ -188,9 +171,3 @@ def _table(title: str, name: str, *numbers: str) -> Table:
     for each in numbers:
         table.add_column(each, justify="right")
     return table
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Where results go, or what is said beside them; never wrapped in a pipe."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
