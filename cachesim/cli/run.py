@@ -121,8 +121,8 @@ def play(
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
     with (
-        Progress(console=screen, transient=True, disable=not watched(screen, jobs)) as bar,
         workers(len(groups)) as do,
+        Progress(console=screen, transient=True, disable=not watched(screen, jobs)) as bar,
     ):
         task = bar.add_task("running", total=len(jobs))
         play_one = partial(play_group, arithmetic=arithmetic, verify=verify, detail=detail)

@@ -26,9 +26,13 @@ def workers(tasks: int) -> Iterator[Do]:
 
 @contextmanager
 def processes(count: int) -> Iterator[Executor]:
-    """So many processes of our own; who is interrupted waits for none of them."""
+    """So many processes of our own; who is interrupted waits for none of them.
+
+    They begin at once: who shows a bar has a thread, and a process with threads does not fork well.
+    """
     pool = ProcessPoolExecutor(count, initializer=_end_silently_when_interrupted)
     try:
+        pool.submit(int).result()
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -70,16 +70,15 @@ def check(
 
 
 def _search(profile: Profile, plan: Plan) -> int:
-    budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.model}") as advance:
+    with _searching(plan) as search_with, bar(f"{profile} {plan.model}") as advance:
+        budget = Budget(plan.minutes)
 
         def going(report: Report) -> bool:
             report.rate = budget.rate(report.workloads)
             advance(report.workloads, report.requests)
             return budget.left()
 
-        with _searching(plan) as search_with:
-            report = search_with(profile, plan.model, **plan.how, going=going)
+        report = search_with(profile, plan.model, **plan.how, going=going)
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
     return tell_search(report, plan)
