@@ -17,7 +17,7 @@ NAMED: Final = re.compile(
 """The ways in which a docstring names the function that it follows."""
 
 TRAP: Final = re.compile(r"\bTraps?\b(?: of [^:]*)?:.*", re.DOTALL)
-REMARK: Final = re.compile(r"\s*[(;,]?\s*\(?(?:trap T\d+|an oddity)[^).]*\)?", re.IGNORECASE)
+REMARK: Final = re.compile(r"\s*[(;,]?\s*\(?an oddity[^).]*\)?", re.IGNORECASE)
 
 FUNCTIONS = """\
 # Ported functions
