@@ -18,7 +18,7 @@ from cachesim.engines.llamacpp.events import (
     DepthTested,
     FullReprocessing,
 )
-from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules
+from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, SearchLimit
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
@@ -45,6 +45,10 @@ THRESHOLD: Final[tuple[tuple[str, Test], ...]] = (
 """The released test; a checkpoint from position 0 always passes (#21510)."""
 
 BEYOND: Final[tuple[str, Test]] = ("pos_max > pos_next", lambda c, p: c.pos_max > p.pos_next)
+READ_AGAIN: Final[tuple[str, Test]] = (
+    "pos_max > pos_next - 1",
+    lambda c, p: c.pos_max > p.pos_next - 1 and p.n_past >= p.n_prompt,
+)
 PAST_THE_END: Final[tuple[str, Test]] = (
     "pos_end > prefix_end",
     lambda c, p: c.pos_end > p.prefix_end,
@@ -62,6 +66,13 @@ EXACT_TESTS: Final[Mapping[ExactSearch, tuple[tuple[str, Test], ...]]] = {
     "inside": (("pos_max >= pos_min_thold", lambda c, p: c.pos_max >= p.thold),),
 }
 """Tests that refuse a checkpoint of an exact state; windows have the released one."""
+
+LIMITS: Final[Mapping[SearchLimit, tuple[tuple[str, Test], ...]]] = {
+    "none": (),
+    "beyond": (BEYOND,),
+    "read-again": (BEYOND, READ_AGAIN),
+}
+"""Tests that refuse a checkpoint for where it ends, whatever the state."""
 
 ERASED: Final[Mapping[Erasure, Test]] = {
     "beyond": lambda c, p: c.pos_max > p.pos_next,
@@ -162,8 +173,7 @@ def _find_checkpoint(
 def refusal(rules: ReuseRules, checkpoint: Checkpoint, prefix: Prefix, *, exact: bool) -> str:
     """The first test that a checkpoint fails; empty if it passes all."""
     tests = EXACT_TESTS[rules.exact_search] if exact else THRESHOLD
-    if rules.search_refuses_beyond:
-        tests = (*tests, BEYOND)
+    tests += LIMITS[rules.search_limit]
     if rules.exact_search == "pos_end":
         tests = (*tests, PAST_THE_END)
     return next((name for name, fails in tests if fails(checkpoint, prefix)), "")

@@ -25,7 +25,7 @@ B9093: Final = ServerRules(
     reuse=ReuseRules(
         depth_test_skips_extensions=True,
         thold_spares_one_token=False,
-        search_refuses_beyond=False,
+        search_limit="none",
         exact_search="threshold",
         erasure="beyond",
         seq_rm_failure="clear",
@@ -89,7 +89,7 @@ B11549: Final = replace(
     memory=memory.B11434,
     selection=SelectionRules(pinned_slot_uses_cache=True, idle_save_needs_unified=False),
     cache=PromptCacheRules(save_makes_room=True, limits_keep_one=False, load_consumes=True),
-    reuse=replace(B9538.reuse, search_refuses_beyond=True),
+    reuse=replace(B9538.reuse, search_limit="beyond"),
     checkpoints=replace(
         B9538.checkpoints,
         placement="user-starts",
@@ -213,7 +213,7 @@ PATCHES: Final[Mapping[str, Patch]] = {
     "24411": Patch(
         about="a checkpoint that ends beyond the next position is not restored",
         fits=("b9093", "b9538"),
-        lay=_reuse(search_refuses_beyond=True),
+        lay=_reuse(search_limit="beyond"),
     ),
     "24891": Patch(
         about="only checkpoints beyond the whole prompt are erased; a refused cut is a warning",
@@ -240,8 +240,13 @@ PATCHES: Final[Mapping[str, Patch]] = {
         fits=ALL,
         lay=_reuse(erasure="equal"),
     ),
+    "search-read-again": Patch(
+        about="as 24411, and none is restored that ends behind a last token to be read again",
+        fits=ALL,
+        lay=_reuse(search_limit="read-again"),
+    ),
 }
-"""Patches by the number of their pull request at ggml-org/llama.cpp; `erase-equal` is our own."""
+"""Patches by the number of their pull request at ggml-org/llama.cpp; names are our own."""
 
 
 def rules_of(profile: Profile) -> ServerRules:

@@ -16,6 +16,9 @@ SeqRmFailure: TypeAlias = Literal["clear", "checkpoint", "warn", "abort"]
 ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "longest"]
 """How a checkpoint of an exact state (recurrent, hybrid) is found acceptable."""
 
+SearchLimit: TypeAlias = Literal["none", "beyond", "read-again"]
+"""Where a checkpoint must not end: behind the position to go on at, or where that is taken back."""
+
 Erasure: TypeAlias = Literal["beyond", "equal", "pos_end", "diverged", "prefix", "prompt"]
 """Which checkpoints a new prompt erases."""
 
@@ -50,7 +53,7 @@ class ReuseRules:
 
     depth_test_skips_extensions: bool  # the guard is `n_past < slot size`, not `<=`
     thold_spares_one_token: bool  # #23280, #24110: one less when the prompt brings nothing new
-    search_refuses_beyond: bool  # #24411: a checkpoint must not end after the position to go on at
+    search_limit: SearchLimit  # #24411
     exact_search: ExactSearch  # #24035, #25592, #22384
     erasure: Erasure  # #20671; #24035, #25592, #24891
     seq_rm_failure: SeqRmFailure  # #20428, #24891

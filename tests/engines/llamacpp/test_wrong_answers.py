@@ -117,6 +117,38 @@ def test_is_mended_by_24411(profile: str) -> None:
     assert difference(play, reply) == 0.0
 
 
+def one_beyond(profile: str, model: str = "swa") -> tuple[Play, Reply]:
+    """A parked conversation comes back, and a checkpoint that ends where it is to go on."""
+    play = Play(profile, model, arithmetic="float")
+    play.reply(run(range(105)))
+    play.reply(run(range(600, 640)))
+    return play, play.reply(run(range(100)), 4)
+
+
+@pytest.mark.parametrize("profile", [JUNE, JUNE + "+24411", OCTOBER])
+def test_a_window_is_one_key_short_where_the_last_token_is_read_again(profile: str) -> None:
+    """Position 99 sees from 68 on, and the checkpoint of 101 tokens holds 69 to 100."""
+    play, reply = one_beyond(profile)
+    assert reply.cached == 99
+    assert difference(play, reply) > 0.0
+
+
+@pytest.mark.parametrize("release", [JUNE, OCTOBER])
+def test_no_checkpoint_ends_behind_a_token_that_is_read_again(release: str) -> None:
+    play, reply = one_beyond(release + "+search-read-again")
+    assert reply.cached == 0
+    assert difference(play, reply) == 0.0
+
+
+def test_a_checkpoint_that_ends_where_new_tokens_go_on_is_still_restored() -> None:
+    play = Play(OCTOBER + "+search-read-again", "swa", arithmetic="float")
+    play.reply(run(range(105)))
+    play.reply(run(range(600, 640)))
+    reply = play.reply(run(range(100), range(700, 720)), 4)
+    assert reply.cached == 100
+    assert difference(play, reply) == 0.0
+
+
 def restored_slot(profile: str) -> tuple[Play, Reply]:
     """A slot restored from a file still has the checkpoints of what it held before."""
     play = Play(profile, "hybrid", arithmetic="float", cache_ram=0, **SMALL)
