@@ -35,8 +35,10 @@ from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
 
 EMPTY_TURNS = 3
-VAIN_TURNS = 10  # by then each is like the one before
 """So many turns with nothing to decode are accepted; one more ends the process."""
+
+VAIN_TURNS = 10
+"""After so many, where the process does not end, each is like the one before."""
 
 
 class LlamaCpp(Engine):

@@ -18,7 +18,7 @@ from cachesim.units import Tokens, as_tokens
 LAST_WORD: Final = 511
 CONTEXT: Final = 32_768
 READING: Final = (2_100, 4_000)
-"""Tokens that are read when the other request arrives: more than a batch, less than two."""
+"""Tokens of the long prompt that no cache knows: more than a batch of 2,048."""
 
 EARLIER: Final = (50, 800, 2_500, 3_000, 4_500)
 """Lengths of the conversations before: shorter and longer than what is being read."""

@@ -40,7 +40,7 @@ TOLERANCE: Final = 1e-3
 """How far log probabilities may lie apart: twenty times what float32 was seen to do."""
 
 OWN: Final = 2.0
-"""Where the real server is further from itself than that: how many times its own distance."""
+"""How many times the real server's distance from itself is allowed, where that is more."""
 
 TOKEN_BY_TOKEN: Final[Mapping[str, Any]] = {**PRECISE, "ubatch_size": 1}
 """The same server, adding up in another order."""
