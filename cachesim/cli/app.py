@@ -32,7 +32,10 @@ Profiles = Annotated[
         help="A profile instead of those listed; may be repeated.",
     ),
 ]
-Arithmetic = Annotated[ArithmeticName, Parameter(help="float: a real network; ring: exact words.")]
+Arithmetic = Annotated[
+    ArithmeticName,
+    Parameter(help="float: a real network; ring: exact words; counts: no answers, not judged."),
+]
 Report = Annotated[
     Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
 ]

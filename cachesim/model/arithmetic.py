@@ -1,6 +1,7 @@
 """The seam between a network and whoever runs it: one protocol, several arithmetics.
 
-`float` is the real thing in float64; `ring` is its exact twin over the integers modulo 2^64.
+`float` is the real thing in float64; `ring` is its exact twin over the integers modulo 2^64;
+`counts` computes nothing, for workloads of which only the cache's decisions are wanted.
 Engines, oracle and scenarios know only what stands here.
 """
 
@@ -11,7 +12,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
-ArithmeticName: TypeAlias = Literal["float", "ring"]
+ArithmeticName: TypeAlias = Literal["float", "ring", "counts"]
 
 Place: TypeAlias = Literal["attention", "window", "recurrent"]
 """Which part of a memory keeps a layer's data."""

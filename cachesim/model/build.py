@@ -6,6 +6,7 @@ from typing import Final
 
 from cachesim.errors import SpecError
 from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.counts import CountsNetwork
 from cachesim.model.network import FloatNetwork
 from cachesim.model.ring import RingNetwork
 from cachesim.model.spec import ModelSpec
@@ -13,6 +14,7 @@ from cachesim.model.spec import ModelSpec
 ARITHMETICS: Final[Mapping[str, Callable[[ModelSpec], Network]]] = {
     "float": FloatNetwork,
     "ring": RingNetwork,
+    "counts": CountsNetwork,
 }
 
 
@@ -20,7 +22,14 @@ ARITHMETICS: Final[Mapping[str, Callable[[ModelSpec], Network]]] = {
 def build(spec: ModelSpec, arithmetic: ArithmeticName = "float") -> Network:
     """The network of a spec; equal specs share one, for networks keep nothing."""
     if arithmetic not in ARITHMETICS:
-        known = " and ".join(repr(name) for name in ARITHMETICS)
+        known = ", ".join(repr(name) for name in ARITHMETICS)
         msg = f"there is no arithmetic {arithmetic!r} for {spec.name!r}; there are {known}"
         raise SpecError(msg)
     return ARITHMETICS[arithmetic](spec)
+
+
+def arithmetic_of(network: Network) -> ArithmeticName:
+    """What a network computes with, as its layers show."""
+    if not all(shape.dtype.startswith("u") for shape in network.shapes):
+        return "float"
+    return "ring" if any(shape.row or any(shape.key) for shape in network.shapes) else "counts"

@@ -13,7 +13,7 @@ WORST_FIRST: Final = ("diverged", "by-design", "rounding", "same", None)
 def answer_text(answer: str | None) -> Text:
     """The verdict on an answer; the wrong one in capitals, for those who see no colour."""
     if answer is None:
-        return Text("-", style="quiet")
+        return Text("not judged", style="quiet")
     return Text(SHOWN.get(answer, answer), style=STYLE.get(answer, ""))
 
 

@@ -123,7 +123,7 @@ def output_schema() -> dict[str, Any]:
             "profile": _TEXT,
             "as_expected": {"type": "boolean"},
             "steps": _list(_step()),
-            "arithmetic": {"enum": ["float", "ring"]},
+            "arithmetic": {"enum": ["float", "ring", "counts"]},
             "mismatches": _list(_TEXT),
         },
         {"detail": run_detail()},

@@ -18,7 +18,7 @@ from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.options import Options
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
-from cachesim.model.build import build
+from cachesim.model.build import arithmetic_of, build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Token
@@ -175,8 +175,7 @@ def _draft_network(model: object, target: Network) -> Network:
     if isinstance(model, str):
         model = preset(model, vocabulary=target.spec.vocabulary, seed=target.spec.seed)
     if isinstance(model, ModelSpec):
-        words = all(shape.dtype.startswith("u") for shape in target.shapes)
-        network: Network = build(model, "ring" if words else "float")
+        network: Network = build(model, arithmetic_of(target))
     else:
         network = model  # type: ignore[assignment]
     if network.spec.vocabulary != target.spec.vocabulary:

@@ -1,0 +1,85 @@
+"""`counts`: no network at all, for workloads whose answers nobody needs to check.
+
+The memory is the real one: the same cells, rows, ubatches and bytes. Only nothing is computed:
+keys, values and states have no numbers in them, so that the engine takes the same decisions and a
+reply carries no logits that mean anything. Replies should be forced; a token that is sampled all
+the same is a placeholder that depends on its own token and position alone.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cachesim.model.arithmetic import LayerShape, Network, Output
+from cachesim.model.network import check
+from cachesim.model.ring import RingNetwork
+from cachesim.model.ring_words import mix
+from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Store, Ubatch
+from cachesim.units import Array, Integers, Token
+
+
+class CountsNetwork:
+    """The layers of a spec with nothing in them."""
+
+    def __init__(self, spec: ModelSpec, *, mtp: bool = False) -> None:
+        self._spec = spec
+        self._mtp = mtp
+        self._shapes = tuple(_emptied(shape) for shape in RingNetwork(spec, mtp=mtp).shapes)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it was built from."""
+        return self._spec
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The layers that keep something, with no room for numbers."""
+        return self._shapes
+
+    def run(self, ubatch: Ubatch, store: Store) -> Output:
+        """Put the ubatch's tokens into the store; there is nothing else to do."""
+        check(ubatch, self._spec)
+        count = len(ubatch.tokens)
+        rows = np.zeros((count, 0), np.uint64)
+        planes = min(count // ubatch.sets, store.planes)
+        for shape in self._shapes:
+            if shape.place == "recurrent":
+                store.states(shape.layer)
+                store.keep_states(shape.layer, np.zeros((ubatch.sets, planes, 0), np.uint64))
+            else:
+                store.attend(shape.layer, rows, rows)
+        words = mix(ubatch.tokens.astype(np.uint64) << np.uint64(32) | _unsigned(ubatch.positions))
+        wanted = words if ubatch.outputs is None else words[ubatch.outputs]
+        hidden = np.zeros((count, 1), np.uint64) if self._spec.mtp_depth else None
+        return Output(logits=wanted[:, None], hidden=hidden)
+
+    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:  # noqa: ARG002
+        """There is nothing to turn."""
+        return keys
+
+    def sample(self, logits: Array) -> Token:
+        """A placeholder, among the tokens that greedy decoding may yield."""
+        first = self._spec.first_plain
+        return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
+
+    def difference(self, one: Array, other: Array) -> float:  # noqa: ARG002
+        """Nothing was computed, so nothing differs."""
+        return 0.0
+
+    def companion(self) -> Network | None:
+        """The MTP head, as empty as the rest."""
+        if self._mtp or not self._spec.mtp_depth:
+            return None
+        return CountsNetwork(self._spec, mtp=True)
+
+
+def _emptied(shape: LayerShape) -> LayerShape:
+    """The same layer with no room for numbers."""
+    if shape.place == "recurrent":
+        return replace(shape, row=0, conv=0)
+    return replace(shape, key=(0,), value=(0,))
+
+
+def _unsigned(positions: Integers) -> Array:
+    return positions.astype(np.uint64) & np.uint64(0xFFFFFFFF)
