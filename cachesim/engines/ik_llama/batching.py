@@ -69,7 +69,8 @@ class Batching:
         self._discard(slot, keep, drop, end=slot.n_past)
         slot.n_past -= drop
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, slot.n_discarded_prompt + drop
-        slot.truncated = slot.shifted = True
+        slot.truncated = True
+        slot.shifted = self._drops_tokens(slot)
         self._server.record(
             events.ContextShifted(
                 slot=slot.id,
@@ -154,7 +155,11 @@ class Batching:
         slot.ledger.apply("prompt-truncated", min(slot.ledger.usable, keep), dropped=dropped)
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
-        """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`)."""
+        """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`).
+
+        Where the token list keeps what the memory lost, `n_past` is the list's length again after
+        the next token, so the shift fires on every one of them (an oddity until #2459).
+        """
         seq, server = SeqId(slot.id), self._server
         server.primary.cells.seq_rm(seq, keep, keep + count)
         if keep + count < end:
@@ -163,7 +168,13 @@ class Batching:
             server.companion.seq_rm(keep, keep + count)
             if keep + count < end:
                 server.companion.seq_add(keep + count, end, -count)
-        slot.cache_tokens = list(discard(slot.cache_tokens, keep, count))
+        if self._drops_tokens(slot):
+            slot.cache_tokens = list(discard(slot.cache_tokens, keep, count))
+
+    def _drops_tokens(self, slot: Slot) -> bool:
+        """Whether a shift shortens the slot's token list too."""
+        assert slot.request is not None  # noqa: S101
+        return slot.request.cache_prompt or self._server.rules.shift_always_drops_tokens
 
     def _begin_generating(self, slot: Slot) -> None:
         slot.state, slot.command = State.PROCESSING, Command.NONE

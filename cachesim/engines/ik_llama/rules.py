@@ -27,6 +27,9 @@ class Rules:
     tolerant_only: bool = False  # #2105: no exact match beside the tolerant one
     minus_one_first: bool = False  # #2105: the last-token rule runs before checkpoints are applied
 
+    # context shift
+    shift_always_drops_tokens: bool = False  # #2459: without cache_prompt too
+
     # checkpoints
     rewind: Rewind = "pos_min below"  # #1888, and the later release: which checkpoint may be used
     skips_recurrent: bool = False  # #1689: recurrent and hybrid models apply no checkpoint at all
@@ -117,6 +120,11 @@ PATCHES: Final[dict[str, Patch]] = {
         upstream="ikawrakow/ik_llama.cpp#2105",
         fields={"ram_floor": True, "tolerant_only": True, "minus_one_first": True},
         releases=("d2da6da05",),
+    ),
+    "2459": Patch(
+        about="a context shift shortens the token list of requests without cache_prompt too",
+        upstream="ikawrakow/ik_llama.cpp#2459",
+        fields={"shift_always_drops_tokens": True},
     ),
 }
 

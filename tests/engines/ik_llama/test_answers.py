@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines import Reply
+from cachesim.engines import Reply, Request
+from cachesim.engines.ik_llama.events import ContextShifted
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
@@ -138,3 +139,34 @@ def test_whatever_happens_to_the_companion_a_hybrid_answers_cold(
 
 def test_the_networks_hold_every_token_of_these_stories() -> None:
     assert BIG == build(preset("dense", vocabulary=BIG), "ring").spec.vocabulary
+
+
+@pytest.mark.parametrize(
+    ("profile", "cache_prompt", "shifts"),
+    [
+        (SEED_ERA, True, 1),
+        (SEED_ERA, False, 32),
+        (LATER, False, 32),
+        (LATER + "+2459", False, 1),
+    ],
+)
+def test_without_cache_prompt_the_shift_fires_on_every_token(
+    profile: str, cache_prompt: bool, shifts: int
+) -> None:
+    server = Played("dense", profile, ctx_size=128)
+    ticket = server.server.submit(Request(prompt=A[:100], predict=60, cache_prompt=cache_prompt))
+    server.server.run()
+
+    reply = server.server.reply(ticket)
+    assert reply is not None
+    assert len(reply.generated) == 60
+    assert shifts == sum(isinstance(each, ContextShifted) for each in server.server.events)
+
+
+def test_tokens_that_a_shift_left_in_the_list_are_reused_although_they_are_gone() -> None:
+    server = Played("dense", LATER, ctx_size=128)
+    server.server.submit(Request(prompt=A[:100], predict=60, cache_prompt=False))
+    answer = server.full(A[:100], SHORT)
+
+    assert answer.cached == 99
+    assert not is_cold(server, answer)
