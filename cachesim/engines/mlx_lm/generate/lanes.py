@@ -32,13 +32,30 @@ def _common_lane(seen: Seen, rows: Integers, low: Integers, high: Integers) -> L
     """
     used = np.flatnonzero(seen.visible.any(axis=0))
     places = seen.positions[used]
-    if not len(places) or places.min() == NOWHERE or len(np.unique(places)) != len(places):
+    if not len(places) or places.min() == NOWHERE or not _differ(places):
         return None
     between = (places >= low[:, None]) & (places <= high[:, None])
     if not np.array_equal(between, seen.visible[:, used]):
         return None
     keys, values, positions = _in_blocks(seen, used)
     return Lane(rows=rows, keys=keys, values=values, positions=positions, low=low, high=high)
+
+
+def _differ(places: Integers) -> bool:
+    """Whether no position comes twice; nearly always they rise, and no search is needed."""
+    return _rise(places) or len(np.unique(places)) == len(places)
+
+
+def _rise(numbers: Integers) -> bool:
+    return bool((numbers[1:] > numbers[:-1]).all())
+
+
+def _as_slice(numbers: Integers) -> Integers | slice:
+    """Consecutive numbers as a slice: whole blocks are copied instead of row after row."""
+    first, count = int(numbers[0]), len(numbers)
+    if int(numbers[-1]) - first == count - 1 and _rise(numbers):
+        return slice(first, first + count)
+    return numbers
 
 
 def _lane_of_one(seen: Seen, column: int, row: int, position: int) -> Lane:
@@ -81,9 +98,10 @@ def _in_blocks(seen: Seen, used: Integers) -> tuple[Array, Array, Integers]:
     keys = np.zeros((size, *seen.keys.shape[1:]), seen.keys.dtype)
     values = np.zeros((size, *seen.values.shape[1:]), seen.values.dtype)
     positions = np.full(size, ABSENT)
-    keys[places - base] = seen.keys[used]
-    values[places - base] = seen.values[used]
-    positions[places - base] = places
+    to, of = _as_slice(places - base), _as_slice(used)
+    keys[to] = seen.keys[of]
+    values[to] = seen.values[of]
+    positions[to] = places
     return keys, values, positions
 
 
