@@ -60,6 +60,12 @@ KINDS: Final = (
         operations="ops",
     ),
     Kind(
+        name="vLLM scheduler",
+        fits=lambda line: "version" in line and "groups" in line.get("config", {}),
+        module="cachesim.real.vectors.vllm_scheduler",
+        operations="steps",
+    ),
+    Kind(
         name="mlx-lm server",
         fits=lambda line: "version" in line and "steps" in line,
         module="cachesim.real.vectors.mlx_server",

@@ -1,0 +1,241 @@
+"""The pool that all groups draw their blocks from.
+
+A block is its number. Block 0 is the null block: a placeholder in block tables, never taken, never
+freed. Free blocks stand in a queue; whoever takes one from its head takes away its id, and that is
+the only eviction there is.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from cachesim.engines.vllm.rules import PoolRules
+
+NULL: Final = 0
+
+
+class BlockPool:
+    """References, ids and the free queue. Follows `BlockPool` and `FreeKVCacheBlockQueue`.
+
+    A key is the id of a prefix and a group in one number: `id * groups + group`.
+    """
+
+    __slots__ = (
+        "cached",
+        "enable_caching",
+        "free",
+        "groups",
+        "hash_block",
+        "key",
+        "key_tokens",
+        "more_keys",
+        "on_evict",
+        "ref",
+        "rules",
+        "size",
+    )
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        groups: int,
+        hash_block: int,
+        rules: PoolRules,
+        enable_caching: bool = True,
+    ) -> None:
+        self.size = size
+        self.groups = groups
+        self.hash_block = hash_block
+        self.rules = rules
+        self.enable_caching = enable_caching
+        self.ref = [0] * size
+        self.key: list[int | None] = [None] * size
+        self.key_tokens = [0] * size
+        self.more_keys: dict[int, list[int]] = {}
+        self.cached: dict[int, int | dict[int, None]] = {}
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, size))
+        self.on_evict: Callable[[int, int], None] | None = None
+
+    # -- the map --------------------------------------------------------------------------------
+
+    def block_of(self, key: int) -> int | None:
+        """One block that is cached under a key, the first if there are several."""
+        found = self.cached.get(key)
+        if found is None or type(found) is int:
+            return found
+        return next(iter(found))  # type: ignore[arg-type]
+
+    def get_cached_block(self, number: int, group_ids: Sequence[int]) -> list[int] | None:
+        """The blocks of a prefix, one per group, or None where a group misses it."""
+        blocks = []
+        for group in group_ids:
+            block = self.block_of(number * self.groups + group)
+            if block is None:
+                return None
+            blocks.append(block)
+        return blocks
+
+    def holds(self, key: int, block: int) -> bool:
+        """Whether a block is cached under a key."""
+        found = self.cached.get(key)
+        return found == block if type(found) is int else found is not None and block in found  # type: ignore[operator]
+
+    def insert(self, key: int, block: int, num_tokens: int) -> None:
+        """Cache a block under a key; a block that has one keeps it and gains another."""
+        if self.key[block] == key or self.holds(key, block):
+            return
+        if self.key[block] is None:
+            self.key[block] = key
+            self.key_tokens[block] = num_tokens
+        else:
+            self.more_keys.setdefault(block, []).append(key)
+        found = self.cached.get(key)
+        if found is None:
+            self.cached[key] = block
+        elif type(found) is int:
+            self.cached[key] = {found: None, block: None}
+        else:
+            found[block] = None  # type: ignore[index]
+
+    def _forget(self, key: int, block: int) -> None:
+        found = self.cached.get(key)
+        if type(found) is int:
+            if found == block:
+                del self.cached[key]
+        elif found is not None:
+            found.pop(block, None)  # type: ignore[union-attr]
+            if not found:
+                del self.cached[key]
+
+    def remove_keys(self, block: int) -> list[int]:
+        """Take all ids away from a block."""
+        key = self.key[block]
+        keys = [] if key is None else [key]
+        if self.more_keys:
+            keys += self.more_keys.pop(block, ())
+        for each in keys:
+            self._forget(each, block)
+        self.key[block] = None
+        return keys
+
+    def move_keys(self, source: int, target: int) -> None:
+        """The cache keeps a private copy of a block that its owner goes on writing to."""
+        tokens = self.key_tokens[source]
+        for key in self.remove_keys(source):
+            self.insert(key, target, tokens)
+
+    def cache_full_blocks(
+        self,
+        hashes: Sequence[int],
+        blocks: Sequence[int],
+        span: range,
+        *,
+        block_size: int,
+        group: int,
+        mask: Sequence[bool] | None,
+    ) -> list[int]:
+        """Give a span of a table's blocks their ids, null and masked ones left out.
+
+        `hashes` are those of the group's own block size. Returns the blocks that got one.
+        """
+        groups, keys, cached = self.groups, self.key, self.cached
+        done = []
+        start = span.start
+        for i in span:
+            block = blocks[i]
+            if block == NULL or (mask is not None and not mask[i - start]):
+                continue
+            key = hashes[i] * groups + group
+            if keys[block] is None and key not in cached:  # the usual case, spelled out
+                keys[block] = key
+                self.key_tokens[block] = (i + 1) * block_size
+                cached[key] = block
+            else:
+                if keys[block] is not None:
+                    self.remove_keys(block)  # a partial block became a full one
+                self.insert(key, block, (i + 1) * block_size)
+            done.append(block)
+        return done
+
+    def cache_partial_block(
+        self, hashes: Sequence[int], block: int, tokens: int, group: int
+    ) -> bool:
+        """Register a block that is filled up to a hash boundary; True unless it is null."""
+        if block == NULL:
+            return False
+        key = hashes[tokens // self.hash_block - 1] * self.groups + group
+        already = self.key[block] == key or self.holds(key, block)
+        if not already and self.key[block] is not None and self.key_tokens[block] < tokens:
+            self.remove_keys(block)
+        self.insert(key, block, tokens)
+        return True
+
+    # -- taking and giving back ------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        """How many blocks are free, cached ones among them."""
+        return len(self.free)
+
+    def get_new_blocks(self, count: int) -> list[int]:
+        """Take blocks from the head of the queue; those that are cached lose their id now."""
+        free, key, ref = self.free, self.key, self.ref
+        taken = []
+        for _ in range(count):
+            block, _nothing = free.popitem(last=False)
+            if key[block] is not None:
+                self.evict(block)
+            ref[block] = 1
+            taken.append(block)
+        return taken
+
+    def evict(self, block: int) -> None:
+        """Take away a block's ids, and say so."""
+        key = self.key[block]
+        if key is not None:
+            self.remove_keys(block)
+            if self.on_evict is not None:
+                self.on_evict(block, key)
+
+    def touch(self, blocks: Iterable[int]) -> None:
+        """One more table holds these blocks; a free one leaves the queue."""
+        ref, free = self.ref, self.free
+        for block in blocks:
+            if block != NULL:
+                if ref[block] == 0:
+                    del free[block]
+                ref[block] += 1
+
+    def free_blocks(self, ordered: Iterable[int]) -> None:
+        """One table less holds these blocks; the first will be evicted first."""
+        ref, free, key = self.ref, self.free, self.key
+        if not self.rules.unhashed_first:
+            for block in ordered:
+                if block != NULL:
+                    ref[block] -= 1
+                    if ref[block] == 0:
+                        free[block] = None
+            return
+        first = []
+        for block in ordered:
+            if block == NULL:
+                continue
+            ref[block] -= 1
+            if ref[block] == 0:
+                if key[block] is None or not self.enable_caching:
+                    first.append(block)
+                else:
+                    free[block] = None
+        for block in reversed(first):
+            free[block] = None
+            free.move_to_end(block, last=False)
+
+    def reset(self) -> bool:
+        """Forget all ids; refused while any block is in use."""
+        if len(self.free) != self.size - 1:
+            return False
+        self.cached.clear()
+        self.more_keys.clear()
+        self.key = [None] * self.size
+        return True

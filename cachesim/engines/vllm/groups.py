@@ -1,0 +1,69 @@
+"""What a group of layers is, and the sizes that follow from all groups together."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+GroupKind: TypeAlias = Literal["full", "window", "chunked", "mamba"]
+StateMode: TypeAlias = Literal["align", "all", "none"]
+
+FINE: frozenset[GroupKind] = frozenset({"full", "mamba"})
+"""Groups that can be looked up at hash boundaries inside a block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """Layers that share one block table."""
+
+    kind: GroupKind
+    block: int
+    window: int = 0  # tokens that a token sees, itself included
+    chunk: int = 0  # attention_chunk_size
+    mode: StateMode = "align"
+    speculative_blocks: int = 0
+    eagle: bool = False  # carries the drafter's mark
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What makes two groups' specs equal; the drafter's mark does not."""
+        return (
+            self.kind,
+            self.block,
+            self.window,
+            self.chunk,
+            self.mode,
+            self.speculative_blocks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Block arithmetic of all groups."""
+
+    scheduler_block: int
+    hash_block: int
+
+    @classmethod
+    def of(cls, groups: Sequence[GroupSpec], unit: int | None = None) -> "Sizes":
+        """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the lcm of the blocks,
+        ids are counted in `prefix_match_unit`, else in their gcd.
+        """
+        blocks = [group.block for group in groups]
+        return cls(scheduler_block=math.lcm(*blocks), hash_block=unit or math.gcd(*blocks))
+
+
+def cdiv(number: int, by: int) -> int:
+    """Divide, rounding up."""
+    return -(-number // by)
+
+
+def checkpoint_position(num_tokens: int, unit: int, *, drop_eagle_block: bool) -> int:
+    """Where a prefill of so many tokens leaves a state that can be hit again.
+
+    Follows `get_mamba_prefill_checkpoint_position`: the last token is left to compute; a drafter
+    resumes one unit lower.
+    """
+    limit = num_tokens if drop_eagle_block else num_tokens - 1
+    position = limit // unit * unit - (unit if drop_eagle_block else 0)
+    return max(position, 0)

@@ -1,0 +1,152 @@
+"""The front of the cache: look up, allocate, cache, free. Follows `kv_cache_manager.py`."""
+
+from collections.abc import Sequence
+
+from cachesim.engines.vllm.block_pool import BlockPool
+from cachesim.engines.vllm.coordinator import Coordinator, Hit
+from cachesim.engines.vllm.groups import GroupSpec, Sizes
+from cachesim.engines.vllm.managers import Need
+from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.rules import Rules
+
+
+class KVCacheManager:
+    """Block tables of all requests over one pool."""
+
+    def __init__(
+        self,
+        groups: Sequence[GroupSpec],
+        rules: Rules,
+        *,
+        num_blocks: int,
+        unit: int | None = None,
+        retention: int | None = None,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        most_in_flight: int = 1 << 30,
+        max_model_len: int = 1 << 30,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.rules = rules
+        self.sizes = Sizes.of(groups, unit)
+        self.enable_caching = enable_caching
+        self.max_model_len = max_model_len
+        self.pool = BlockPool(
+            num_blocks,
+            groups=len(groups),
+            hash_block=self.sizes.hash_block,
+            rules=rules.pool,
+            enable_caching=enable_caching,
+        )
+        self.coordinator = Coordinator(
+            groups,
+            self.pool,
+            self.sizes,
+            rules,
+            use_eagle=use_eagle,
+            enable_caching=enable_caching,
+            retention=retention,
+            most_in_flight=most_in_flight,
+            max_model_len=max_model_len,
+        )
+        self.managers = self.coordinator.managers
+        self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
+
+    def get_computed_blocks(self, request: Request) -> Hit:
+        """The cached prefix of a request; at least one token is left to compute."""
+        if not (self.enable_caching and request.reads_cache):
+            return Hit(self.nothing, 0)
+        return self.coordinator.find_longest_cache_hit(request.hashes, request.num_tokens - 1)
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new: int,
+        *,
+        num_local_hit: int = 0,
+        hit: Sequence[Sequence[int]] | None = None,
+        num_lookahead: int = 0,
+        num_external: int = 0,
+        full_sequence_must_fit: bool = False,
+    ) -> bool:
+        """Blocks for a chunk, hit blocks first; False where there are too few.
+
+        | computed | hit | from a store |  new  | look-ahead |
+                                        | to be computed     |
+                   | to be held         | to be taken        |
+        """
+        found = self.nothing if hit is None else hit
+        num_local = request.num_computed + num_local_hit
+        total = min(num_local + num_external, self.max_model_len)
+        if full_sequence_must_fit:
+            whole = min(request.num_tokens, self.max_model_len)
+            need = Need(whole, whole, total, num_local, admission=True)
+            if self._needed(request, found, need) > self.pool.num_free:
+                return False
+        num_main = total + num_new
+        num_slots = min(num_main + num_lookahead, self.max_model_len)
+        for manager in self.managers:
+            manager.remove_skipped_blocks(request, total)
+        need = Need(num_slots, num_main, num_local + num_external, num_local)
+        if self._needed(request, found, need) > self.pool.num_free:
+            return False
+        if (hit is not None and any(hit)) or num_external > 0:
+            self._hold(request, found, num_local, num_external)
+        for manager in self.managers:
+            manager.allocate_new_blocks(request, num_slots, num_main)
+        if self.enable_caching:
+            self.cache_blocks(request, min(num_main, request.num_tokens))
+        return True
+
+    def _needed(self, request: Request, hit: Sequence[Sequence[int]], need: Need) -> int:
+        count = 0
+        for manager in self.managers:
+            count += manager.num_blocks_to_allocate(request, hit[manager.group], need)
+        return count
+
+    def _hold(
+        self, request: Request, hit: Sequence[Sequence[int]], num_local: int, num_external: int
+    ) -> None:
+        """Every group holds its hit before any takes new blocks (#33775)."""
+        if any(request.id in manager.num_cached for manager in self.managers):
+            return
+        if self.rules.scheduler.holds_before_taking:
+            for manager in self.managers:
+                manager.add_local_computed_blocks(
+                    request, hit[manager.group], num_local, num_external
+                )
+            if num_external > 0:
+                for manager in self.managers:
+                    manager.allocate_external_computed_blocks(request, num_local, num_external)
+            return
+        for manager in self.managers:
+            manager.add_local_computed_blocks(request, hit[manager.group], num_local, num_external)
+            if num_external > 0:
+                manager.allocate_external_computed_blocks(request, num_local, num_external)
+
+    def cache_blocks(self, request: Request, num_computed: int) -> None:
+        """Give full blocks their ids: published, whether or not they have been written."""
+        self.coordinator.cache_blocks(request, num_computed)
+
+    def free(self, request: Request) -> None:
+        """Give all of a request's blocks back."""
+        for manager in self.managers:
+            manager.free(request)
+
+    def take_copies(self) -> list[tuple[int, int, int]]:
+        """Copies to be made before the step runs: group, source, target. Both are held."""
+        copies = []
+        for manager in self.managers:
+            if manager.copies:
+                copies += [(manager.group, *each) for each in manager.copies]
+                manager.copies = []
+        return copies
+
+    def new_step_starts(self) -> None:
+        """A step begins."""
+        for manager in self.managers:
+            manager.new_step_starts()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all ids; refused while blocks are in use."""
+        return self.pool.reset()

@@ -1,0 +1,69 @@
+"""A request as the scheduler sees it. Follows `vllm/v1/request.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from cachesim.engines.vllm.hashing import Prefixes
+
+Status: TypeAlias = Literal["waiting", "running", "preempted", "finished", "aborted"]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Its tokens, their ids, and how far it is."""
+
+    id: int
+    prefixes: Prefixes
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int
+    root: int
+    hashes: list[int] = field(default_factory=list)
+    status: Status = "waiting"
+    num_computed: int = 0
+    spec_tokens: list[int] = field(default_factory=list)
+    shared_prefix_boundary: int = 0
+    preemptions: int = 0
+    is_prefill_chunk: bool = False
+    reads_cache: bool = True
+
+    @classmethod
+    def make(
+        cls,
+        number: int,
+        prefixes: Prefixes,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        extra: object = None,
+        reads_cache: bool = True,
+    ) -> "Request":
+        """A request with the ids of its prompt's blocks."""
+        request = cls(
+            id=number,
+            prefixes=prefixes,
+            tokens=list(prompt),
+            num_prompt=len(prompt),
+            max_tokens=max_tokens,
+            root=prefixes.root(extra),
+            reads_cache=reads_cache,
+        )
+        prefixes.extend(request.hashes, tuple(prompt), request.root)
+        return request
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt and what was generated."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """What was generated."""
+        return len(self.tokens) - self.num_prompt
+
+    def append(self, token: int) -> None:
+        """One more token was sampled; a block that it fills gets its id."""
+        self.tokens.append(token)
+        if len(self.tokens) % self.prefixes.unit == 0:
+            self.prefixes.extend(self.hashes, self.tokens, self.root)

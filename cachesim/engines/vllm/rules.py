@@ -1,0 +1,234 @@
+"""What vLLM's cache manager and scheduler do at one release, as data.
+
+One field per difference, named after what it does; its docstring names the change that made it
+where the change is known. The logic never asks for a release: it asks for a rule. The defaults are
+those of the newest release.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+EagleDrop: TypeAlias = Literal["each-round", "once"]
+EagleMargin: TypeAlias = Literal["none", "every-group", "not-recurrent"]
+MarginBound: TypeAlias = Literal["hit-limit", "hashes"]
+Boundaries: TypeAlias = Literal["prompt-end", "eagle-exact"]
+ChunkSplit: TypeAlias = Literal["plain", "uncached-prefix", "stops"]
+PromptStop: TypeAlias = Literal["floor", "below-the-end"]
+Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
+Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "checkpoint"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRules:
+    """The free queue and the map from ids to blocks."""
+
+    unhashed_first: bool = True
+    """0.24: freed blocks without an id go to the head of the queue; before, all to the tail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupRules:
+    """How far the groups' hits agree."""
+
+    eagle_drop: EagleDrop = "once"
+    """#33270, #32802 (0.24): the look-ahead block is dropped once for each candidate length;
+    before, in every round of the fixed point, until nothing was left."""
+
+    eagle_marks: bool = True
+    """0.24: only groups that carry the drafter's mark drop a block; before, all did."""
+
+    eagle_margin: EagleMargin = "not-recurrent"
+    """How much further a marked group looks before it drops: nothing until 0.24; then one block,
+    recurrent groups too, which drop nothing and so were granted a block more than attention
+    (#40860, #43559); since 0.28 recurrent groups look no further."""
+
+    margin_bound: MarginBound = "hashes"
+    """0.32: the look-ahead may reach to the last whole block; before, to the last token but one."""
+
+    partial_hits: bool = True
+    """0.26: a recurrent group with larger blocks than the hash unit is hit at any hash boundary
+    where its tail was registered, if every other group can be looked up that finely."""
+
+    window_end_before_drop: bool = False
+    """Until 0.24 a window's run had to end on the alignment before the look-ahead block was
+    dropped; since #39450 after it."""
+
+    truncates_all: bool = True
+    """0.30: every kind of full-attention groups is cut to the hit, not only the first."""
+
+    reports_junction: bool = True
+    """#37898 (0.24): a lookup says how far the longest single group went."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRules:
+    """Which blocks of windows and states keep an id."""
+
+    interval: bool = True
+    """0.24: `prefix_cache_retention_interval` (an environment variable until 0.28)."""
+
+    keeps_junction: bool = True
+    """#47782 (0.28): the mask keeps the junction too."""
+
+    keeps_below_junction: bool = True
+    """0.32: and, for the drafter's groups, one block below it."""
+
+    boundaries: Boundaries = "eagle-exact"
+    """0.30: with a drafter the positions kept are those at which a resend and an extension resume;
+    before, one position, the end of the prompt."""
+
+    floors_to_scheduler_block: bool = True
+    """0.24: blocks get their id up to the last position that every group can end at."""
+
+    on_hit_alignment: bool = True
+    """0.30: masks are laid on the grid of hits, which partial hits make finer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRules:
+    """Recurrent groups."""
+
+    same_step_guard: bool = True
+    """#29387: a hit on a state registered in this step waits for the next one."""
+
+    frees_behind_speculation: bool = False
+    """Until 0.24 states are freed as if the speculative blocks had not been computed."""
+
+    tail: Tail = "checkpoint"
+    """The prompt's tail that is registered at a hash boundary: none until 0.26; the last one in
+    the prompt; since 0.30 one unit below it with a drafter; since 0.32 below the last token."""
+
+    attention_tail_below_end: bool = True
+    """0.32: attention too registers a tail that leaves the last token to compute."""
+
+    exact_need: bool = True
+    """0.32: a state's admission counts no more blocks than are missing; before, always one."""
+
+    keeps_empty_first_chunk: bool = True
+    """0.28: a request whose first chunk needs no new block counts as allocated all the same."""
+
+    retires_all: bool = True
+    """0.30: all states before the skipped range's end are freed, whatever null lies between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerRules:
+    """The loop of one step."""
+
+    chunk_split: ChunkSplit = "stops"
+    """How prefill of a recurrent model is cut: at the last boundary; since #37898 (0.24) also at
+    the uncached common prefix; since 0.28 at a list of stops."""
+
+    prompt_stop: PromptStop = "below-the-end"
+    """0.32: a prompt that is a whole number of blocks stops one block lower."""
+
+    lookahead_for_new: bool = True
+    """0.24: a new request reserves the drafter's look-ahead slots too."""
+
+    padding: Padding = "resumed"
+    """0.28: a request that has one token to compute is padded with draft slots beside running
+    ones; since 0.30 also one that resumes."""
+
+    caches_after_drafts: bool = True
+    """0.32: with drafts, blocks get their ids again when the outputs arrive."""
+
+    returns_cut_tokens: bool = True
+    """0.32: tokens past the stop of a verified draft are given back."""
+
+    holds_before_taking: bool = True
+    """#44409 (0.24): every group holds its hit before any group takes new blocks."""
+
+    cap_counts_drafts: bool = True
+    """0.28: that cap counts the drafts in flight."""
+
+    window_admission_cap: bool = True
+    """#39734 (0.24): a window group reserves no more than window and one step need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """One release."""
+
+    pool: PoolRules = PoolRules()
+    lookup: LookupRules = LookupRules()
+    retention: RetentionRules = RetentionRules()
+    state: StateRules = StateRules()
+    scheduler: SchedulerRules = SchedulerRules()
+    default_retention: int | None = 0
+    """Unset, every block, until 0.29; 0, only the last positions, since 0.30."""
+    modes: tuple[str, ...] = ("align", "none")
+    """0.32 removed `all`."""
+
+
+RULES_0330 = Rules()
+
+RULES_0300 = replace(
+    RULES_0330,
+    lookup=replace(RULES_0330.lookup, margin_bound="hit-limit"),
+    retention=replace(RULES_0330.retention, keeps_below_junction=False),
+    state=replace(
+        RULES_0330.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
+    ),
+    scheduler=replace(
+        RULES_0330.scheduler,
+        prompt_stop="floor",
+        caches_after_drafts=False,
+        returns_cut_tokens=False,
+    ),
+    modes=("align", "all", "none"),
+)
+
+RULES_0280 = replace(
+    RULES_0300,
+    lookup=replace(RULES_0300.lookup, truncates_all=False),
+    retention=replace(RULES_0300.retention, boundaries="prompt-end", on_hit_alignment=False),
+    state=replace(RULES_0300.state, tail="prompt", retires_all=False),
+    scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
+    default_retention=None,
+)
+
+RULES_0240 = replace(
+    RULES_0280,
+    lookup=replace(RULES_0280.lookup, eagle_margin="every-group", partial_hits=False),
+    retention=replace(RULES_0280.retention, keeps_junction=False),
+    state=replace(
+        RULES_0280.state, tail="none", frees_behind_speculation=True, keeps_empty_first_chunk=False
+    ),
+    scheduler=replace(
+        RULES_0280.scheduler,
+        chunk_split="uncached-prefix",
+        padding="never",
+        cap_counts_drafts=False,
+    ),
+)
+
+RULES_0191 = replace(
+    RULES_0240,
+    pool=PoolRules(unhashed_first=False),
+    lookup=replace(
+        RULES_0240.lookup,
+        eagle_drop="each-round",
+        eagle_marks=False,
+        eagle_margin="none",
+        window_end_before_drop=True,
+        reports_junction=False,
+    ),
+    retention=replace(RULES_0240.retention, interval=False, floors_to_scheduler_block=False),
+    scheduler=replace(
+        RULES_0240.scheduler,
+        chunk_split="plain",
+        lookahead_for_new=False,
+        holds_before_taking=False,
+        window_admission_cap=False,
+    ),
+)
+
+RELEASES: Final[Mapping[str, Rules]] = {
+    "0.19.1": RULES_0191,
+    "0.24.0": RULES_0240,
+    "0.28.0": RULES_0280,
+    "0.30.0": RULES_0300,
+    "0.33.0": RULES_0330,
+}
+"""Oldest first."""

@@ -1,0 +1,128 @@
+"""Groups that see only what is near: sliding windows, and chunks that look at nothing before them.
+
+Follows `SlidingWindowManager` and `ChunkedLocalAttentionManager`.
+"""
+
+from collections.abc import Sequence
+
+from cachesim.engines.vllm.block_pool import NULL
+from cachesim.engines.vllm.groups import cdiv
+from cachesim.engines.vllm.managers import Found, Manager, Mask
+
+
+def pop_to_alignment(found: list[list[int]], block_size: int, alignment: int) -> None:
+    """Drop blocks from the end until the hit ends on the alignment."""
+    while block_size != alignment and len(found[0]) * block_size % alignment:
+        for blocks in found:
+            blocks.pop()
+
+
+class SlidingWindow(Manager):
+    """A hit needs the blocks that the window before its end covers."""
+
+    def needed(self, *, use_eagle: bool) -> int:
+        """Blocks in a row that make a hit: ceil((window - 1) / block), one more for a drafter."""
+        return cdiv(self.spec.window - 1, self.block_size) + use_eagle
+
+    def num_skipped(self, num_computed: int) -> int:
+        """Tokens wholly before the window."""
+        return max(0, num_computed - self.spec.window + 1)
+
+    def find(
+        self,
+        hashes: Sequence[int],
+        max_length: int,
+        group_ids: Sequence[int],
+        *,
+        drop_eagle_block: bool,
+        alignment: int,
+    ) -> Found:
+        """From right to left, the first run that is long enough.
+
+        blocks    x  x  .  x  x  x  .     x cached
+        window 2        null  null  3 4 5 -> the run 4 5 ends the hit
+        """
+        size, own = self.block_size, self.own(hashes)
+        needed = self.needed(use_eagle=drop_eagle_block)
+        most = max_length // size
+        found: list[list[int]] = [[NULL] * most for _ in group_ids]
+        run, matched = 0, False
+        for i in range(most - 1, -1, -1):
+            cached = self.pool.get_cached_block(own[i], group_ids)
+            if cached is None:
+                run = 0
+                continue
+            early = drop_eagle_block and not self.rules.lookup.window_end_before_drop
+            end = i if early else i + 1
+            if run == 0 and end * size % alignment:
+                continue
+            for each, block in zip(found, cached, strict=True):
+                each[i] = block
+            run += 1
+            if run >= needed:
+                for each in found:
+                    del each[i + run :]
+                matched = True
+                break
+        if not matched:  # a run that starts with the first block is a whole prefix
+            for each in found:
+                del each[run:]
+            pop_to_alignment(found, size, alignment)
+        if drop_eagle_block and found[0]:
+            for each in found:
+                each.pop()
+            pop_to_alignment(found, size, alignment)
+        return found, len(found[0]) * size
+
+    def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
+        """Only the last blocks before a position that can be hit keep an id."""
+        size, alignment = self.block_size, self.alignment
+        if alignment % size:
+            return None
+        needed = self.needed(use_eagle=self.use_eagle)
+        shift = int(self.use_eagle)
+        mask = [False] * (end - start)
+        segment = alignment if retention is None else retention
+        if segment:
+            per_segment = segment // size
+            if needed >= per_segment:
+                return None
+            for i in range(start, end):
+                if i >= shift and (i - shift) % per_segment >= per_segment - needed:
+                    mask[i - start] = True
+        if retention is not None:
+            for boundary in boundaries:
+                stop = boundary // alignment * alignment // size + shift
+                for i in range(max(start, stop - needed), min(end, stop)):
+                    mask[i - start] = True
+        return mask
+
+
+class ChunkedLocalAttention(Manager):
+    """A token sees its own chunk: blocks before the chunk count as present."""
+
+    def num_skipped(self, num_computed: int) -> int:
+        """Tokens of earlier chunks."""
+        return num_computed // self.spec.chunk * self.spec.chunk
+
+    def find(
+        self,
+        hashes: Sequence[int],
+        max_length: int,
+        group_ids: Sequence[int],
+        *,
+        drop_eagle_block: bool,
+        alignment: int,
+    ) -> Found:
+        """Null blocks up to the chunk that `max_length` lies in, then a run."""
+        del drop_eagle_block, alignment
+        size, own = self.block_size, self.own(hashes)
+        first = self.num_skipped(max_length) // size
+        found: list[list[int]] = [[NULL] * first for _ in group_ids]
+        for i in range(first, max_length // size):
+            cached = self.pool.get_cached_block(own[i], group_ids)
+            if cached is None:
+                break
+            for each, block in zip(found, cached, strict=True):
+                each.append(block)
+        return found, len(found[0]) * size

@@ -1,0 +1,218 @@
+"""One sequence of requests on the simulated scheduler, told as the real one's vectors are.
+
+The steps are those that drive the real scheduler: requests of a group are added in order, then it
+runs until all are done; tokens are forced, and drafts are the true continuation.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cachesim.engines.vllm.coordinator import Hit
+from cachesim.engines.vllm.groups import GroupSpec
+from cachesim.engines.vllm.hashing import Prefixes
+from cachesim.engines.vllm.manager import KVCacheManager
+from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.rules import Rules
+from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler
+
+WRONG_DRAFT: Final = 9_999_999
+"""Proposed where the true continuation ends."""
+
+MOST_STEPS: Final = 20_000
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """Tokens as text: `5-9` for a run."""
+    out, i = [], 0
+    while i < len(tokens):
+        j = i
+        while j + 1 < len(tokens) and tokens[j + 1] == tokens[j] + 1:
+            j += 1
+        out.append(str(tokens[i]) if j == i else f"{tokens[i]}-{tokens[j]}")
+        i = j + 1
+    return " ".join(out)
+
+
+def unspell(text: str) -> list[int]:
+    """Read what `spell` wrote."""
+    out: list[int] = []
+    for piece in text.split():
+        first, dash, last = piece.partition("-")
+        out.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+    return out
+
+
+def group_of(given: Mapping[str, Any]) -> GroupSpec:
+    """One of the groups of a configuration."""
+    return GroupSpec(
+        kind=given["kind"],
+        block=given["block"],
+        window=given.get("window", 0),
+        chunk=given.get("chunk", 0),
+        mode=given.get("mode", "align"),
+        speculative_blocks=given.get("speculative_blocks", 0),
+        eagle=bool(given.get("eagle")),
+    )
+
+
+class Player:
+    """A fresh scheduler, and what it does with one group of requests after another."""
+
+    def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
+        self.drafts: int = config.get("drafts", 0)
+        eagle = bool(config.get("eagle"))
+        budget = config.get("budget", 8192)
+        extra = self.drafts if rules.scheduler.cap_counts_drafts else 0
+        max_model_len = config.get("max_len", 1 << 16)
+        self.manager = KVCacheManager(
+            [group_of(each) for each in config["groups"]],
+            rules,
+            num_blocks=config["blocks"],
+            unit=config.get("hash_block"),
+            retention=config.get("retention") if rules.retention.interval else None,
+            enable_caching=config.get("caching", True),
+            use_eagle=eagle,
+            most_in_flight=budget + extra,
+            max_model_len=max_model_len,
+        )
+        self.scheduler = Scheduler(
+            self.manager,
+            Limits(
+                budget=budget,
+                max_seqs=config.get("max_seqs", 16),
+                max_model_len=max_model_len,
+                reserve_full=config.get("reserve_full", True),
+                drafts=self.drafts,
+                lookahead=self.drafts if eagle else 0,
+                use_eagle=eagle,
+            ),
+        )
+        self.junctions = rules.retention.keeps_junction
+        self.prefixes = Prefixes(self.manager.sizes.hash_block)
+        self.scheduler.on_lookup = self._looked_up
+        self.manager.pool.on_evict = self._evicted
+        self.labels: dict[int, tuple[int, int]] = {}
+        self.count = 0
+        self.evicted: list[list[int]] = []
+        self.told: dict[int, dict[str, Any]] = {}
+
+    def _looked_up(self, request: Request, hit: Hit) -> None:
+        entry = [hit.length]
+        if self.junctions:
+            entry.append(hit.length + hit.uncached if hit.uncached else 0)
+        self.told[request.id]["lookups"].append(entry)
+
+    def _evicted(self, block: int, key: int) -> None:
+        self.evicted.append([block, *self._label(key)])
+
+    def _label(self, key: int) -> list[int]:
+        number, group = divmod(key, len(self.manager.groups))
+        return [group, *self.labels.get(number, (-1, -1))]
+
+    def _learn(self, request: Request) -> None:
+        unit, labels = self.prefixes.unit, self.labels
+        for index in range(len(request.hashes) - 1, -1, -1):
+            number = request.hashes[index]
+            if number in labels:
+                break
+            labels[number] = (request.id, (index + 1) * unit)
+
+    def _add(self, wanted: Mapping[str, Any]) -> Request:
+        request = Request.make(
+            self.count,
+            self.prefixes,
+            unspell(wanted["prompt"]),
+            max_tokens=max(1, wanted["generate"]),
+            extra=wanted.get("salt"),
+        )
+        self.count += 1
+        self._learn(request)
+        self.scheduler.add_request(request)
+        return request
+
+    def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Requests that arrive together; until all are done."""
+        self.evicted = []
+        requests = [self._add(wanted) for wanted in group]
+        wanted_of = {each.id: wanted for each, wanted in zip(requests, group, strict=True)}
+        replies = {number: unspell(each.get("reply", "")) for number, each in wanted_of.items()}
+        self.told = {each.id: {"lookups": [], "chunks": []} for each in requests}
+        turns = dict.fromkeys(wanted_of, 0)
+        steps = stuck = 0
+        while self.scheduler.busy:
+            step = self.scheduler.schedule()
+            steps += 1
+            stuck = 0 if step.chunks else stuck + 1
+            if stuck > 3 or steps > MOST_STEPS:
+                return {"error": "stuck" if stuck > 3 else "too many steps"}
+            sampled, proposals = [], {}
+            for chunk in step.chunks:
+                number = chunk.request.id
+                self.told[number]["chunks"].append([chunk.start, chunk.end])
+                tokens, proposal = self._answer(
+                    chunk, replies[number], wanted_of[number].get("accept", []), turns
+                )
+                sampled.append(tokens)
+                if tokens:
+                    proposals[number] = proposal
+            self.scheduler.update_from_output(step, sampled)
+            if self.drafts:
+                for each in requests:
+                    if each.id in proposals:
+                        self.scheduler.update_draft_token_ids(each, proposals[each.id])
+            for each in requests:
+                self._learn(each)
+        self.scheduler.schedule()  # flushes what the last step left
+        return {
+            "requests": [self._entry(each) for each in requests],
+            "evicted": self.evicted,
+            "cache": self._cache(),
+            "queue": spell(list(self.manager.pool.free)),
+        }
+
+    def _answer(
+        self, chunk: Chunk, reply: list[int], accepts: Sequence[int], turns: dict[int, int]
+    ) -> tuple[list[int], list[int]]:
+        """What the forced model samples after a chunk, and what the drafter proposes then."""
+        request = chunk.request
+        if chunk.end < request.num_tokens:
+            return [], []
+        done, accept = request.num_output, 0
+        if chunk.drafts:
+            turn = turns[request.id]
+            accept = min(accepts[turn % len(accepts)] if accepts else 0, len(chunk.drafts))
+            turns[request.id] = turn + 1
+        rest = reply[done + accept + 1 :][: self.drafts]
+        proposal = (rest + [WRONG_DRAFT] * self.drafts)[: self.drafts]
+        return reply[done : done + accept + 1], proposal
+
+    def _entry(self, request: Request) -> dict[str, Any]:
+        told = self.told[request.id]
+        chunks = told["chunks"]
+        return {
+            "cached": chunks[0][0] if chunks else None,
+            "lookups": told["lookups"],
+            "chunks": [
+                each for each in chunks if each[0] < request.num_prompt or each[1] - each[0] > 1
+            ],
+            "preempted": request.preemptions,
+        }
+
+    def _cache(self) -> list[list[int]]:
+        """All cached blocks: block, group, the request that first had the prefix, its length."""
+        return [
+            [block, *self._label(key)]
+            for block, key in enumerate(self.manager.pool.key)
+            if key is not None
+        ]
+
+
+def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
+    """All groups of a workload, up to the first that ends in an error."""
+    player = Player(workload["config"], rules)
+    results: list[dict[str, Any]] = []
+    for group in workload["steps"]:
+        results.append(player.play(group))
+        if "error" in results[-1]:
+            break
+    return results

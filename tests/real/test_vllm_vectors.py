@@ -1,0 +1,60 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.errors import ScenarioError
+from cachesim.real.vectors.vllm_scheduler import mismatch
+from cachesim.real.vllm.playing import spell, unspell
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+EVERY = 5
+"""`cachesim real vectors tests/vectors/vllm-*.gz` plays all of them."""
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    with gzip.open(VECTORS / f"vllm-{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+GOLDEN = lines_of("golden-0.33.0")
+
+
+@pytest.mark.parametrize(("release", "count"), [("0.19.1", 42), ("0.24.0", 47), ("0.33.0", 42)])
+def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -> None:
+    lines = lines_of(release)[::EVERY]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert count == len(lines)
+
+
+def test_the_hand_written_sequences_give_the_real_decisions() -> None:
+    found = {line["id"]: mismatch(line) for line in GOLDEN}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert 33 == len(GOLDEN)
+
+
+def test_a_recorded_value_that_was_changed_is_found() -> None:
+    line = json.loads(json.dumps(GOLDEN[0]))
+    line["results"][1]["requests"][0]["cached"] += 16
+
+    found = mismatch(line)
+
+    assert found is not None
+    assert 1 == found.step
+    assert line["results"][1] == found.expected
+
+
+def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ScenarioError, match=r"no vLLM release '0\.9'; there are 0\.19\.1"):
+        mismatch(GOLDEN[0] | {"version": "0.9"})
+
+
+@pytest.mark.parametrize("text", ["", "5", "5-9", "1 3", "7 5-7 9 4"])
+def test_rows_of_tokens_read_and_write_alike(text: str) -> None:
+    assert text == spell(unspell(text))
