@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network, Output
-from cachesim.model.network import check
 from cachesim.model.ring import RingNetwork
 from cachesim.model.ring_words import mix
 from cachesim.model.spec import ModelSpec
@@ -39,7 +38,6 @@ class CountsNetwork:
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put the ubatch's tokens into the store; there is nothing else to do."""
-        check(ubatch, self._spec)
         count = len(ubatch.tokens)
         rows = np.zeros((count, 0), np.uint64)
         planes = min(count // ubatch.sets, store.planes)
@@ -49,7 +47,7 @@ class CountsNetwork:
                 store.keep_states(shape.layer, np.zeros((ubatch.sets, planes, 0), np.uint64))
             else:
                 store.attend(shape.layer, rows, rows)
-        words = mix(ubatch.tokens.astype(np.uint64) << np.uint64(32) | _unsigned(ubatch.positions))
+        words = mix(_unsigned(ubatch.tokens) << np.uint64(32) | _unsigned(ubatch.positions))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]
         hidden = np.zeros((count, 1), np.uint64) if self._spec.mtp_depth else None
         return Output(logits=wanted[:, None], hidden=hidden)

@@ -1,7 +1,11 @@
 """What the server believes a slot's memory holds: tokens, and checkpoints along them."""
 
+from collections.abc import Sequence
+from typing import cast
+
 from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
+from cachesim.engines.rope import as_rope
 from cachesim.units import Count, Token
 
 
@@ -31,6 +35,12 @@ class Prompt:
         if self.approximate is not None and self.approximate.start >= count:
             self.approximate = None
 
+    def take_shape_of(self, tokens: Sequence[Token]) -> None:
+        """Where nothing is held, keep what follows as it comes: a list, or a rope."""
+        rope = as_rope(tokens)
+        if rope is not None and not self.tokens:
+            self.tokens = cast("list[Token]", rope[:0])
+
     def approximate_from(self, start: int, why: str) -> None:
         """Remember that values from `start` on were computed in another context."""
         if self.approximate is None or start < self.approximate.start:
@@ -38,4 +48,4 @@ class Prompt:
 
     def clone(self) -> "Prompt":
         """The same tokens and checkpoints in lists of their own."""
-        return Prompt(list(self.tokens), list(self.checkpoints), self.approximate)
+        return Prompt(self.tokens[:], list(self.checkpoints), self.approximate)

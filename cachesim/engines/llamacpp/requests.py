@@ -10,6 +10,7 @@ from cachesim.engines.llamacpp.rules import Placement
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.spans import Start, message_starts, user_starts
 from cachesim.engines.llamacpp.task import Task, TaskParams
+from cachesim.engines.rope import as_rope
 from cachesim.errors import OptionError, TokenError
 from cachesim.units import Pos, Token, Tokens
 
@@ -81,6 +82,8 @@ def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
     forced: Sequence[Token] = request.reply or ()
     drafted = [token for draft in request.drafts or () for token in draft]
     for what, tokens in (("prompt", prompt), ("reply", forced), ("drafts", drafted)):
+        if as_rope(tokens) is not None:
+            continue  # names of tokens, which no network looks up
         if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
             wrong = next(token for token in tokens if not 0 <= token < vocabulary)
             msg = f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}"

@@ -117,6 +117,7 @@ def commit(slot: Slot, task: Task, n_past: int) -> None:
     slot.n_prompt_tokens_cache = Count(n_past)
     slot.n_prompt_tokens_processed = 0
     slot.prompt.keep_first(n_past)
+    slot.prompt.take_shape_of(task.tokens)
     if slot.prompt.approximate is not None:
         slot.approximated = slot.prompt.approximate.why
     task.ledger.apply("commit", n_past)

@@ -17,6 +17,7 @@ from cachesim.engines.llamacpp.batching import (
 )
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
+from cachesim.engines.llamacpp.forced import pass_over_replies
 from cachesim.engines.llamacpp.generation import sample_slots
 from cachesim.engines.llamacpp.held import held
 from cachesim.engines.llamacpp.integrity import check_integrity
@@ -222,6 +223,7 @@ class LlamaCpp(Engine):
         server = self._server
         if not any(slot.is_processing for slot in server.slots):
             return
+        pass_over_replies(server)
         shift_full_contexts(server)
         make_drafts(server)
         batch = PendingBatch()

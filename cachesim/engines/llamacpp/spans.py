@@ -36,8 +36,8 @@ def find_delimiters(prompt: Tokens, delimiters: Sequence[tuple[str, Tokens]]) ->
     The scan advances by one token, so matches may overlap. Trap: a delimiter without tokens
     matches everywhere.
     """
-    found = []
-    for at in range(len(prompt)):
+    found: list[Start] = []
+    for at in range(len(prompt) if delimiters else 0):
         for role, tokens in delimiters:
             if prompt[at : at + len(tokens)] == tokens:
                 found.append((role, Pos(at)))

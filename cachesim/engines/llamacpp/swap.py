@@ -133,7 +133,7 @@ def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, log: Swap
         )
     )
     entry = Entry(
-        tokens=list(prompt.tokens),
+        tokens=prompt.tokens[:],
         state=saved,
         checkpoints=tuple(prompt.checkpoints),
         approximate=prompt.approximate,
@@ -162,7 +162,7 @@ def prompt_load(
             entry.state = state.emptied()
         log.refused(entry, "cache-load-failed")
         return False
-    slot.prompt.tokens = list(entry.tokens)
+    slot.prompt.tokens = entry.tokens[:]
     slot.prompt.checkpoints = list(entry.checkpoints)
     slot.prompt.approximate = entry.approximate
     if cache.rules.load_consumes:

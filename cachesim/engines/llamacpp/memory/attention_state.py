@@ -18,7 +18,8 @@ from cachesim.engines.llamacpp.memory.blob import (
     chunks_of,
 )
 from cachesim.engines.llamacpp.memory.rows import MARGIN
-from cachesim.engines.llamacpp.memory.slots import apply_ubatch, find_slot
+from cachesim.engines.llamacpp.memory.slots import apply_ubatch, fill_straight, find_slot
+from cachesim.engines.llamacpp.memory.streams import MAX
 from cachesim.errors import BlobError
 from cachesim.units import Integers
 
@@ -115,9 +116,14 @@ def _read_sequence(cache: "AttentionCache", reader: Reader, seq: int, count: int
         raise BlobError(msg)
     cache.seq_rm(seq, -1, -1)
     listed = reader.take(CellList)
-    if any(len(ids) != 1 for ids in listed.ids):
+    if not listed.has_one_owner_each:
         msg = "a cell of the state does not have exactly one sequence"
         raise BlobError(msg)
+    if listed.is_straight and fill_straight(
+        cache.streams, stream, seq, int(listed.positions[0]), count
+    ):
+        _read_rows(cache, reader, seq, stream, cache.streams.cells[stream].select(seq, 0, MAX))
+        return
     ubatch = Ubatch(
         rows=tuple(range(count)),
         n_seqs=1,

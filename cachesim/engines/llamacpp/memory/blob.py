@@ -66,11 +66,21 @@ class CellList:
     positions: Integers
     ids: tuple[tuple[int, ...], ...]
     ext: int = 0
+    size: int = field(init=False)  # real bytes: position, number of ids, extra data, ids
+    has_one_owner_each: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count once: an entry of the prompt cache is asked for its size again and again."""
+        alike = bool(self.ids) and self.ids.count(self.ids[0]) == len(self.ids)
+        owners = len(self.ids) * len(self.ids[0]) if alike else sum(map(len, self.ids))
+        single = len(self.ids[0]) == 1 if alike else all(len(ids) == 1 for ids in self.ids)
+        object.__setattr__(self, "size", len(self.ids) * (8 + self.ext) + 4 * owners)
+        object.__setattr__(self, "has_one_owner_each", single)
 
     @property
-    def size(self) -> int:
-        """Real bytes: position, number of ids, extra data, ids."""
-        return len(self.ids) * (8 + self.ext) + 4 * sum(map(len, self.ids))
+    def is_straight(self) -> bool:
+        """Whether the positions follow one another, one each."""
+        return bool((np.diff(self.positions) == 1).all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -174,6 +174,32 @@ class Cells:
         self._vacate(freed)
         return freed
 
+    def sole_owner(self, cells: Integers) -> int | None:
+        """The one sequence that sees these cells, if nobody else sees any of them."""
+        if not (self.owners[cells] == 1).all():
+            return None
+        seqs = self.seqs_among(cells)
+        return seqs[0] if len(seqs) == 1 else None
+
+    def take(self, cells: Integers, seq: int) -> None:
+        """Empty cells that one sequence alone sees; mostly those of its oldest tokens."""
+        positions = self.pos[cells]
+        low, high = int(positions.min()), int(positions.max()) + 1
+        if len(self.select(seq, low, high)) == len(cells):
+            self.tracks[seq].drop_range(low, high)
+        else:
+            self._spoil(seq)
+        self._vacate(cells)
+
+    def give(self, cells: Integers, positions: Integers, seq: int) -> None:
+        """Put tokens of one sequence into empty cells, as they lay there before."""
+        word, bit = divmod(seq, _WORD)
+        self.pos[cells] = positions
+        self.bits[word, cells] = np.uint64(1 << bit)
+        self.owners[cells] = 1
+        self.used += len(cells)
+        self._spoil(seq)
+
     def wipe(self, cells: Integers) -> None:
         """Empty many cells, whatever sequences see them."""
         for seq in self.seqs_among(cells):

@@ -1,10 +1,12 @@
 """A context: one memory, one network, and decode (`llama_context`)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.llamacpp.memory.advance import Advance, advance
 from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.blob import READ_DEVICE, Blob, Reader
@@ -13,6 +15,7 @@ from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model import store as network_side
 from cachesim.model.arithmetic import Network, Output
+from cachesim.model.build import arithmetic_of
 from cachesim.units import Array
 
 OK: Final = 0
@@ -21,6 +24,12 @@ ABORTED: Final = 2
 INVALID: Final = -1
 NO_GRAPH: Final = -2
 COMPUTE_FAILED: Final = -3
+
+NAMES: Final = 1 << 62
+"""Where nothing is computed tokens are names, which no vocabulary has to hold."""
+
+UNSEEN: Final[Array] = np.zeros(1, np.uint64)
+"""The logits of tokens that no network saw."""
 
 SEQ_HEADER: Final = 8
 """Bytes that the sequence calls put in front of a blob: magic and source id."""
@@ -65,6 +74,7 @@ class Context:
         sections: bool = False,
     ) -> None:
         self.network = network
+        self.computes = arithmetic_of(network) != "counts"
         self.memory = memory
         self.rules = rules
         self.n_ctx = n_ctx
@@ -78,7 +88,7 @@ class Context:
             rules,
             n_seq_max=n_seq_max,
             unified=unified,
-            vocabulary=network.spec.vocabulary,
+            vocabulary=network.spec.vocabulary if self.computes else NAMES,
             sections=sections,
         )
         self.reached: list[tuple[Ubatch, UbatchStore | None]] = []  # by the last decode
@@ -127,6 +137,17 @@ class Context:
             self._keep_outputs(ubatch, wanted, output)
         return OK
 
+    def advance(self, runs: Sequence[Advance], *, piece: int = 0) -> bool:
+        """Take in tokens that no network is to see, `piece` at a time (0: a ubatch).
+
+        False where they have to be decoded like any others, and nothing was changed.
+        """
+        self._forget_outputs()
+        self.cleanup, self.reached = [], []
+        self.memory.update()
+        self._unseen = advance(self.memory, list(runs), piece or self.n_ubatch)
+        return self._unseen
+
     def _give_up(self, ubatch: Ubatch, code: int) -> int:
         """Remove the failed ubatch from memory, sequence by sequence.
 
@@ -146,6 +167,7 @@ class Context:
     def _forget_outputs(self) -> None:
         self._logits: dict[int, Array] = {}
         self._hidden: dict[int, Array] = {}
+        self._unseen = False  # the last tokens went past the network
 
     def _keep_outputs(self, ubatch: Ubatch, wanted: tuple[bool, ...], output: Output) -> None:
         rows = [row for row in ubatch.rows if wanted[row]]
@@ -155,6 +177,8 @@ class Context:
 
     def logits(self, row: int) -> Array:
         """The logits of one token of the last batch, which must have asked for them."""
+        if self._unseen:
+            return UNSEEN
         if row not in self._logits:
             msg = f"row {row} of the last batch did not ask for logits"
             raise ContractError(msg)

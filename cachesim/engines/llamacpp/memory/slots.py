@@ -1,7 +1,7 @@
 """Finding cells for a ubatch, filling them, and the dry run over a whole batch."""
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -22,8 +22,14 @@ class SlotInfo:
     cells: tuple[Integers, ...]
 
 
-_Content: TypeAlias = tuple[int, int, list[int]]
-"""A cell, its position, its sequences."""
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What some cells hold: their positions, and the one sequence of all or those of each."""
+
+    cells: Integers
+    positions: Integers
+    owner: int | None
+    seqs: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class _Saved:
 
     slot: SlotInfo
     heads: tuple[int, ...]
-    contents: tuple[tuple[_Content, ...], ...]
+    contents: tuple[_Content, ...]
 
 
 def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
@@ -113,6 +119,22 @@ def _usable_cells(streams: Streams, cells: Cells) -> Array:
     return usable
 
 
+def free_cells(streams: Streams, stream: int) -> int:
+    """How many cells of a stream are empty."""
+    return streams.size - streams.cells[stream].used
+
+
+def fill_straight(streams: Streams, stream: int, seq: int, start: int, count: int) -> bool:
+    """Put a run of a sequence's tokens into empty cells; False where there are too few."""
+    found = _search(streams, stream, count)
+    cells = streams.cells[stream]
+    if found is None or (cells.pos[found] != EMPTY).any():
+        return False
+    cells.fill_run(found, start, seq)
+    streams.heads[stream] = int(found[-1]) + 1
+    return True
+
+
 def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     """Follows `llama_kv_cache::apply_ubatch`: write positions and ids into the found cells.
 
@@ -123,11 +145,17 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     first = 0
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]
-        for cell in found[cells.pos[found] != EMPTY]:
+        full = found[cells.pos[found] != EMPTY]
+        owner = cells.sole_owner(full) if len(full) > _GLANCE else None
+        if owner is not None:
+            overwritten[owner] = max(overwritten.get(owner, EMPTY), int(cells.pos[full].max()))
+            cells.take(full, owner)
+            full = full[:0]
+        for cell in full.tolist():
             pos = int(cells.pos[cell])
             for seq in cells.seqs_of(cell):
                 overwritten[seq] = max(overwritten.get(seq, EMPTY), pos)
-            cells.empty(int(cell))
+            cells.empty(cell)
         rows = slice(first, first + len(found))
         _fill(cells, found, ubatch.positions[rows], ubatch.seqs[rows])
         first += len(found)
@@ -177,13 +205,15 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     return slots if len(slots) == len(ubatches) else None
 
 
-def _contents(streams: Streams, slot: SlotInfo) -> tuple[tuple[_Content, ...], ...]:
+def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
     """What the found cells hold, list by list."""
     kept = []
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]
-        full = found[cells.pos[found] != EMPTY].tolist()
-        kept.append(tuple((cell, int(cells.pos[cell]), cells.seqs_of(cell)) for cell in full))
+        full = found[cells.pos[found] != EMPTY]
+        owner = cells.sole_owner(full) if len(full) > _GLANCE else None
+        seqs = [cells.seqs_of(cell) for cell in full.tolist()] if owner is None else []
+        kept.append(_Content(full, cells.pos[full], owner, seqs))
     return tuple(kept)
 
 
@@ -196,7 +226,12 @@ def _put_back(streams: Streams, step: _Saved) -> None:
         else:
             for cell in full.tolist():
                 cells.empty(cell)
-        for cell, pos, seqs in step.contents[k]:
+        held = step.contents[k]
+        if held.owner is not None:
+            cells.give(held.cells, held.positions, held.owner)
+        for cell, pos, seqs in zip(
+            held.cells.tolist(), held.positions.tolist(), held.seqs, strict=False
+        ):
             cells.place(cell, pos)
             for seq in seqs:
                 cells.add(cell, seq)
