@@ -132,15 +132,10 @@ class UnexpectedError(Exception):
 
     def told(self, scenario: "Scenario", source: str) -> str:
         """The mismatches and the report, as plain text."""
-        from io import StringIO  # noqa: PLC0415
-
-        from rich.console import Console  # noqa: PLC0415
-
-        from cachesim.report.consoles import THEME, show  # noqa: PLC0415
+        from cachesim.printable import printable  # noqa: PLC0415
+        from cachesim.report.consoles import plain_text  # noqa: PLC0415
         from cachesim.report.findings import one_scenario  # noqa: PLC0415
 
-        screen = Console(width=80, file=StringIO(), color_system=None, theme=THEME, _environ={})
-        show(screen, one_scenario(scenario, [self.entry], source=source, width=80))
-        told = screen.file.getvalue()  # type: ignore[attr-defined]
+        told = plain_text(one_scenario(scenario, [self.entry], source=source, width=80))
         again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []
-        return "\n".join((*self.entry["mismatches"], "", told, *again))
+        return "\n".join((*map(printable, self.entry["mismatches"]), "", told, *again))

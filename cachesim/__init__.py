@@ -1,18 +1,44 @@
-"""A reference simulator of how LLM servers keep, cut, save and reload their caches."""
+"""A reference simulator of how LLM servers keep, cut, save and reload their caches.
 
-from typing import TYPE_CHECKING
+What is named here is loaded when it is first used: `cachesim --help` needs neither NumPy nor a
+server.
+"""
 
-from cachesim.engines import Engine, Profile, Reply, Request
-from cachesim.errors import CachesimError, InputError, ScenarioError, UpstreamAbort
-from cachesim.model.presets import preset
-from cachesim.model.spec import ModelSpec
-from cachesim.scenario import Scenario, load, run, run_scenario
+from typing import TYPE_CHECKING, Final
+
+from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from cachesim.engines import Engine, Profile, Reply, Request
+    from cachesim.errors import CachesimError, InputError, ScenarioError, UpstreamAbort
+    from cachesim.model.presets import preset
+    from cachesim.model.spec import ModelSpec
     from cachesim.report.notebook import Shown
+    from cachesim.scenario import Scenario, load, run, run_scenario
+
+HOMES: Final = {
+    "CachesimError": "errors",
+    "Engine": "engines",
+    "InputError": "errors",
+    "ModelSpec": "model.spec",
+    "Profile": "engines",
+    "Reply": "engines",
+    "Request": "engines",
+    "Scenario": "scenario",
+    "ScenarioError": "errors",
+    "UpstreamAbort": "errors",
+    "load": "scenario",
+    "preset": "model.presets",
+    "run": "scenario",
+    "run_scenario": "scenario",
+}
+"""Where each public name is defined."""
+
+
+__getattr__ = lazily(__name__, HOMES)
 
 
 def show(runs: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> "Shown":

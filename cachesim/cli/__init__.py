@@ -1,8 +1,16 @@
 """The command line."""
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import Literal, TypeAlias
 
-try:
-    VERSION = version("cachesim")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    VERSION = "0.1.0"
+Format: TypeAlias = Literal["text", "json", "jsonl"]
+"""How runs are printed."""
+
+
+def version() -> str:
+    """The version that is installed."""
+    from importlib import metadata  # noqa: PLC0415 - slow to load, and rarely asked for
+
+    try:
+        return metadata.version("cachesim")
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "0.1.0"

@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from cachesim.cli import VERSION
-from cachesim.cli.run import Format
-from cachesim.model.arithmetic import ArithmeticName
-from cachesim.scenario.shipped import STDIN
+from cachesim.cli import Format, version
+from cachesim.model import ArithmeticName
+from cachesim.report.consoles import results
 
 INTRODUCTION: Final = """\
 cachesim says whether an LLM server's cached answer is the answer.
@@ -43,7 +42,7 @@ Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.
 
 LOOKS: Final[dict[str, Any]] = {
     "help": "Says whether an LLM server's cached answer is the answer.",
-    "version": VERSION,
+    "version": version,
     "help_format": "plaintext",
     "error_formatter": lambda error: f"cachesim: {error}",
     "help_epilogue": "Exit status: 0 all as expected, 1 something was not, 2 wrong usage or a wrong"
@@ -66,7 +65,7 @@ def run(
 ) -> int:
     """Play scenarios on profiles, and say what was reused and whether the answers are right.
 
-    Example: cachesim run llama.cpp-24143 --profile b9538 --profile b9538+24143
+    Example: cachesim run llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
     from cachesim.cli.run import run_command  # noqa: PLC0415
     from cachesim.cli.watch import watch_command  # noqa: PLC0415
@@ -95,7 +94,7 @@ def explain(
 ) -> int:
     """Tell the story of a scenario step by step: tokens, checkpoints, cache, the rule at work.
 
-    Example: cachesim explain llama.cpp-24143 --profile b9538
+    Example: cachesim explain llama.cpp-24143-hybrid --profile b9538
     """
     from cachesim.cli.explain import explain_command  # noqa: PLC0415
 
@@ -114,31 +113,41 @@ def diff(
 ) -> int:
     """Compare two profiles on a scenario: where they part, and which rule parts them.
 
-    Example: cachesim diff b9538 b9538+24143 llama.cpp-24143
+    Example: cachesim diff b9538 b9538+24143 llama.cpp-24143-hybrid
     """
     from cachesim.cli.diff import diff_command  # noqa: PLC0415
 
     return diff_command(one, other, name, seed=seed, arithmetic=arithmetic)
 
 
-def list_(what: str = "scenarios") -> int:
+def list_(
+    what: str = "scenarios",
+    *,
+    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",  # noqa: A002
+) -> int:
     """List scenarios, engines, releases, patches or presets, one line each.
 
     Example: cachesim list patches
     """
     from cachesim.cli.listing import list_command  # noqa: PLC0415
 
-    return list_command(what)
+    return list_command(what, output=format)
 
 
-def show(name: str) -> int:
+def show(
+    name: str,
+    *,
+    raw: Annotated[
+        bool, Parameter(negative="", help="A shipped scenario's file exactly as it is.")
+    ] = False,
+) -> int:
     """Show one scenario, engine, release, patch or preset.
 
-    Example: cachesim show llama.cpp@b9538
+    Example: cachesim show llama.cpp-three-requests --raw > mine.toml
     """
     from cachesim.cli.listing import show_command  # noqa: PLC0415
 
-    return show_command(name)
+    return show_command(name, raw=raw)
 
 
 def new(
@@ -199,10 +208,13 @@ def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 
     if not words:
         sys.stdout.write(f"{INTRODUCTION}\n")
         return 0
-    whole = App(name="cachesim", suppress_keyboard_interrupt=False, **LOOKS)
+    whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **LOOKS)
     for name, command in COMMANDS.items():
         whole.command(command, name=name)
     mount(whole, words)
-    words = [STDIN if word == "-" else word for word in words]  # the parser takes `-` for an option
+    if "-" in words:  # the parser takes `-` for an option
+        from cachesim.scenario.shipped import STDIN  # noqa: PLC0415 - only scenarios are piped
+
+        words = [STDIN if word == "-" else word for word in words]
     status = whole(words, result_action="return_value", **settings)
     return status if isinstance(status, int) else 0

@@ -1,12 +1,14 @@
 """`cachesim list` and `cachesim show`."""
 
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Final
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
 
-from rich.console import Group, RenderableType
-from rich.syntax import Syntax
-from rich.table import Table
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from cachesim.cli import catalogue
@@ -15,17 +17,25 @@ from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import results, show
-from cachesim.scenario import load
 from cachesim.scenario.readers import nearest
 from cachesim.scenario.shipped import shipped_files
+
+ListFormat: TypeAlias = Literal["text", "json"]
+"""How a list is printed."""
 
 
 def scenarios() -> list[Item]:
     """The scenarios shipped, with what kind of defect each shows."""
-    loaded = map(load, shipped_files())
-    return [
-        Item(name=each.name, about=each.kind or "", upstream=each.source.issue) for each in loaded
-    ]
+    return [_scenario(tomllib.loads(file.read_text("utf-8"))) for file in shipped_files()]
+
+
+def _scenario(content: Mapping[str, Any]) -> Item:
+    """One line of the list; the file is one of ours, and the tests have read it with care."""
+    return Item(
+        name=content["name"],
+        about=content.get("class", ""),
+        upstream=content.get("source", {}).get("issue", ""),
+    )
 
 
 LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
@@ -37,31 +47,55 @@ LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
 }
 
 
-def list_command(what: str) -> int:
-    """Print a list, one line per thing as far as the screen is wide."""
+COLUMNS: Final = ("name", "about")
+"""What is padded, so that what follows begins in one column."""
+
+
+def list_command(what: str, *, output: ListFormat = "text") -> int:
+    """Print a list, one line per thing; a terminal shows as much of a line as it is wide."""
     name = what if what in LISTS else f"{what}s"
     if name not in LISTS:
         msg = f"there is no list of {what!r}; there are {', '.join(LISTS)}{nearest(what, [*LISTS])}"
         raise InputError(msg)
-    show(results(), listed(LISTS[name]()))
+    items = LISTS[name]()
+    if output == "json":
+        sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
+        return AS_EXPECTED
+    screen = results()
+    for line in listed(items):
+        show_line(screen, line)
     return AS_EXPECTED
 
 
-def listed(items: list[Item]) -> RenderableType:
+def listed(items: Sequence[Item]) -> list[Text]:
     """Names, and what they are about beside them."""
-    table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="name", no_wrap=True)
-    table.add_column(overflow="fold")
+    wide = [max((len(getattr(each, key)) for each in items), default=0) for key in COLUMNS]
+    lines = []
     for item in items:
-        about = Text(item.about)
+        line = Text(f"{item.name:<{wide[0]}}", style="")
+        line.stylize("name")
+        line.append(f"  {item.about:<{wide[1] if item.upstream else 0}}", style="")
         if item.upstream:
-            about.append(f"  {item.upstream}", style="quiet")
-        table.add_row(item.name, about)
-    return table
+            line.append(f"  {item.upstream}", style="quiet")
+        lines.append(line)
+    return lines
 
 
-def show_command(name: str) -> int:
-    """Show whatever has that name."""
+def show_line(screen: Console, line: Text) -> None:
+    """One line, however long; on a terminal what does not fit is cut, and shown to be."""
+    if screen.is_terminal:
+        line.truncate(screen.width, overflow="ellipsis")
+    show(screen, line, wrap=False)
+
+
+def show_command(name: str, *, raw: bool = False) -> int:
+    """Show whatever has that name; a shipped scenario as its file, byte by byte if raw."""
+    file = next((path for path in shipped_files() if path.stem == name), None)
+    if file is not None:
+        return show_scenario(file, raw=raw)
+    if raw:
+        msg = f"no shipped scenario is called {name!r}; --raw prints the file of one"
+        raise InputError(msg + nearest(name, [path.stem for path in shipped_files()]))
     screen = results()
     for items in LISTS.values():
         found = [item for item in items() if name in aliases(item)]
@@ -71,6 +105,21 @@ def show_command(name: str) -> int:
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
     msg = f"there is nothing called {name!r}{nearest(name, everything) or '; see cachesim list'}"
     raise InputError(msg)
+
+
+def show_scenario(file: Path, *, raw: bool) -> int:
+    """A scenario's file; what is printed is the same scenario again."""
+    text = file.read_text(encoding="utf-8")
+    screen = results()
+    if raw:
+        sys.stdout.write(text)
+    elif not screen.is_terminal:
+        sys.stdout.write(f"# {file}\n{text}")
+    else:
+        from rich.syntax import Syntax  # noqa: PLC0415 - slow to load
+
+        show(screen, Text(f"# {file}", style="quiet"), Syntax(text, "toml", word_wrap=True))
+    return AS_EXPECTED
 
 
 def aliases(item: Item) -> set[str]:
@@ -95,10 +144,6 @@ def shown(item: Item) -> RenderableType:
         spec = PRESETS[item.name]
         values = (f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec))
         lines.append(Text("\n".join(values)))
-    file = next((path for path in shipped_files() if path.stem == item.name), None)
-    if file is not None:
-        lines += [Text(str(file), style="quiet"), Text(load(file).story), Text()]
-        lines.append(Syntax(file.read_text(encoding="utf-8"), "toml", word_wrap=True))
     return Group(*lines)
 
 

@@ -1,40 +1,80 @@
 """Where the program begins and ends: every way out has a status, and none shows a traceback."""
 
 import os
+import signal
 import sys
-from concurrent.futures import BrokenExecutor
-
-from cyclopts import CycloptsError
-from rich.console import Console
+from types import FrameType
+from typing import Final
 
 from cachesim.cli.status import BROKEN_CONTRACT, INTERRUPTED, WRONG_USAGE
-from cachesim.errors import CachesimError, InputError, ScenarioError
 
-REPORT = "this is a bug in cachesim: please report it, with the command and the scenario"
+REPORT: Final = "this is a bug in cachesim: please report it, with the command and the scenario"
+
+LOADER: Final = "<frozen importlib._bootstrap>"
+"""The file of Python's own frames while a module is loaded."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; the exit status says how it went."""
+    """Run a command line; the exit status says how it went.
+
+    Without arguments it is the program itself, and signals and closed files are its business.
+    """
+    if arguments is not None:
+        return guarded(arguments)
+    signal.signal(signal.SIGINT, interrupted)
+    _open_what_is_closed()
+    status = guarded(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is Python's own end
+    return status
+
+
+def interrupted(_: int, frame: FrameType | None) -> None:
+    """Ctrl-C: in the middle of loading a module there is nothing to put in order."""
+    while frame is not None:
+        if frame.f_code.co_filename == LOADER:
+            os.write(2, b"cachesim: interrupted\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _open_what_is_closed() -> None:
+    """Python has no object for a standard file that was closed when the program began."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+def guarded(arguments: list[str]) -> int:
+    """Run a command line; a reader who goes away, and an interrupt, are no errors."""
     try:
         return run(arguments)
-    except BrokenPipeError:  # the reader has gone: nothing more can be said
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # nothing more can be said
+        _give_up_output()
         return 0
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
 
 
-def run(arguments: list[str] | None) -> int:
-    """Run a command line, and turn what it raises into words and a status."""
-    errors = Console(stderr=True, highlight=False)
-    try:
-        from cachesim.cli.app import parse  # noqa: PLC0415 - what fails to load is told too
+def _give_up_output() -> None:
+    """What is still in a buffer goes nowhere, or Python would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-        status = parse(arguments, exit_on_error=False, print_error=True, error_console=errors)
+
+def run(arguments: list[str]) -> int:
+    """Run a command line, and turn what it raises into words and a status."""
+    try:
+        from cyclopts import CycloptsError  # noqa: PLC0415 - what fails to load is told too
+
+        from cachesim.cli.app import parse  # noqa: PLC0415
+        from cachesim.report.consoles import notes  # noqa: PLC0415
+
+        try:
+            status = parse(arguments, exit_on_error=False, print_error=True, error_console=notes())
+        except CycloptsError:  # said by the parser itself
+            return WRONG_USAGE
         sys.stdout.flush()
-    except CycloptsError:  # said by the parser itself
-        return WRONG_USAGE
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -46,17 +86,19 @@ def run(arguments: list[str] | None) -> int:
 
 def said(error: Exception) -> int:
     """Put what was raised into words, and into a status."""
+    from cachesim.errors import CachesimError, InputError, ScenarioError  # noqa: PLC0415
+
+    if isinstance(error, OSError) and error.filename is None:
+        _give_up_output()
     if isinstance(error, ScenarioError):
         complain(*error.problems)
         return WRONG_USAGE
     if isinstance(error, InputError):
         complain(str(error))
         return WRONG_USAGE
-    if isinstance(error, OSError):  # a folder that cannot be written, a full disk
-        complain(f"{error.filename or 'standard output'}: {error.strerror or error}")
-        return WRONG_USAGE
-    if isinstance(error, BrokenExecutor):
-        complain("one of its processes was ended from outside; is there enough memory for all?")
+    circumstance = _circumstance(error)
+    if circumstance:
+        complain(circumstance)
         return WRONG_USAGE
     if isinstance(error, CachesimError):
         complain(str(error), REPORT)
@@ -65,10 +107,27 @@ def said(error: Exception) -> int:
     return BROKEN_CONTRACT
 
 
+def _circumstance(error: Exception) -> str:
+    """What the machine or its user did to the program; empty where it is to blame itself."""
+    from concurrent.futures import BrokenExecutor  # noqa: PLC0415 - slow to load
+
+    if isinstance(error, OSError):  # a folder that cannot be written, a full disk
+        return f"{error.filename or 'standard output'}: {error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this"
+    if isinstance(error, EOFError):
+        return "standard input ended where an answer was awaited"
+    if isinstance(error, BrokenExecutor):
+        return "one of its processes was ended from outside; is there enough memory for all?"
+    return ""
+
+
 def complain(*lines: str) -> None:
     """Say something on standard error, one line each, whatever characters it holds."""
+    from cachesim.printable import printable  # noqa: PLC0415 - only errors need it
+
     for line in lines:
-        text = f"cachesim: {line}\n"
+        text = f"cachesim: {printable(line)}\n"
         sys.stderr.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 

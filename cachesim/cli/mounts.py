@@ -4,8 +4,6 @@ They are imported when they are called: a plain `cachesim run` pays for none of 
 """
 
 import importlib
-import importlib.util
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,5 +72,7 @@ def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     if folder is None:
         msg = "there are no benchmarks here; they come with the source tree"
         raise InputError(msg)
+    import subprocess  # noqa: PLC0415 - slow to load, and needed here only
+
     command = [sys.executable, "-m", "benchmarks", *arguments]
     return subprocess.run(command, cwd=folder.parent, check=False).returncode  # noqa: S603

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from cachesim.cli import Format
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.workers import workers
 from cachesim.engines.profile import Profile
@@ -29,8 +30,6 @@ from cachesim.verify.oracle import Oracle
 
 SOON_DONE: Final = 8
 """So many runs are over before anyone looks at a bar."""
-
-Format: TypeAlias = Literal["text", "json", "jsonl"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

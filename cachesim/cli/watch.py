@@ -45,9 +45,17 @@ def _watch(run: dict[str, Any], screen: Console, *, asks: bool) -> bool:
         for event in step["events"]:
             show(screen, Text("    ", style=loudness(event)) + event_line(event))
             if waits:
-                answer = screen.input("")
-                if answer.strip() == "q":
+                answer = _asked(screen)
+                if answer == "q":
                     return False
-                waits = answer.strip() != "s"
+                waits = answer != "s"
         show(screen, step_after(run, index))
     return True
+
+
+def _asked(screen: Console) -> str:
+    """What the watcher types; the end of input ends the watching too."""
+    try:
+        return screen.input("").strip()
+    except EOFError:
+        return "q"

@@ -1,13 +1,29 @@
-"""One room per server family, all behind `Engine` and events."""
+"""One room per server family, all behind `Engine` and events; loaded when it is first used."""
 
-from cachesim.engines import (  # each room registers its family when it is imported
-    ik_llama,
-    llamacpp,
-    mlx_lm,
-)
-from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
-from cachesim.engines.events import Event, Loss
-from cachesim.engines.profile import Profile
+from typing import TYPE_CHECKING, Final
+
+from cachesim.lazily import lazily
+
+if TYPE_CHECKING:
+    from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
+    from cachesim.engines.events import Event, Loss
+    from cachesim.engines.profile import Profile
+
+HOMES: Final = {
+    "ByteStore": "base",
+    "Engine": "base",
+    "Event": "events",
+    "Loss": "events",
+    "Message": "base",
+    "Profile": "profile",
+    "Reply": "base",
+    "Request": "base",
+    "Ticket": "base",
+}
+"""In which module each public name is defined."""
+
+
+__getattr__ = lazily(__name__, HOMES)
 
 __all__ = [
     "ByteStore",
@@ -19,7 +35,4 @@ __all__ = [
     "Reply",
     "Request",
     "Ticket",
-    "ik_llama",
-    "llamacpp",
-    "mlx_lm",
 ]

@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from importlib import import_module
+from typing import Any, ClassVar, Final, Protocol
 
 from cachesim.engines.events import Event, EventLog, Loss
 from cachesim.engines.held import Held
@@ -66,11 +67,31 @@ class Ticket(int):
     """Names a submitted request; its reply is asked for by it."""
 
 
+ROOMS: Final = {
+    "llama.cpp": ("cachesim.engines.llamacpp", "LlamaCpp"),
+    "ik_llama.cpp": ("cachesim.engines.ik_llama", "IkLlama"),
+    "mlx-lm": ("cachesim.engines.mlx_lm", "MlxLm"),
+}
+"""Where the engines that are built in live: module and class."""
+
+
+def _when_built(module: str, name: str) -> Callable[..., "Engine"]:
+    """An engine whose room is loaded when the first server of it is built."""
+
+    def build(*positional: Any, **named: Any) -> "Engine":  # noqa: ANN401 - the engine's own
+        engine: Engine = getattr(import_module(module), name)(*positional, **named)
+        return engine
+
+    return build
+
+
 class Engine(ABC):
     """A server: rules as data, mutable memory and slots, no clock, no file, no chance."""
 
-    families: ClassVar[dict[str, Callable[..., "Engine"]]] = {}
-    """Engine name -> how to build one; each room registers itself in `cachesim.engines`."""
+    families: ClassVar[dict[str, Callable[..., "Engine"]]] = {
+        name: _when_built(*room) for name, room in ROOMS.items()
+    }
+    """Engine name -> how to build one."""
 
     profile: Profile
     network: Network

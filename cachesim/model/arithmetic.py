@@ -8,11 +8,12 @@ Engines, oracle and scenarios know only what stands here.
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from cachesim.model import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
-ArithmeticName: TypeAlias = Literal["float", "ring", "counts"]
+__all__ = ["ArithmeticName", "LayerShape", "Network", "Output", "Place"]
 
 Place: TypeAlias = Literal["attention", "window", "recurrent"]
 """Which part of a memory keeps a layer's data."""

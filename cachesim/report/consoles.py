@@ -4,11 +4,19 @@ Rich obeys `NO_COLOR` and `FORCE_COLOR`, and writes plain text into a pipe. A pi
 wide unless `COLUMNS` says otherwise, so that what people paste looks the same everywhere.
 """
 
+import os
+import shutil
 import sys
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from typing import Any, Final
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
+from rich.segment import Segment
 from rich.theme import Theme
+
+from cachesim.printable import printable
 
 THEME: Final = Theme(
     {
@@ -25,26 +33,72 @@ THEME: Final = Theme(
 )
 """Colour says nothing that words and letters do not say too."""
 
+NARROWEST: Final = 20
+"""Fewer columns than this cannot be meant."""
+
 PLAIN: Final = str.maketrans({"→": "->", "·": "-", "─": "-", "…": "~"})
 """What is written where an encoding lacks the sign."""
 
 
+class Screen(Console):
+    """A console on which no text of a scenario steers the terminal, and whose reader may go."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Rich's own
+        super().__init__(theme=THEME, highlight=False, emoji=False, markup=False, **settings)
+        self.push_render_hook(_Careful())
+
+    def on_broken_pipe(self) -> None:
+        """The program decides what this means."""
+        raise  # noqa: PLE0704 - Rich calls this while it handles the error
+
+
 def results() -> Console:
     """Standard output."""
-    return Console(file=sys.stdout, theme=THEME, highlight=False, emoji=False, markup=False)
+    return Screen(file=sys.stdout, width=_narrow())
 
 
 def notes() -> Console:
     """Standard error."""
-    return Console(
-        file=sys.stderr, stderr=True, theme=THEME, highlight=False, emoji=False, markup=False
-    )
+    return Screen(file=sys.stderr, stderr=True, width=_narrow())
 
 
-def show(screen: Console, *renderables: RenderableType) -> None:
+def plain_text(renderable: RenderableType, *, width: int = 80) -> str:
+    """What would be printed into a pipe."""
+    file = StringIO()
+    show(Screen(file=file, width=width, color_system=None, _environ={}), renderable)
+    return file.getvalue()
+
+
+def _narrow() -> int | None:
+    """A width of our own where `COLUMNS` leaves room for nothing; 0 means that nobody knows."""
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdigit() or int(columns) >= NARROWEST:
+        return None
+    return max(NARROWEST, shutil.get_terminal_size().columns)
+
+
+class _Careful(RenderHook):
+    """Puts every renderable into one that spells its control characters out."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Spelled(each) for each in renderables]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """A renderable whose text is `printable`; styles and Rich's own controls stay."""
+
+    inner: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for each in console.render(self.inner, options):
+            yield each if each.control else Segment(printable(each.text), each.style)
+
+
+def show(screen: Console, *renderables: RenderableType, wrap: bool = True) -> None:
     """Print without the blanks that tables put at the end of lines."""
     with screen.capture() as captured:
-        screen.print(*renderables, sep="\n")
+        screen.print(*renderables, sep="\n", soft_wrap=not wrap)
     text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
     screen.file.write(writable(text, getattr(screen.file, "encoding", None) or "utf-8"))
 

@@ -1,17 +1,17 @@
 """What a command can be told to play: files, folders, `-`, and the scenarios shipped."""
 
-import difflib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import cachesim
 from cachesim.errors import ScenarioError
-from cachesim.scenario.format import Scenario
-from cachesim.scenario.load import load, load_stream
 from cachesim.scenario.readers import short
+
+if TYPE_CHECKING:
+    from cachesim.scenario.format import Scenario
 
 STDIN: Final = "<stdin>"
 """What `-` becomes."""
@@ -32,7 +32,7 @@ def shipped_files() -> list[Path]:
     return [] if folder is None else sorted(folder.glob("*.toml"))
 
 
-def load_all(names: Iterable[str]) -> list[tuple[str, Scenario]]:
+def load_all(names: Iterable[str]) -> "list[tuple[str, Scenario]]":
     """The scenarios that arguments name, with where they came from; all errors at once."""
     found: list[tuple[str, Scenario]] = []
     problems: list[str] = []
@@ -57,8 +57,10 @@ class Source:
     name: str
     path: Path | None  # None: standard input
 
-    def load(self) -> Scenario:
+    def load(self) -> "Scenario":
         """Read it."""
+        from cachesim.scenario.files import load, load_stream  # noqa: PLC0415 - loads the engines
+
         return load_stream(sys.stdin.buffer) if self.path is None else load(self.path)
 
 
@@ -91,6 +93,8 @@ def _in_folder(path: Path) -> list[Source]:
 
 
 def _not_found(name: str, known: Iterable[str]) -> str:
+    import difflib  # noqa: PLC0415 - only errors need it
+
     known = list(known)
     near = difflib.get_close_matches(Path(name).stem, known, n=3, cutoff=0.4)
     near += [each for each in known if name.lower() in each.lower() and each not in near][:3]

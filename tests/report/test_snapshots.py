@@ -51,7 +51,8 @@ def test_the_page_is_as_it_was(
         file.write_text(page)
     assert page == file.read_text()
     lines = page.splitlines()[1:]
-    assert max(map(len, lines)) <= 80
+    if not name.startswith("list"):  # a list in a pipe is for grep: one line each, none cut
+        assert max(map(len, lines)) <= 80
     assert lines == [line.rstrip() for line in lines]
 
 

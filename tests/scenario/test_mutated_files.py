@@ -10,7 +10,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import limits
-from cachesim.scenario.load import loads
+from cachesim.scenario.files import loads
 from tests.scenario.stories import STORY_TOML
 
 Mutation = Callable[[str, random.Random], str]

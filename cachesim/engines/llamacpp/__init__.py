@@ -20,9 +20,6 @@ One turn (`server.LlamaCpp.step`): queue -> `selection` -> `swap` -> `reuse` -> 
 `checkpointing` -> `batching` -> `memory` -> `generation` -> reply.
 """
 
-from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.server import LlamaCpp
-
-Engine.families["llama.cpp"] = LlamaCpp
 
 __all__ = ["LlamaCpp"]

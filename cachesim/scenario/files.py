@@ -49,6 +49,9 @@ def content_of(data: bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         msg = f"is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}"
         raise ScenarioError(msg) from None
+    if not text.strip():
+        msg = "is empty"
+        raise ScenarioError(msg)
     if text.lstrip().startswith("{"):
         return _parsed(json.loads, text, "JSON")
     return _parsed(tomllib.loads, text, "TOML")

@@ -1,0 +1,99 @@
+"""A scenario cannot steer the terminal: every output but JSON spells control characters."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.printable import STEERING, printable
+
+HOSTILE = """
+format = 1
+name = "plain"
+about = "\\u001b]0;owned\\u0007\\u001b[2J\\u009b31m\\u202e hidden \\r over"
+[source]
+issue = "\\u001b[31mred#1"
+note = "\\u001b]8;;http://x\\u0007"
+[model]
+preset = "dense"
+[engine]
+name = "llama.cpp"
+profiles = ["b9538"]
+[spans]
+a = "\\u001b[2J text \\u0007"
+[[step]]
+name = "A"
+prompt = "a"
+predict = 1
+[[step]]
+name = "B"
+messages = [{ role = "user", content = "\\u001b[5m blink" }]
+predict = 1
+"""
+STEERS = re.compile("[" + "".join(map(re.escape, map(chr, STEERING))) + "]")
+
+
+def test_only_line_breaks_and_tabs_are_left() -> None:
+    text = "".join(map(chr, range(0x2070))) + "\ud800"
+
+    assert None is STEERS.search(printable(text))
+    assert "a\\x1b[31m\tb\n" == printable("a\x1b[31m\tb\n")
+
+
+@pytest.mark.parametrize("words", ["run", "explain", "run --watch", "run --format json"])
+def test_no_control_character_of_a_file_is_printed(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plain.toml"
+    file.write_text(HOSTILE)
+    command, *options = words.split()
+
+    assert main([command, str(file), *options, "--arithmetic", "ring"]) == 0
+
+    printed = capsys.readouterr()
+    assert None is STEERS.search(printed.out + printed.err)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HOSTILE.replace('name = "plain"', 'name = "\\u001b[2J"'),
+        HOSTILE.replace('preset = "dense"', 'preset = "dense"\n"\\u001b[2J" = 1'),
+        HOSTILE.replace('"llama.cpp"', '"\\u001b[2J"'),
+        HOSTILE.replace("b9538", "\\u001b[2J"),
+        HOSTILE.replace('prompt = "a"', 'prompt = "\\u001b[2J"'),
+    ],
+)
+def test_nor_in_an_error(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "\x1b]0;file\x07.toml"
+    file.write_text(text)
+
+    assert main(["run", str(file)]) == 2
+    assert main(["run", "\x1b[2J"]) == 2
+    assert main(["\x1b[2J"]) == 2
+    assert main(["list", "\x1b[2J"]) == 2
+
+    assert None is STEERS.search(capsys.readouterr().err)
+
+
+def test_colour_is_still_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    file = tmp_path / "plain.toml"
+    file.write_text(HOSTILE)
+
+    assert main(["run", str(file), "--arithmetic", "ring"]) == 0
+
+    styles = re.findall(r"\x1b(\S*?[a-zA-Z])", capsys.readouterr().out)
+    assert styles
+    assert all(re.fullmatch(r"\[[\d;]*m", each) for each in styles)
+
+
+def test_json_holds_the_text_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "scenarios", "--format", "json"]) == 0
+
+    entries = json.loads(capsys.readouterr().out)
+    assert "llama.cpp-three-requests" in [each["name"] for each in entries]

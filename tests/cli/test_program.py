@@ -1,0 +1,105 @@
+"""The program as its own process: closed files, a full disk, an interrupt, what it loads."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = f"{sys.executable} -m cachesim"
+STALE = "llama.cpp-three-requests"
+HEAVY = {"numpy", "hypothesis", "cattrs", "cachesim.engines.base", "cachesim.scenario.checks"}
+
+LOADED = "import sys; from cachesim.cli.main import main; main({words!r}); print(*sys.modules)"
+
+
+def shell(command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(  # noqa: S602 - the shell closes and joins files
+        command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["show", STALE], ["list", "presets"]])
+def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str]) -> None:
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", LOADED.format(words=words)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+
+    assert set() == HEAVY & set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["list presets", "learn", f"run {STALE} --no-verify"])
+def test_a_closed_standard_file_is_no_error(words: str, closed: str) -> None:
+    done = shell(f"{PROGRAM} {words} {closed}")
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_a_scenario_from_a_closed_standard_input_is_wrong_usage() -> None:
+    done = shell(f"{PROGRAM} run - <&-")
+
+    assert 2 == done.returncode
+    assert "standard input: is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "--help", "schema", "--version", f"run {STALE} --no-verify"]
+)
+def test_a_full_disk_is_said_once(words: str) -> None:
+    done = shell(f"{PROGRAM} {words} > /dev/full")
+
+    assert (2, "cachesim: standard output: No space left on device\n") == (
+        done.returncode,
+        done.stderr,
+    )
+
+
+@pytest.mark.parametrize("words", ["list", "--help", f"run {STALE} --watch --no-verify"])
+def test_a_reader_that_goes_is_no_error(words: str) -> None:
+    done = shell(f"bash -c '{PROGRAM} {words} | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}'")
+
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1])
+def test_an_interrupt_while_it_starts_is_130_in_one_line(delay: float) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-m", "cachesim", "run", "scenarios"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    wait_until_numpy_is_loaded(run.pid)
+    time.sleep(delay)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate()[1]
+
+    assert (130, "cachesim: interrupted\n") == (run.returncode, said)
+
+
+def wait_until_numpy_is_loaded(pid: int) -> None:
+    """Its library is mapped long before all that is imported has been."""
+    while "_multiarray_umath" not in Path(f"/proc/{pid}/maps").read_text():
+        time.sleep(0.002)
+
+
+def test_the_end_of_input_ends_watching() -> None:
+    """Ctrl-D at a terminal: enough was seen."""
+    leader, follower = pty.openpty()
+    run = subprocess.Popen(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "cachesim", "run", STALE, "--watch"],
+        stdin=follower, stdout=follower, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "TERM": "dumb"},
+    )  # fmt: skip
+    os.close(follower)
+    os.write(leader, b"\n\x04")
+    said = run.communicate(timeout=60)[1]
+    os.close(leader)
+
+    assert "a bug" not in said
+    assert run.returncode in {0, 1}
