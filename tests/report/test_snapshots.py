@@ -22,7 +22,6 @@ PAGES = {
     "explain": "explain llama.cpp-three-requests --profile b11549",
     "diff": "diff b9538 b9538+24143 llama.cpp-24143-hybrid --arithmetic ring",
     "many": "run llama.cpp-three-requests-dense llama.cpp-26191-f-keep --arithmetic ring",
-    "list-patches": "list patches",
     "list-presets": "list presets",
     "show-patch": "show erase-equal",
     "introduction": "",
