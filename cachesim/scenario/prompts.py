@@ -1,15 +1,18 @@
 """How a step's prompt, reply and messages become tokens while a scenario runs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.scenario.spans import draw_spans
 from cachesim.units import Tokens, as_tokens
+
+Renderer: TypeAlias = Callable[[Sequence[Message]], tuple[Tokens, Sequence[tuple[str, int]]]]
+"""What a server makes of a chat: the prompt, and role and first token of every message."""
 
 REPLY: Final = ".reply"
 WORD: Final = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<start>\d{0,6}):(?P<end>\d{0,6})\])?")
@@ -35,6 +38,7 @@ class Vocabulary:
     tokenizer: ByteTokenizer
     spans: dict[str, Tokens]
     replies: dict[str, Tokens] = field(default_factory=dict)
+    server: Renderer | None = None  # where the server renders chats in a way of its own
 
     @classmethod
     def of(cls, scenario: Scenario, *, vocabulary: int) -> "Vocabulary":
@@ -77,13 +81,20 @@ class Vocabulary:
     def prompt(self, step: Step) -> Tokens:
         """What the server is asked to read."""
         if step.messages:
-            return self.tokenizer.apply_chat_template(self.messages(step.messages))
+            return self._rendered(step)[0]
         return self.tokens(step.prompt or "")
+
+    def _rendered(self, step: Step) -> tuple[Tokens, Sequence[tuple[str, int]]]:
+        messages = self.messages(step.messages)
+        if self.server is not None:
+            return self.server(messages)
+        tokenizer = self.tokenizer
+        return tokenizer.apply_chat_template(messages), tokenizer.message_starts(messages)
 
     def parts(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
         """The spans or messages that a prompt is made of, in order."""
         if step.messages:
-            starts = self.tokenizer.message_starts(self.messages(step.messages))
+            starts = self._rendered(step)[1]
             named = [(f"{role} message {i + 1}", int(at)) for i, (role, at) in enumerate(starts)]
             ends = [at for _, at in named[1:]] + [len(prompt)]
             return tuple(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
-from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.base import Engine, Message, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
@@ -51,6 +51,15 @@ class SlotActions(Protocol):
 
     def slot_erase(self, slot: int) -> Ticket:
         """Empty a slot."""
+        ...
+
+
+@runtime_checkable
+class ChatRendering(Protocol):
+    """A server whose HTTP side makes of a chat what no template alone does."""
+
+    def render_chat(self, messages: Sequence[Message]) -> tuple[Tokens, Sequence[tuple[str, int]]]:
+        """The prompt, and role and first token of every message."""
         ...
 
 
@@ -118,6 +127,8 @@ class Session:
         self.engine = self._create()
         self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
+        if isinstance(self.engine, ChatRendering):
+            self.vocabulary.server = self.engine.render_chat
         self.seen = 0  # events that already belong to a step
         self.turns = 0
 

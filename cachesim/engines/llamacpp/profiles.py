@@ -9,6 +9,7 @@ from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.rules import (
     CheckpointRules,
     PromptCacheRules,
+    RequestRules,
     ReuseRules,
     SelectionRules,
     ServerRules,
@@ -20,6 +21,7 @@ from cachesim.units import Count
 
 B9093: Final = ServerRules(
     memory=memory.B9094,
+    requests=RequestRules(empty_prefill_opens=True),
     selection=SelectionRules(pinned_slot_uses_cache=False, idle_save_needs_unified=True),
     cache=PromptCacheRules(save_makes_room=False, limits_keep_one=True, load_consumes=True),
     reuse=ReuseRules(
@@ -53,7 +55,8 @@ B9093: Final = ServerRules(
         drafter_is_saved=False,
         process_failure_is_fatal=False,
         refused_cut_aborts=False,
-        empty_batches_abort=False,
+        empty_batches_abort=True,
+        processed_is_reset=False,
     ),
 )
 """May 2026; the cache rules are those of b9094."""
@@ -61,6 +64,7 @@ B9093: Final = ServerRules(
 B9538: Final = replace(
     B9093,
     memory=memory.B9509,
+    requests=RequestRules(empty_prefill_opens=False),
     reuse=replace(
         B9093.reuse,
         depth_test_skips_extensions=False,
@@ -79,7 +83,6 @@ B9538: Final = replace(
         B9093.slots,
         companion_is_saved=True,
         refused_cut_aborts=True,
-        empty_batches_abort=True,
     ),
 )
 """June 2026; the cache rules are those of b9509."""
@@ -109,6 +112,7 @@ B11549: Final = replace(
         drafter_is_saved=True,
         process_failure_is_fatal=True,
         empty_batches_abort=False,
+        processed_is_reset=True,
     ),
 )
 """October 2026; the cache rules are those of b11434."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from cachesim.engines.base import Request, Ticket
+from cachesim.engines.base import Message, Request, Ticket
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.llamacpp.rules import Placement
 from cachesim.engines.llamacpp.server_context import ServerContext
@@ -21,12 +21,17 @@ FIELDS: Final[tuple[str, ...]] = (
     "ignore_eos",
     "message_delimiters",
     "message_spans",
+    "prompt_string",
 )
 
 KNOWS: Final[Mapping[str, tuple[Placement, ...]]] = {
     "message_delimiters": ("user-starts",),  # #24176
     "message_spans": ("last-user", "user-starts"),  # #22929; offsets are ours for token prompts
 }
+ASSISTANT: Final = "assistant"
+SPACE: Final = "\u2581"
+"""What the tokenizer of the toy models reads a space as: three bytes."""
+
 HAD_BY: Final = {"message_delimiters": "b11549", "message_spans": "b9538, b11549"}
 
 
@@ -40,8 +45,9 @@ def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerCont
     prompt: Tokens = request.prompt
     starts: tuple[Start, ...] = ()
     if request.messages:
-        prompt, starts = render_chat(request, ByteTokenizer(options.chat_template))
+        prompt, starts = _chat_prompt(request, server)
     check_tokens(request, prompt, server.network.spec.vocabulary)
+    _flag(fields, "prompt_string", default=False)
     if server.rules.checkpoints.placement == "every":
         starts = ()
     starts = (*starts, *message_starts(prompt, fields))
@@ -52,7 +58,7 @@ def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerCont
         n_discard=_whole(fields, "n_discard", 0, least=0),
         n_cache_reuse=_whole(fields, "n_cache_reuse", options.cache_reuse, least=0),
         cache_prompt=request.cache_prompt and options.cache_prompt,
-        ignore_eos=bool(fields.get("ignore_eos", options.ignore_eos)),
+        ignore_eos=_flag(fields, "ignore_eos", default=options.ignore_eos),
         reply=request.reply,
         drafts=request.drafts,
         user_starts=frozenset(users),
@@ -90,17 +96,59 @@ def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
             raise TokenError(msg)
 
 
-def render_chat(request: Request, tokenizer: ByteTokenizer) -> tuple[Tokens, tuple[Start, ...]]:
-    """The prompt of a conversation, and where its messages begin."""
-    prompt = tokenizer.apply_chat_template(request.messages)
+def why_refused(request: Request, task: Task, server: ServerContext) -> str:
+    """Why the HTTP side answers 400 before anything is queued; empty where it does not.
+
+    An empty list of tokens is refused. An empty text (`prompt_string`) is not, nor is a chat that
+    renders to nothing.
+    """
+    if [each.role for each in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
+        return "Cannot have 2 or more assistant messages at the end of the list."
+    is_text = bool(request.messages) or dict(request.options or {}).get("prompt_string")
+    if not task.tokens and not is_text:
+        return '"prompt" must not be empty'
+    if request.completions > len(server.slots):
+        return f"n_cmpl cannot be greater than the number of slots ({len(server.slots)})"
+    return ""
+
+
+def render_chat(
+    server: ServerContext, messages: Sequence[Message]
+) -> tuple[Tokens, tuple[Start, ...]]:
+    r"""The prompt of a conversation, and where its messages begin.
+
+    Upstream: `oaicompat_chat_params_parse`. The role `developer` is `system`. An assistant message
+    at the end is no turn of its own: the reply goes on from it. Trap: where it is empty, releases
+    since June do not even open the reply.
+
+        <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n  [ the last message )
+    """
+    tokenizer = ByteTokenizer(server.options.chat_template)
+    shown = [_as_read(each) for each in messages]
+    continued = shown.pop() if shown and shown[-1].role == ASSISTANT else None
+    opens = server.rules.requests.empty_prefill_opens or continued is None or continued.content
+    prompt = tokenizer.apply_chat_template(shown, add_generation_prompt=bool(opens))
+    starts = [(role, Pos(count)) for role, count in tokenizer.message_starts(shown)]
+    if continued is not None:
+        starts.append((ASSISTANT, Pos(len(prompt))))
+        prompt += tokenizer.encode(continued.content)
+    return prompt, tuple(starts)
+
+
+def _as_read(message: Message) -> Message:
+    role = "system" if message.role == "developer" else message.role
+    return Message(role=role, content=message.content.replace(" ", SPACE))
+
+
+def _chat_prompt(request: Request, server: ServerContext) -> tuple[Tokens, tuple[Start, ...]]:
+    prompt, starts = render_chat(server, request.messages)
     if request.prompt not in ((), prompt):
         msg = (
             "the prompt is not what the chat template makes of the messages: leave it out, or "
             "name the template with the option chat_template"
         )
         raise TokenError(msg)
-    starts = tokenizer.message_starts(request.messages)
-    return prompt, tuple((role, Pos(count)) for role, count in starts)
+    return prompt, starts
 
 
 def _check_field(name: str, placement: Placement) -> None:
@@ -112,6 +160,14 @@ def _check_field(name: str, placement: Placement) -> None:
     if placement not in KNOWS.get(name, (placement,)):
         msg = f"this release has no request field {name!r}; the releases that have it are "
         raise OptionError(msg + HAD_BY[name])
+
+
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        msg = f"request field {name!r} is {value!r}; write true or false"
+        raise OptionError(msg)
+    return value
 
 
 def _whole(fields: Mapping[str, Any], name: str, default: int, *, least: int) -> int:

@@ -30,6 +30,13 @@ Placement: TypeAlias = Literal["every", "last-user", "user-starts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRules:
+    """What the HTTP side makes of a request."""
+
+    empty_prefill_opens: bool  # an empty assistant message at the end still opens the reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionRules:
     """Choosing a slot and swapping its prompt with the prompt cache."""
 
@@ -91,7 +98,8 @@ class SlotRules:
     drafter_is_saved: bool  # checkpoints hold what the drafter carries beside its memory
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
     refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
-    empty_batches_abort: bool  # four turns with nothing to decode end the process
+    empty_batches_abort: bool  # four turns with nothing to decode end the process (#20277)
+    processed_is_reset: bool  # a slot forgets at its release how many tokens it processed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +107,7 @@ class ServerRules:
     """Everything in which one release or patch differs from another."""
 
     memory: MemoryRules
+    requests: RequestRules
     selection: SelectionRules
     cache: PromptCacheRules
     reuse: ReuseRules

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.held import Held
 from cachesim.engines.llamacpp.batching import (
@@ -21,19 +21,21 @@ from cachesim.engines.llamacpp.forced import pass_over_replies
 from cachesim.engines.llamacpp.generation import sample_slots
 from cachesim.engines.llamacpp.held import held
 from cachesim.engines.llamacpp.integrity import check_integrity
-from cachesim.engines.llamacpp.requests import to_task
+from cachesim.engines.llamacpp.requests import render_chat, to_task, why_refused
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
 from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
 from cachesim.engines.llamacpp.shift import shift_full_contexts
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.snapshot import snapshot
+from cachesim.engines.llamacpp.spans import Start
 from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
 from cachesim.engines.llamacpp.swap import save_idle_slots
 from cachesim.engines.llamacpp.task import Task, TaskKind
 from cachesim.engines.profile import Profile
 from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
+from cachesim.units import Tokens
 
 EMPTY_TURNS = 3
 """So many turns with nothing to decode are accepted; one more ends the process."""
@@ -74,12 +76,16 @@ class LlamaCpp(Engine):
         ticket = Ticket(server.next_task)  # a ticket is the number of its first task
         task = to_task(request, number=server.next_task, ticket=ticket, server=server)
         server.next_task += request.completions
-        if request.completions > len(server.slots):
-            message = f"n_cmpl cannot be greater than the number of slots ({len(server.slots)})"
+        message = why_refused(request, task, server)
+        if message:
             self._refuse(task, message)
         else:
             server.queue.append(task)
         return ticket
+
+    def render_chat(self, messages: Sequence[Message]) -> tuple[Tokens, tuple[Start, ...]]:
+        """The prompt that this server makes of a chat, and where its messages begin."""
+        return render_chat(self._server, messages)
 
     def slot_save(self, slot: int, name: str) -> Ticket:
         """Queue `POST /slots/{slot}?action=save`."""
@@ -98,6 +104,7 @@ class LlamaCpp(Engine):
         server = self._server
         if not server.queue and not any(slot.is_processing for slot in server.slots):
             return False
+        self._hang_up()
         while server.queue:
             self._process(server.queue.popleft())
         self._update_slots()
@@ -129,6 +136,19 @@ class LlamaCpp(Engine):
                 server.queue.appendleft(
                     Task(id=server.take_number(), ticket=ticket, kind="cancel", target=target)
                 )
+
+    def _hang_up(self) -> None:
+        """The HTTP side cancels what is left of a call that was answered by an error.
+
+        Upstream: `server_response_reader::stop`. A few turns without anything to decode are over
+        before it gets there: May's and June's servers have ended themselves by then, October's
+        goes on without the children.
+        """
+        server = self._server
+        if 0 < server.n_empty_consecutive <= EMPTY_TURNS:
+            return
+        while server.given_up:
+            self.cancel(server.given_up.pop())
 
     def snapshot(self) -> dict[str, Any]:
         """What the server holds now, as plain data."""
@@ -244,15 +264,19 @@ class LlamaCpp(Engine):
             fail_all(server, failure)
 
     def _count_empty(self, batch: PendingBatch) -> None:
-        """Nothing to decode though a slot is at work: June's servers end themselves.
+        """Nothing to decode though a slot is at work: May's and June's servers end themselves.
 
-        Trap: October's b11549 does not (seen on the wheel). It turns for ever and answers nobody,
-        which is told here after some turns.
+        A turn that leaves no slot at work starts the count again: any number of empty or overlong
+        prompts may follow one another (seen on all wheels). Trap: October's b11549 has the test
+        where an empty batch never gets. It turns for ever and answers nobody, which is reported
+        after some turns.
         """
         server = self._server
-        server.empty_turns = 0 if len(batch) else server.empty_turns + 1
+        at_work = any(slot.is_processing for slot in server.slots)
+        empty = at_work and not len(batch)
+        server.n_empty_consecutive = server.n_empty_consecutive + 1 if empty else 0
         where = "update_slots"
-        if server.empty_turns > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
+        if server.n_empty_consecutive > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
             raise UpstreamAbort(where, "too many consecutive empty batches")
-        if server.empty_turns > VAIN_TURNS:
+        if server.n_empty_consecutive > VAIN_TURNS:
             raise UpstreamEndless(where, "a slot is at work, and has nothing to decode")

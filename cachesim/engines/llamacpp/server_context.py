@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.base import Reply
+from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import Drafter
@@ -44,7 +44,8 @@ class ServerContext:
     events: EventLog = field(default_factory=EventLog)
     replies: dict[int, list[Reply]] = field(default_factory=dict)
     now: int = 0  # logical time: one tick per release
-    empty_turns: int = 0
+    n_empty_consecutive: int = 0
+    given_up: list[Ticket] = field(default_factory=list)  # calls that were answered by an error
     next_task: int = 0
 
     @property
@@ -105,6 +106,8 @@ class ServerContext:
         if task.is_child:
             self.prompt_clear(slot)
         slot.reset()
+        if self.rules.slots.processed_is_reset:
+            slot.n_prompt_tokens_processed = 0
         slot.task = None
         self._pop_deferred(slot)
 
@@ -133,6 +136,8 @@ class ServerContext:
         if cached is None or (error is not None and error != CANCELLED):
             cached = None
             task.ledger.apply(error or stop, 0)
+            if task.is_parent and error != CANCELLED:
+                self.given_up.append(task.ticket)
         self.answer(task, slot, self._reply(slot, cached, error, message))
         self.release(slot, stop)
 

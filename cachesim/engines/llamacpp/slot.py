@@ -63,12 +63,16 @@ class Slot:
         self.t_last_used = NEVER
         self.state = SlotState.IDLE
         self.task: Task | None = None
+        self.n_prompt_tokens_processed = 0
         self.reset()
 
     def reset(self) -> None:
-        """Forget the request, not the prompt (upstream: `server_slot::reset`)."""
+        """Forget the request, not the prompt (upstream: `server_slot::reset`).
+
+        Trap: older releases leave `n_prompt_tokens_processed` as it is, and an empty prompt is
+        answered with the number of the request before it.
+        """
         self.n_prompt_tokens_cache: Count | None = None
-        self.n_prompt_tokens_processed = 0
         self.approximated: str | None = None  # the reply rests on values of another context
         self.i_batch = NO_ROW
         self.sampled = Token(-1)

@@ -14,12 +14,13 @@ from cachesim.errors import (
     ProfileError,
     TokenError,
     UpstreamAbort,
+    UpstreamEndless,
 )
 from cachesim.model.presets import preset
 from cachesim.units import as_tokens
 from tests.engines.llamacpp.play import Play, run
 
-OCTOBER = "llama.cpp@b11549"
+MAY, JUNE, OCTOBER = ALL = ("llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549")
 
 
 def create(profile: str = OCTOBER, model: str = "dense", **options: Any) -> Engine:
@@ -93,6 +94,8 @@ def test_older_names_of_a_release_are_the_release() -> None:
         ({"prompt": as_tokens([1]), "slot": -3}, OptionError),
         ({"prompt": as_tokens([1]), "options": {"n_kep": 1}}, OptionError),
         ({"prompt": as_tokens([1]), "options": {"n_keep": "x"}}, OptionError),
+        ({"prompt": as_tokens([1]), "options": {"ignore_eos": 1}}, OptionError),
+        ({"prompt": (), "options": {"prompt_string": "yes"}}, OptionError),
         ({"prompt": as_tokens([1]), "options": {"n_discard": -5}}, OptionError),
         ({"prompt": as_tokens([1]), "options": {"message_spans": [{"role": "user"}]}}, OptionError),
         (
@@ -148,14 +151,79 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_the_run_goes_on(profile:
     assert play.ask(run(range(255))) == (96, 159)
 
 
-def test_an_empty_prompt_is_answered_at_once_with_nothing() -> None:
-    play = Play(OCTOBER, "dense")
+@pytest.mark.parametrize("profile", ALL)
+def test_an_empty_list_of_tokens_is_refused_before_it_reaches_a_slot(profile: str) -> None:
+    play = Play(profile, "dense")
     reply = play.reply([], 4)
-    assert (reply.cached, reply.processed, reply.generated) == (0, 0, ())
-    play.reply(run(range(50)))
-    play.reply([])
+    assert reply.error == "invalid_request_error"
+    assert (reply.slot, reply.cached, reply.processed) == (None, None, None)
+    assert ["request-refused"] == [event.name() for event in play.engine.events]
+
+
+@pytest.mark.parametrize(("profile", "processed"), [(MAY, 20), (JUNE, 20), (OCTOBER, 0)])
+def test_an_empty_text_is_answered_with_the_number_of_the_request_before(
+    profile: str, processed: int
+) -> None:
+    """The numbers are the wheels'; the older ones do not reset what a slot processed."""
+    play = Play(profile, "hybrid")
+    assert (0, 0) == play.ask([], options={"prompt_string": True})
+    assert (0, 20) == play.ask([300] * 20, 2)
+    assert (0, processed) == play.ask([], options={"prompt_string": True})
     told = [event.as_dict() for event in play.engine.events]
     assert "NaN" not in json.dumps(told)
+
+
+@pytest.mark.parametrize("slot", [-1, 0])
+@pytest.mark.parametrize("prompt", [[300] * 300, []])
+@pytest.mark.parametrize("profile", ALL)
+def test_a_run_of_refused_requests_does_not_end_the_server(
+    profile: str, prompt: list[int], slot: int
+) -> None:
+    """Thirty and then a normal one, as played on the wheels; texts that are empty too."""
+    play = Play(profile, "hybrid", ctx_size=256)
+    fields: dict[str, Any] = {} if prompt else {"options": {"prompt_string": True}}
+    for _ in range(30):
+        reply = play.reply(prompt, slot=slot, **fields)
+        assert reply.error == ("exceed_context_size_error" if prompt else None)
+    assert (0, 20) == play.ask([300] * 20)
+
+
+@pytest.mark.parametrize("profile", ALL)
+def test_empty_texts_that_wait_for_one_another_do_not_end_the_server(profile: str) -> None:
+    """The wheels answer 400 of them in one call."""
+    play = Play(profile, "hybrid", ctx_size=256)
+    empty = Request(prompt=(), options={"prompt_string": True})
+    tickets = [play.engine.submit(empty) for _ in range(12)]
+    play.engine.run()
+    replies = [play.engine.reply(ticket) for ticket in tickets]
+    assert [0] * 12 == [reply.processed for reply in replies if reply is not None]
+
+
+@pytest.mark.parametrize("prompt", [[300] * 400, []])
+@pytest.mark.parametrize("profile", [MAY, JUNE])
+def test_completions_of_a_prompt_that_is_refused_end_the_older_servers(
+    profile: str, prompt: list[int]
+) -> None:
+    """Its children wait for a parent that never comes; b9093 8 of 8 times, b9538 7 of 8."""
+    play = Play(profile, "hybrid", ctx_size=256, parallel=3, kv_unified=True)
+    with pytest.raises(UpstreamAbort, match="too many consecutive empty batches"):
+        play.reply(prompt, completions=2, options={"prompt_string": True})
+
+
+def test_october_releases_the_children_of_a_refused_prompt() -> None:
+    play = Play(OCTOBER, "hybrid", ctx_size=256, parallel=3, kv_unified=True)
+    play.ask([300] * 20, 2, completions=2)
+    reply = play.reply([300] * 400, completions=2)
+    errors = [each.error for each in play.engine.replies(play.ticket)]
+    assert (reply.error, errors[1:]) == ("exceed_context_size_error", ["cancelled"])
+    assert (16, 4) == play.ask([300] * 20, 2)
+
+
+def test_october_waits_for_ever_for_the_children_of_an_empty_text() -> None:
+    """The parent is answered with success, so nobody cancels its children."""
+    play = Play(OCTOBER, "hybrid", parallel=3)
+    with pytest.raises(UpstreamEndless, match="nothing to decode"):
+        play.reply([], completions=2, options={"prompt_string": True})
 
 
 def test_more_completions_than_slots_are_refused() -> None:
