@@ -6,14 +6,16 @@ from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
     from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
-    from cachesim.engines.events import Event, Loss
+    from cachesim.engines.causes import Cause, Loss
+    from cachesim.engines.events import Event
     from cachesim.engines.profile import Profile
 
 HOMES: Final = {
     "ByteStore": "base",
+    "Cause": "causes",
     "Engine": "base",
     "Event": "events",
-    "Loss": "events",
+    "Loss": "causes",
     "Message": "base",
     "Profile": "profile",
     "Reply": "base",
@@ -27,6 +29,7 @@ __getattr__ = lazily(__name__, HOMES)
 
 __all__ = [
     "ByteStore",
+    "Cause",
     "Engine",
     "Event",
     "Loss",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
-from cachesim.engines.events import Event, EventLog, Loss
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Held
 from cachesim.engines.profile import Profile
 from cachesim.errors import ProfileError

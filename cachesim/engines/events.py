@@ -1,20 +1,42 @@
-"""Events: what happened, as small frozen values; an engine's only output besides replies."""
+"""Events: what happened, as small frozen values; an engine's only output besides replies.
+
+Each class declares, where it is defined, its tone and its sentence:
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class SlotPurged(Event, tone="loss", says="idle slot {slot} was emptied: {n_tokens} tokens"):
+
+Reports, pages and lessons render both and know no event by name.
+"""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from cachesim.units import Count
+from cachesim.engines.words import filled
+
+Tone: TypeAlias = Literal["loss", "gain", "warn", "plain", "quiet"]
+"""Tokens were lost; something was saved or brought back; something stayed or was handed on that
+is not what it should be; a decision; routine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One thing that happened. Rooms derive their own; the name is the class's, in kebab-case."""
 
+    tone: ClassVar[Tone] = "plain"
+    says: ClassVar[str] = ""
+
     slot: int = -1
     task: int = -1
+
+    def __init_subclass__(cls, *, tone: Tone | None = None, says: str | None = None) -> None:
+        # `slots=True` makes each class twice; the second time nothing is given, and nothing changes
+        if tone is not None:
+            cls.tone = tone
+        if says is not None:
+            cls.says = says
 
     @classmethod
     @cache
@@ -22,34 +44,19 @@ class Event:
         """`CheckpointCreated` is `checkpoint-created`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
 
+    def loudness(self) -> Tone:
+        """The tone of this very event; classes whose numbers decide it say so."""
+        return self.tone
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in words: lower case, no full stop."""
+        return filled(self.says, {each.name: getattr(self, each.name) for each in fields(self)})
+
     def as_dict(self) -> dict[str, Any]:
-        """The event as JSON shows it: its name first, then its fields in order."""
+        """The event's data: its name first, then its fields in order."""
         return {"event": self.name()} | {
             each.name: getattr(self, each.name) for each in fields(self)
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """One rule that lowered the number of tokens that could be reused.
-
-    Emitted where the engine takes the branch. Over one request, the losses add up: what was equal
-    with the best thing there was, minus what was reused. A rule that wins tokens back (a checkpoint
-    after a refused cut) has `after > before`.
-    """
-
-    rule: str
-    before: Count
-    after: Count
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The entry of `why` in the JSON."""
-        return {
-            "rule": self.rule,
-            "from": self.before,
-            "to": self.after,
-            "detail": dict(self.detail),
         }
 
 

@@ -1,13 +1,13 @@
-"""The ledger of one request: what was equal, what stayed usable, and which rule changed it."""
+"""The ledger of one request: what matched, what stayed usable, and which cause changed it."""
 
 from typing import Any
 
-from cachesim.engines.events import Loss
+from cachesim.engines.causes import Cause, Loss
 from cachesim.units import Count
 
 
 class Ledger:
-    """Holds the running number of reusable tokens; every change goes through a named rule.
+    """Holds the running number of reusable tokens; every change goes through a declared cause.
 
     `equal - usable` is the sum over `losses` at any moment, because nothing else can move the
     number: the explanation of a miss adds up by construction.
@@ -21,9 +21,12 @@ class Ledger:
         self.usable = equal
         self.losses: tuple[Loss, ...] = ()
 
-    def apply(self, rule: str, usable: int, **detail: Any) -> None:  # noqa: ANN401 - JSON values
-        """A rule decided that `usable` tokens remain; an unchanged number leaves no entry."""
+    def apply(self, cause: Cause, usable: int, **detail: Any) -> None:  # noqa: ANN401 - JSON values
+        """Only `usable` tokens remain, and why; an unchanged number leaves no entry.
+
+        `detail` holds the numbers of the test that was made, one for each field of the cause.
+        """
         after = Count(usable)
         if after != self.usable:
-            self.losses += (Loss(rule=rule, before=self.usable, after=after, detail=detail),)
+            self.losses += (Loss(cause=cause, before=self.usable, after=after, detail=detail),)
             self.usable = after

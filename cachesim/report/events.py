@@ -11,7 +11,7 @@ QUIET: Final = frozenset({"batch-decoded", "cache-state", "memory-cut", "prompt-
 MOST: Final = 6
 """Longer lists are shown by their length."""
 
-LEFT_OUT: Final = frozenset({"event", "slot", "task", "size", "size_companion"})
+LEFT_OUT: Final = frozenset({"event", "slot", "task", "size", "size_companion", "tone", "sentence"})
 
 
 def loudness(event: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def wrong_facts(step: Mapping[str, Any]) -> Iterator[Fact]:
     wrong, fault = explanation.get("wrong"), explanation.get("fault")
     if wrong:
         same = wrong["token"] == wrong["cold"]
-        tokens = "the same token by luck" if same else f"token {wrong['token']}"
+        tokens = "same token, by chance" if same else f"token {wrong['token']}"
         cold = "" if same else f", a cold run says {wrong['cold']}"
         yield (
             "wrong",
@@ -124,8 +124,8 @@ def slipped(run: Mapping[str, Any], index: int) -> Iterator[Fact]:
         yield (
             "kept by",
             (
-                f"step {name}, which shares {kept['shared']} tokens: erased are those with"
-                f" pos_max > pos_next, and {kept['pos_max']} > {kept['pos_next']} does not hold"
+                f"step {name}, which shares {kept['shared']} tokens with it. Rule: erase if"
+                f" {kept['rule']}. Here {kept['numbers']} is false, so it stayed."
             ),
         )
 

@@ -29,4 +29,4 @@ def rule_facts(step: Mapping[str, Any]) -> Iterator[Fact]:
         yield "rule", f"{entry['from']} → {entry['to']}  {words}"
     explanation = step["explanation"] or {}
     if explanation.get("lost", 0) > 0 and explanation["ideal"] > explanation["equal"]:
-        yield "ideal", f"a cache that had every state would have reused {explanation['ideal']}"
+        yield "ideal", f"an ideal cache would have reused {explanation['ideal']}"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
+from cachesim.engines.events import Event
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
@@ -85,7 +86,7 @@ def step_entry(record: Record, evidence: Evidence) -> dict[str, Any]:
         "truncated": reply is not None and bool(reply.truncated),
         "checkpoints": checkpoints_of(record),
         "prompt_cache": prompt_cache_of(record),
-        "events": [plain(event.as_dict()) for event in record.events],
+        "events": [event_entry(event) for event in record.events],
         "error": record.error,
         "message": record.message,
         "explanation": plain(evidence.explanation),
@@ -94,6 +95,12 @@ def step_entry(record: Record, evidence: Evidence) -> dict[str, Any]:
             for each in record.snapshot.get("slots", ())
         ],
     }
+
+
+def event_entry(event: Event) -> dict[str, Any]:
+    """An event as the JSON shows it: its data, its tone, its sentence."""
+    entry: dict[str, Any] = plain(event.as_dict())
+    return entry | {"tone": event.loudness(), "sentence": event.sentence}
 
 
 def checkpoints_of(record: Record) -> list[dict[str, int]]:

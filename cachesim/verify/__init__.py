@@ -11,12 +11,11 @@ ideal.remember(reply)                               in the order of the replies
 from cachesim.verify.explain import Explanation, Part, Parting, adds_up, explain
 from cachesim.verify.ideal import IdealCache
 from cachesim.verify.oracle import Oracle, cold_logits
-from cachesim.verify.sentences import SENTENCES, sentence
+from cachesim.verify.sentences import sentence
 from cachesim.verify.verdict import BOUND, Answer, Reuse, Verdict, WrongStep, judge
 
 __all__ = [
     "BOUND",
-    "SENTENCES",
     "Answer",
     "Explanation",
     "IdealCache",

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from cachesim.engines.base import Reply
-from cachesim.engines.events import Loss
+from cachesim.engines.causes import Loss
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Token
 from cachesim.verify.ideal import IdealCache
@@ -119,12 +119,13 @@ def _parting(reply: Reply, ideal: IdealCache, parts: Sequence[Part]) -> Parting 
 def _beginning(reply: Reply, parting: Parting | None) -> str:
     count = len(reply.prompt)
     if parting is None:
-        return f"All {count} tokens of the prompt are equal with {reply.equal_with}."
+        return f"All {count} tokens match {reply.equal_with}."
     if not reply.equal:
-        return f"Nothing there was begins like this prompt of {count} tokens."
-    equal = f"{reply.equal} of {count} tokens are equal with {reply.equal_with}"
+        return f"Nothing in memory starts like this {count}-token prompt."
+    equal = f"The first {reply.equal} of {count} tokens match {reply.equal_with}"
     where = f" in {parting.within}" if parting.within else ""
     if not parting.others:
         return f"{equal}; what follows{where} is new."
-    others = " or ".join(map(str, parting.others))
-    return f"{equal}; token {parting.index}{where} is {parting.token}, not {others}."
+    there = " or ".join(map(str, parting.others))
+    differ = f"they differ at token {parting.index}{where}"
+    return f"{equal}; {differ} ({parting.token} here, {there} there)."

@@ -196,7 +196,7 @@ def _late_checkpoint(original: Any, server: Any, slot: Any, checkpoint: Any) -> 
 
 
 def _without(erasure: str, test: Any) -> Any:
-    return lambda erased: {**erased, erasure: test}
+    return lambda erased: {**erased, erasure: ("mutant", test)}
 
 
 START: Final = (
@@ -285,8 +285,9 @@ START: Final = (
             reuse,
             "commit",
             wrapped(
-                lambda original, slot, task, n_past: original(
-                    slot, task, max(0, n_past - 1) if n_past == task.n_tokens - 1 else n_past
+                lambda original, slot, n_past: original(
+                    slot,
+                    max(0, n_past - 1) if n_past == slot.running.n_tokens - 1 else n_past,
                 )
             ),
         ),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.causes import Cause
 from cachesim.engines.events import Event
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
@@ -16,6 +17,14 @@ from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.oracle import Oracle
 
 RELEASES = ("r1", "r2", "r3")
+
+
+FORGETFUL = Cause(
+    id="forgetful",
+    sentence="half of the {held} tokens held is forgotten",
+    about="This server is made to lose tokens.",
+    fields=("held",),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +100,7 @@ class FakeServer(Engine):
             equal += 1
         ledger = Ledger(Count(equal), "slot 0")
         if self.profile.release == "r2":
-            ledger.apply("forgetful", equal // 2, held=len(self.held))
+            ledger.apply(FORGETFUL, equal // 2, held=len(self.held))
         generated, logits = self._answer(request)
         self.held = (*prompt, *generated[:-1])
         self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))

@@ -48,7 +48,15 @@ def test_without_verification_nothing_is_said_of_answers() -> None:
 def test_losses_are_the_entries_of_why() -> None:
     step = play("r2")["steps"][1]
 
-    assert step["why"] == [{"rule": "forgetful", "from": 27, "to": 13, "detail": {"held": 27}}]
+    assert step["why"] == [
+        {
+            "rule": "forgetful",
+            "from": 27,
+            "to": 13,
+            "detail": {"held": 27},
+            "sentence": "Half of the 27 tokens held is forgotten",
+        }
+    ]
 
 
 def test_an_expectation_that_is_not_met_says_what_was_found() -> None:

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.base import Reply
-from cachesim.engines.events import Loss
+from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.ledger import Ledger
 from cachesim.errors import ContractError
 from cachesim.scenario.prompts import Part
 from cachesim.units import Count, Pos, Tokens, as_tokens
 from cachesim.verify.explain import Parting, adds_up, explain
 from cachesim.verify.ideal import IdealCache
-from cachesim.verify.sentences import SENTENCES, sentence
+from cachesim.verify.sentences import sentence
 
 
 def reply(
@@ -38,8 +38,23 @@ def reply(
     )
 
 
-def loss(rule: str, before: int, after: int, **detail: object) -> Loss:
-    return Loss(rule=rule, before=Count(before), after=Count(after), detail=detail)
+DEPTH = Cause(
+    id="memory-depth",
+    sentence="memory starts at {pos_min}, not below {threshold}",
+    about="About.",
+    fields=("pos_min", "threshold"),
+)
+RESTORED = Cause(
+    id="checkpoint-restored",
+    sentence="checkpoint {n_tokens} was restored",
+    about="About.",
+    fields=("n_tokens",),
+)
+SOME = Cause(id="some-cause", sentence="a branch decided so", about="About.")
+
+
+def loss(cause: Cause, before: int, after: int, **detail: object) -> Loss:
+    return Loss(cause=cause, before=Count(before), after=Count(after), detail=detail)
 
 
 # --- the ideal cache -------------------------------------------------------------------------
@@ -90,8 +105,8 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     ideal.remember(reply(as_tokens(range(204))))
     prompt = (*as_tokens(range(196)), *as_tokens(range(400, 410)))
     losses = (
-        loss("memory-depth", 196, 0, pos_min=203, threshold=196, n_swa=0),
-        loss("checkpoint-restored", 0, 96, pos_min=95, pos_max=95, n_tokens=96),
+        loss(DEPTH, 196, 0, pos_min=203, threshold=196),
+        loss(RESTORED, 0, 96, n_tokens=96),
     )
     parts = (Part(name="S", start=0, end=196), Part(name="u2", start=196, end=206))
 
@@ -103,9 +118,12 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     )
     assert (196, 100) == (account.ideal, account.lost)
     assert account.sentences == (
-        "196 of 206 tokens are equal with slot 0; token 196 in u2 is 400, not 196.",
-        "Memory begins at position 203; to go on from here it must begin below 196: 196 to 0.",
-        "The checkpoint at 96, positions 95 to 95, is restored: 0 to 96.",
+        (
+            "The first 196 of 206 tokens match slot 0; they differ at token 196 in u2 "
+            "(400 here, 196 there)."
+        ),
+        "Memory starts at 203, not below 196: 196 to 0.",
+        "Checkpoint 96 was restored: 0 to 96.",
     )
     assert "memory-depth" == account.as_dict()["losses"][0]["rule"]
     assert 196 == account.as_dict()["parting"]["index"]
@@ -116,12 +134,12 @@ def test_a_prompt_that_is_all_there_parts_nowhere() -> None:
     prompt = as_tokens(range(10))
     ideal.remember(reply(prompt))
 
-    account = explain(reply(prompt, cached=9, equal=10, losses=(loss("last-token", 10, 9),)), ideal)
+    account = explain(reply(prompt, cached=9, equal=10, losses=(loss(SOME, 10, 9),)), ideal)
 
     assert account is not None
     assert account.parting is None
     assert 0 == account.lost
-    assert "All 10 tokens of the prompt are equal with slot 0." == account.sentences[0]
+    assert "All 10 tokens match slot 0." == account.sentences[0]
 
 
 def test_a_prompt_that_goes_on_where_the_slot_ended_parts_from_nothing() -> None:
@@ -131,14 +149,14 @@ def test_a_prompt_that_goes_on_where_the_slot_ended_parts_from_nothing() -> None
     account = explain(reply(as_tokens(range(8)), cached=5, equal=5), ideal)
 
     assert account is not None
-    assert account.sentences == ("5 of 8 tokens are equal with slot 0; what follows is new.",)
+    assert account.sentences == ("The first 5 of 8 tokens match slot 0; what follows is new.",)
 
 
 def test_a_prompt_unlike_any_other_says_so() -> None:
     account = explain(reply(as_tokens([1, 2, 3])), IdealCache())
 
     assert account is not None
-    assert ("Nothing there was begins like this prompt of 3 tokens.",) == account.sentences
+    assert ("Nothing in memory starts like this 3-token prompt.",) == account.sentences
 
 
 def test_a_refused_request_has_no_account() -> None:
@@ -146,9 +164,9 @@ def test_a_refused_request_has_no_account() -> None:
 
 
 def test_numbers_that_do_not_add_up_are_our_bug() -> None:
-    wrong = reply(as_tokens(range(9)), cached=3, equal=8, losses=(loss("memory-depth", 8, 4),))
+    wrong = reply(as_tokens(range(9)), cached=3, equal=8, losses=(loss(SOME, 8, 4),))
 
-    with pytest.raises(ContractError, match="5 apart, but the rules account for 4: memory-depth 8"):
+    with pytest.raises(ContractError, match="5 apart, but the rules account for 4: some-cause 8"):
         explain(wrong, IdealCache())
 
 
@@ -156,7 +174,7 @@ def test_numbers_that_do_not_add_up_are_our_bug() -> None:
 def test_every_ledger_adds_up(equal: int, numbers: list[int]) -> None:
     ledger = Ledger(Count(equal), "slot 0")
     for number in numbers:
-        ledger.apply("some-rule", number)
+        ledger.apply(SOME, number)
 
     adds_up(reply(as_tokens(range(21)), cached=ledger.usable, equal=equal, losses=ledger.losses))
 
@@ -164,22 +182,5 @@ def test_every_ledger_adds_up(equal: int, numbers: list[int]) -> None:
 # --- sentences -------------------------------------------------------------------------------
 
 
-def test_a_rule_without_words_of_its_own_says_what_it_compared() -> None:
-    entry = loss("new_rule-of-tomorrow", 9, 4, held=[{"n_tokens": 4}, {"n_tokens": 6}], strict=True)
-
-    assert "New rule of tomorrow (held n_tokens 4; n_tokens 6, strict yes): 9 to 4." == (
-        sentence(entry)
-    )
-    assert "New rule: 9 to 4." == sentence(loss("new-rule", 9, 4))
-
-
-def test_a_known_rule_with_other_details_falls_back_to_its_own() -> None:
-    assert "Memory depth (depth 7): 9 to 4." == sentence(loss("memory-depth", 9, 4, depth=7))
-
-
-@pytest.mark.parametrize("rule", SENTENCES)
-def test_every_sentence_reads_as_one(rule: str) -> None:
-    words = sentence(loss(rule, 5, 3))
-
-    assert words[0].isupper()
-    assert words.endswith(": 5 to 3.")
+def test_an_entry_of_why_says_what_happened_and_what_it_cost() -> None:
+    assert "A branch decided so: 5 to 3." == sentence(loss(SOME, 5, 3))

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.context import CANCELLED, Decoded, Entry
 from cachesim.engines.ik_llama.matching import discard
 from cachesim.engines.ik_llama.prepare import Preparation
@@ -152,7 +152,7 @@ class Batching:
             self._discard(slot, keep, from_cache, end=0)
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, dropped
         slot.prompt_tokens = list(discard(slot.prompt_tokens, keep, dropped))
-        slot.ledger.apply("prompt-truncated", min(slot.ledger.usable, keep), dropped=dropped)
+        slot.ledger.apply(causes.PROMPT_TRUNCATED, min(slot.ledger.usable, keep), dropped=dropped)
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
         """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`).
@@ -213,7 +213,7 @@ class Batching:
         slot.n_prompt_tokens_cache = 0
         slot.checkpoints.clear()
         who = "primary" if refused_by_primary else "companion"
-        slot.ledger.apply("full-reset", 0, p0=p0, who=who)
+        slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
         server.record(events.FullReset(slot=slot.id, task=slot.ticket or 0, p0=p0))
 
     # -- decode ------------------------------------------------------------------------------

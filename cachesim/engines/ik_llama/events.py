@@ -6,7 +6,11 @@ from cachesim.engines.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSelected(Event):
+class SlotSelected(
+    Event,
+    tone="plain",
+    says="slot {slot} is chosen by {by}: similarity {similarity}, keep {f_keep}",
+):
     """A slot was chosen: by its id, by similarity, or because it was idle longest."""
 
     by: str
@@ -15,12 +19,19 @@ class SlotSelected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDeferred(Event):
+class TaskDeferred(Event, tone="plain", says="no slot is free: the request waits"):
     """No slot was free; the task waits until one is released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSaved(Event):
+class PromptSaved(
+    Event,
+    tone="gain",
+    says=(
+        "slot {slot}'s {n_tokens} tokens are copied into the prompt cache, with "
+        "{checkpoints} checkpoints"
+    ),
+):
     """The slot's conversation was copied into the RAM prompt cache."""
 
     n_tokens: int
@@ -29,14 +40,24 @@ class PromptSaved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAlreadyCached(Event):
+class PromptAlreadyCached(
+    Event,
+    tone="plain",
+    says="the prompt cache already has all {n_tokens} tokens: nothing is saved",
+):
     """Nothing was saved: an entry holds all of it."""
 
     n_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLoaded(Event):
+class PromptLoaded(
+    Event,
+    tone="loss",
+    says=(
+        "the parked {n_tokens} tokens are moved into slot {slot}; the entry leaves the prompt cache"
+    ),
+):
     """An entry was moved into the slot; the entry is gone from the cache."""
 
     entry: int
@@ -45,7 +66,14 @@ class PromptLoaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLoadFailed(Event):
+class PromptLoadFailed(
+    Event,
+    tone="loss",
+    says=(
+        "the parked {n_tokens} tokens find no room: slot {slot} keeps its token list "
+        "over an empty memory"
+    ),
+):
     """The entry's state found no room; the slot keeps its token list over an empty memory."""
 
     entry: int
@@ -53,7 +81,11 @@ class PromptLoadFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptEvicted(Event):
+class PromptEvicted(
+    Event,
+    tone="loss",
+    says="the parked {n_tokens} tokens ({size} bytes) are evicted",
+):
     """The oldest entry was dropped for its size."""
 
     n_tokens: int
@@ -61,7 +93,11 @@ class PromptEvicted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixMatched(Event):
+class PrefixMatched(
+    Event,
+    tone="plain",
+    says="{n_past_prompt} tokens of the prompt match (exact {exact}, by text {tolerant})",
+):
     """The slot's tokens and the prompt were compared."""
 
     exact: int
@@ -71,7 +107,11 @@ class PrefixMatched(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCreated(Event):
+class CheckpointCreated(
+    Event,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved",
+):
     """A state was saved."""
 
     pos_min: int
@@ -81,7 +121,13 @@ class CheckpointCreated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRestored(Event):
+class CheckpointRestored(
+    Event,
+    tone="gain",
+    says=(
+        "the checkpoint at positions {pos_min}..{pos_max} is restored: {n_past} tokens are usable"
+    ),
+):
     """The sequence went back to a saved state."""
 
     pos_min: int
@@ -90,7 +136,11 @@ class CheckpointRestored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRefused(Event):
+class CheckpointRefused(
+    Event,
+    tone="loss",
+    says=("the checkpoint at positions {pos_min}..{pos_max} is refused (threshold {thold})"),
+):
     """A checkpoint was looked at and does not qualify."""
 
     pos_min: int
@@ -99,16 +149,52 @@ class CheckpointRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointErased(Event):
+class CheckpointErased(Event, tone="plain"):
     """A checkpoint lies beyond what is shared, or gave way to a new one."""
 
     pos_max: int
     n_tokens: int
     because: str
+    rule: str = ""
+    numbers: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Why it goes: by the rule with its numbers, or for another reason."""
+        shown = f"checkpoint {self.n_tokens}[..{self.pos_max}] is erased"
+        if not self.rule:
+            return f"{shown}: {self.because}"
+        return f"{shown}. Rule: erase if {self.rule}. Here {self.numbers} is true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointReset(Event):
+class CheckpointKept(
+    Event,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its tokens "
+        "match. Rule: erase if {rule}. Here {numbers} is false"
+    ),
+):
+    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    shared: int
+    rule: str
+    numbers: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReset(
+    Event,
+    tone="loss",
+    says=(
+        "no checkpoint qualifies: the whole prompt is processed again (memory starts at "
+        "{pos_min}, threshold {thold})"
+    ),
+):
     """No checkpoint serves: the prompt is read from its start."""
 
     n_past: int
@@ -117,7 +203,11 @@ class CheckpointReset(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceTrimmed(Event):
+class SequenceTrimmed(
+    Event,
+    tone="quiet",
+    says=("what follows position {p0} is removed: primary {primary}, companion {companion}"),
+):
     """Positions from p0 on were removed before a pass over the prompt."""
 
     p0: int
@@ -126,21 +216,35 @@ class SequenceTrimmed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullReset(Event):
+class FullReset(
+    Event,
+    tone="loss",
+    says=(
+        "a cut at position {p0} is refused: everything in slot {slot} is cleared, on both contexts"
+    ),
+):
     """A trim was refused: the whole sequence goes, on both contexts."""
 
     p0: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompanionReset(Event):
+class CompanionReset(
+    Event,
+    tone="loss",
+    says="the companion cannot be cut at position {p0}: it alone is cleared",
+):
     """Only the companion was emptied; the primary keeps its prefix."""
 
     p0: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompanionRefused(Event):
+class CompanionRefused(
+    Event,
+    tone="loss",
+    says="the companion does not decode at position {position}: drafting stops",
+):
     """The companion would not decode: drafting stays off until it starts from position 0."""
 
     position: int
@@ -148,7 +252,11 @@ class CompanionRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftVerified(Event):
+class DraftVerified(
+    Event,
+    tone="plain",
+    says="{accepted} of {drafted} drafted tokens are accepted",
+):
     """One speculative step."""
 
     drafted: int
@@ -157,7 +265,11 @@ class DraftVerified(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextShifted(Event):
+class ContextShifted(
+    Event,
+    tone="loss",
+    says="the context is full: {n_discard} tokens after the first {n_keep} are discarded",
+):
     """Old positions were dropped and the rest moved down."""
 
     n_keep: int
@@ -166,14 +278,18 @@ class ContextShifted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRetried(Event):
+class BatchRetried(
+    Event,
+    tone="plain",
+    says="no room: tried again with up to {n_batch} tokens at once",
+):
     """No room: the same tokens are tried in smaller pieces."""
 
     n_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotReleased(Event):
+class SlotReleased(Event, tone="plain", says="slot {slot} is released with {n_tokens} tokens"):
     """The slot is idle again."""
 
     n_tokens: int
@@ -181,7 +297,7 @@ class SlotReleased(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotAction(Event):
+class SlotAction(Event, tone="plain", says="slot {slot}: {action} {file}, {n_tokens} tokens"):
     """A slot was saved, restored or erased."""
 
     action: str

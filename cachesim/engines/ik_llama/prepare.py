@@ -8,7 +8,7 @@
 from typing import Final
 
 from cachesim.engines.events import Event
-from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.matching import TextOf, common_prefix
@@ -39,7 +39,7 @@ class Preparation:
         if slot.request.cache_prompt:
             self._match(slot)
         else:
-            slot.ledger.apply("cache-prompt-off", 0)
+            slot.ledger.apply(causes.CACHE_PROMPT_OFF, 0)
         if self._rules.minus_one_first:
             self._leave_one(slot)
             self.apply_checkpoint(slot)
@@ -69,12 +69,17 @@ class Preparation:
                 n_past_prompt=slot.n_past_prompt,
             )
         )
-        slot.ledger.apply("text-match", slot.n_past_prompt, exact=exact, tolerant=tolerant)
+        slot.ledger.apply(
+            causes.TEXT_MATCH,
+            slot.n_past_prompt,
+            exact=int(exact.right),
+            tolerant=int(tolerant.right),
+        )
         if self._rules.n_min_is_a_prefix and chosen.left < self._n_min:
             slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
             slot.cache_tokens = []
             slot.checkpoints.clear()
-            slot.ledger.apply("cache-ram-n-min", 0, match=chosen.left, n_min=self._n_min)
+            slot.ledger.apply(causes.CACHE_RAM_N_MIN, 0, match=int(chosen.left), n_min=self._n_min)
 
     @staticmethod
     def _leave_one(slot: Slot) -> None:
@@ -83,7 +88,7 @@ class Preparation:
             slot.n_past -= 1
             slot.n_past_prompt -= 1
             slot.ledger.apply(
-                "last-token", slot.n_past_prompt, n_prompt_tokens=len(slot.prompt_tokens)
+                causes.LAST_TOKEN, slot.n_past_prompt, n_tokens=len(slot.prompt_tokens)
             )
 
     # -- apply_checkpoint ------------------------------------------------------------------------
@@ -98,7 +103,7 @@ class Preparation:
             pos_min = self._primary.cells.seq_pos_min(SeqId(slot.id))
             if pos_min >= thold:
                 self._rewind(slot, pos_next, thold, pos_min)
-        self._erase_beyond(slot, thold)
+        self._erase_beyond(slot, thold, matched=pos_next)
 
     def _rewind(self, slot: Slot, pos_next: int, thold: int, pos_min: int) -> None:
         tried: list[dict[str, int]] = []
@@ -130,7 +135,7 @@ class Preparation:
         slot.n_past = slot.n_past_prompt = 0
         slot.cache_tokens = []
         slot.ledger.apply(
-            "full-reprocessing", 0, pos_min=pos_min, threshold=thold, checkpoints=tried
+            causes.FULL_REPROCESSING, 0, pos_min=pos_min, threshold=thold, checkpoints=tried
         )
 
     @staticmethod
@@ -138,9 +143,11 @@ class Preparation:
         slot: Slot, checkpoint: Checkpoint, pos_min: int, thold: int, refused: list[dict[str, int]]
     ) -> None:
         """Two rules: the memory cannot go back so far, and a checkpoint wins some of it back."""
-        slot.ledger.apply("memory-depth", 0, pos_min=pos_min, threshold=thold, checkpoints=refused)
         slot.ledger.apply(
-            "checkpoint-restored",
+            causes.MEMORY_DEPTH, 0, pos_min=pos_min, threshold=thold, checkpoints=refused
+        )
+        slot.ledger.apply(
+            causes.CHECKPOINT_RESTORED,
             slot.n_past_prompt,
             n_tokens=checkpoint.n_tokens,
             pos_min=checkpoint.pos_min,
@@ -182,18 +189,36 @@ class Preparation:
         )
         return True
 
-    def _erase_beyond(self, slot: Slot, thold: int) -> None:
+    def _erase_beyond(self, slot: Slot, thold: int, *, matched: int) -> None:
         """Erase by the threshold from before the restore: P = n_past - 1 survives (an oddity)."""
-        kept = [checkpoint for checkpoint in slot.checkpoints if checkpoint.pos_max <= thold]
-        self._record.extend(
-            events.CheckpointErased(
-                slot=slot.id,
-                task=slot.ticket or 0,
-                pos_max=checkpoint.pos_max,
-                n_tokens=checkpoint.n_tokens,
-                because=f"pos_max > {thold}",
-            )
-            for checkpoint in slot.checkpoints
-            if checkpoint.pos_max > thold
-        )
+        rule, kept = "pos_max > pos_min_thold", []
+        for checkpoint in slot.checkpoints:
+            numbers = f"{checkpoint.pos_max} > {thold}"
+            if checkpoint.pos_max > thold:
+                self._record.append(
+                    events.CheckpointErased(
+                        slot=slot.id,
+                        task=slot.ticket or 0,
+                        pos_max=checkpoint.pos_max,
+                        n_tokens=checkpoint.n_tokens,
+                        because=f"pos_max > {thold}",
+                        rule=rule,
+                        numbers=numbers,
+                    )
+                )
+                continue
+            kept.append(checkpoint)
+            if checkpoint.n_tokens > matched:
+                self._record.append(
+                    events.CheckpointKept(
+                        slot=slot.id,
+                        task=slot.ticket or 0,
+                        pos_min=checkpoint.pos_min,
+                        pos_max=checkpoint.pos_max,
+                        n_tokens=checkpoint.n_tokens,
+                        shared=matched,
+                        rule=rule,
+                        numbers=numbers,
+                    )
+                )
         slot.checkpoints[:] = kept

@@ -9,7 +9,7 @@ import numpy as np
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Held
-from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.batching import Batching
 from cachesim.engines.ik_llama.checkpointing import Checkpointing
 from cachesim.engines.ik_llama.companion import (
@@ -221,7 +221,7 @@ class IkLlama(Engine):
             self._deferred.append((ticket, request))
             return
         in_slot = token_prefix(slot.cache_tokens, request.prompt)
-        ledger.apply("slot-tokens", in_slot, slot=slot.id)
+        ledger.apply(causes.SLOT_TOKENS, in_slot, slot=slot.id)
         slot.ledger = ledger
         self._launch(slot, ticket, request)
 

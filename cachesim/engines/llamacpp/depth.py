@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
+from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.events import (
     CheckpointChecked,
@@ -22,6 +23,7 @@ from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, Se
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.words import in_numbers
 from cachesim.errors import UpstreamAbort
 from cachesim.units import NO_POS
 
@@ -54,7 +56,7 @@ PAST_THE_END: Final[tuple[str, Test]] = (
     lambda c, p: c.pos_end > p.prefix_end,
 )
 LEAVES_NOTHING: Final[tuple[str, Test]] = (
-    "n_tokens > prompt - 1",
+    "n_tokens > n_prompt - 1",
     lambda c, p: c.n_tokens > p.n_prompt - 1,
 )
 
@@ -74,19 +76,40 @@ LIMITS: Final[Mapping[SearchLimit, tuple[tuple[str, Test], ...]]] = {
 }
 """Tests that refuse a checkpoint for where it ends, whatever the state."""
 
-ERASED: Final[Mapping[Erasure, Test]] = {
-    "beyond": lambda c, p: c.pos_max > p.pos_next,
-    "equal": lambda c, p: c.pos_max >= p.pos_next,
-    "pos_end": lambda c, p: c.pos_end > p.prefix_end or c.pos_max > p.pos_next,
-    "prefix": lambda c, p: c.n_tokens > p.prefix_end,
-    "diverged": lambda c, p: c.n_tokens > p.prefix_end,
-    "prompt": lambda c, p: c.pos_max > p.n_prompt,
+BEYOND_PREFIX: Final[tuple[str, Test]] = (
+    "n_tokens > prefix_end",
+    lambda c, p: c.n_tokens > p.prefix_end,
+)
+
+ERASED: Final[Mapping[Erasure, tuple[str, Test]]] = {
+    "beyond": BEYOND,
+    "equal": ("pos_max >= pos_next", lambda c, p: c.pos_max >= p.pos_next),
+    "pos_end": (
+        "pos_end > prefix_end or pos_max > pos_next",
+        lambda c, p: c.pos_end > p.prefix_end or c.pos_max > p.pos_next,
+    ),
+    "prefix": BEYOND_PREFIX,
+    "diverged": BEYOND_PREFIX,
+    "prompt": ("pos_max > n_prompt", lambda c, p: c.pos_max > p.n_prompt),
 }
-"""Which checkpoints a prompt erases.
+"""Which checkpoints a prompt erases: the rule in words, and as a test.
 
 Trap: the released rule, "beyond", keeps one whose last token lies exactly at `pos_next`, and every
 one at position 0, although that token may differ from the new prompt's.
 """
+
+
+def numbers_of(rule: str, checkpoint: Checkpoint, prefix: Prefix) -> str:
+    """A rule with the numbers that it was asked about: `pos_max > pos_next` as `0 > 0`."""
+    values = {**checkpoint.as_dict(), "pos_end": int(checkpoint.pos_end)}
+    values |= {
+        "n_past": prefix.n_past,
+        "pos_next": prefix.pos_next,
+        "prefix_end": prefix.prefix_end,
+        "pos_min_thold": prefix.thold,
+        "n_prompt": prefix.n_prompt,
+    }
+    return in_numbers(rule, values)
 
 
 def usable_prefix(server: ServerContext, slot: Slot, task: Task, n_past: int) -> int:
@@ -125,6 +148,8 @@ def _test_depth(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -
             pos_min=pos_min,
             threshold=prefix.thold,
             n_swa=server.n_swa,
+            rule="pos_min >= pos_min_thold",
+            numbers=f"{pos_min} >= {prefix.thold}",
         )
     )
     if pos_min < prefix.thold:
@@ -134,9 +159,9 @@ def _test_depth(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -
     detail = {"pos_min": pos_min, "threshold": prefix.thold, "n_swa": server.n_swa}
     if checkpoint is None or not restore(server, slot, checkpoint):
         server.emit(FullReprocessing(slot=slot.id, task=task.id))
-        task.ledger.apply("full-reprocessing", 0, **detail, checkpoints=refused)
+        task.ledger.apply(causes.FULL_REPROCESSING, 0, **detail, checkpoints=refused)
         return replace(prefix, n_past=0, pos_next=0)
-    task.ledger.apply("memory-depth", 0, **detail, checkpoints=refused)
+    task.ledger.apply(causes.MEMORY_DEPTH, 0, **detail, checkpoints=refused)
     return _continue_from(server, slot, task, checkpoint, prefix)
 
 
@@ -154,6 +179,7 @@ def _find_checkpoint(
         candidates.sort(key=lambda each: -each.n_tokens)
     for checkpoint in candidates:
         reason = refusal(rules, checkpoint, prefix, exact=exact)
+        numbers = numbers_of(reason, checkpoint, prefix)
         server.emit(
             CheckpointChecked(
                 slot=slot.id,
@@ -162,11 +188,12 @@ def _find_checkpoint(
                 threshold=prefix.thold,
                 pos_next=prefix.pos_next,
                 refused=reason,
+                numbers=numbers,
             )
         )
         if not reason:
             return checkpoint
-        refused.append({**checkpoint.as_dict(), "refused": reason})
+        refused.append({**checkpoint.as_dict(), "refused": reason, "numbers": numbers})
     return None
 
 
@@ -212,50 +239,50 @@ def _continue_from(
             size=checkpoint.size,
         )
     )
-    task.ledger.apply("checkpoint-restored", n_past, **checkpoint.as_dict())
+    task.ledger.apply(causes.CHECKPOINT_RESTORED, n_past, **checkpoint.as_dict())
     if server.rules.checkpoints.split_at_prefix and n_past < prefix.prefix_end:
         slot.split_at = prefix.prefix_end
     return replace(prefix, n_past=n_past, pos_next=pos_next)
 
 
 def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
-    """Drop the checkpoints that do not fit the new prompt (#20671)."""
+    """Drop the checkpoints that do not fit the new prompt (#20671).
+
+    Upstream prints nothing of one that stays though the prompt does not begin with all its tokens;
+    that is how a stale state goes unnoticed. Here it is an event.
+    """
     erasure = server.rules.reuse.erasure
     if erasure == "diverged" and not server.is_exact:
         erasure = "beyond"
-    is_erased, kept = ERASED[erasure], []
+    rule, is_erased = ERASED[erasure]
+    kept = []
     for checkpoint in slot.prompt.checkpoints:
-        if not is_erased(checkpoint, prefix):
-            kept.append(checkpoint)
-            _tell_of_overlong(server, slot, task, checkpoint, prefix)
+        numbers = numbers_of(rule, checkpoint, prefix)
+        if is_erased(checkpoint, prefix):
+            server.emit(
+                CheckpointErased(
+                    slot=slot.id,
+                    task=task.id,
+                    **checkpoint.as_dict(),
+                    n_swa=server.n_swa,
+                    pos_next=prefix.pos_next,
+                    size=checkpoint.size,
+                    rule=rule,
+                    numbers=numbers,
+                )
+            )
             continue
-        server.emit(
-            CheckpointErased(
-                slot=slot.id,
-                task=task.id,
-                **checkpoint.as_dict(),
-                n_swa=server.n_swa,
-                pos_next=prefix.pos_next,
-                size=checkpoint.size,
+        kept.append(checkpoint)
+        if checkpoint.n_tokens > prefix.prefix_end:
+            server.emit(
+                CheckpointKept(
+                    slot=slot.id,
+                    task=task.id,
+                    **checkpoint.as_dict(),
+                    pos_next=prefix.pos_next,
+                    shared=prefix.prefix_end,
+                    rule=rule,
+                    numbers=numbers,
+                )
             )
-        )
     slot.prompt.checkpoints = kept
-
-
-def _tell_of_overlong(
-    server: ServerContext, slot: Slot, task: Task, checkpoint: Checkpoint, prefix: Prefix
-) -> None:
-    """A checkpoint stays though the prompt does not begin with all its tokens.
-
-    Upstream prints nothing here; that is how a stale state goes unnoticed.
-    """
-    if checkpoint.n_tokens > prefix.prefix_end:
-        server.emit(
-            CheckpointKept(
-                slot=slot.id,
-                task=task.id,
-                **checkpoint.as_dict(),
-                pos_next=prefix.pos_next,
-                shared=prefix.prefix_end,
-            )
-        )

@@ -2,16 +2,23 @@
 
 from dataclasses import dataclass
 
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, Tone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenById(Event):
+class SlotChosenById(Event, tone="plain", says="slot {slot} is the one that the request names"):
     """The request named its slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenBySimilarity(Event):
+class SlotChosenBySimilarity(
+    Event,
+    tone="plain",
+    says=(
+        "slot {slot} is chosen: it shares {similarity} of the prompt (more than "
+        "{threshold}) and keeps {f_keep} of its tokens"
+    ),
+):
     """The slot shares the largest part of the prompt."""
 
     similarity: float
@@ -20,137 +27,52 @@ class SlotChosenBySimilarity(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenByAge(Event):
+class SlotChosenByAge(Event, tone="plain", says="slot {slot} is chosen: used least recently"):
     """No slot was similar enough; this one was used least recently."""
 
     t_last_used: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDeferred(Event):
+class TaskDeferred(Event, tone="plain", says="the request waits for a slot"):
     """The slot is busy, or all are: the task waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCacheUpdateBegun(Event):
-    """The slot's prompt is about to be swapped with the prompt cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSaving(Event):
-    """A slot's prompt goes into the prompt cache."""
-
-    n_tokens: int
-    size: int
-    size_companion: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAlreadyCached(Event):
-    """The prompt cache holds this prompt or a longer one."""
-
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryObsolete(Event):
-    """A cached prompt is a prefix of the one being saved and goes."""
-
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryTooLarge(Event):
-    """The prompt alone is larger than the cache."""
-
-    size: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryDropped(Event):
-    """The oldest entry makes room for a new one, or a limit was reached."""
-
-    reason: str  # "room", "size", "tokens"
-    n_tokens: int
-    size: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSearchBegun(Event):
-    """Looking for a better prompt than the slot's own."""
-
-    f_keep: float | None
-    f_sim: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryCompared(Event):
-    """One entry in the search."""
-
-    n_tokens: int
-    lcp: int
-    f_keep: float | None
-    f_sim: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheEntryLoaded(Event):
-    """A better prompt was found and is now the slot's."""
-
-    n_tokens: int
-    checkpoints: int
-    kept: bool  # the entry stays in the cache (#24143)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLoadFailed(Event):
-    """An entry's state did not load; the slot is cleared."""
-
-    part: str  # "target" or "companion"
-    size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheState(Event):
-    """What the prompt cache holds after an update."""
-
-    entries: int
-    size: int
-    limit_size: int
-    limit_tokens: int
-    estimate: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCleared(Event):
+class PromptCleared(Event, tone="loss", says="slot {slot} is cleared of {n_tokens} tokens"):
     """A slot's memory was emptied."""
 
     n_tokens: int
 
+    def loudness(self) -> Tone:
+        """Clearing an empty slot is routine."""
+        return "loss" if self.n_tokens > 0 else "quiet"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdleSlotSaved(Event):
-    """A slot without a task was copied to the prompt cache."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPurged(Event):
+class SlotPurged(
+    Event,
+    tone="loss",
+    says="idle slot {slot} is emptied of {n_tokens} tokens to make room",
+):
     """An idle slot was emptied because a unified cache is full."""
 
     n_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskLaunched(Event):
+class TaskLaunched(Event, tone="plain", says="the request starts in slot {slot}"):
     """A task got its slot."""
 
     is_child: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptStarted(Event):
+class PromptStarted(
+    Event,
+    tone="quiet",
+    says="slot {slot} starts on a prompt of {n_tokens} tokens (context {n_ctx_slot})",
+):
     """A slot looks at its prompt for the first time."""
 
     n_ctx_slot: int
@@ -159,7 +81,7 @@ class PromptStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkReused(Event):
+class ChunkReused(Event, tone="gain", says="{size} tokens move from position {source} to {target}"):
     """A moved part of the old prompt is kept under new positions."""
 
     size: int
@@ -168,7 +90,14 @@ class ChunkReused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DepthTested(Event):
+class DepthTested(
+    Event,
+    tone="plain",
+    says=(
+        "memory starts at position {pos_min}, {n_past} tokens match: refused if {rule}, "
+        "here {numbers}"
+    ),
+):
     """Does the memory reach back far enough? Not where `pos_min >= threshold`."""
 
     n_past: int
@@ -176,6 +105,12 @@ class DepthTested(Event):
     pos_min: int
     threshold: int
     n_swa: int
+    rule: str
+    numbers: str
+
+    def loudness(self) -> Tone:
+        """A state that does not reach back far enough costs tokens."""
+        return "loss" if self.pos_min >= self.threshold else "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +123,27 @@ class CheckpointChecked(Event):
     threshold: int
     pos_next: int
     refused: str
+    numbers: str
+
+    def loudness(self) -> Tone:
+        """A refused checkpoint is one less to resume from."""
+        return "loss" if self.refused else "plain"
+
+    @property
+    def sentence(self) -> str:
+        """The test that it failed, if it did."""
+        shown = f"checkpoint {self.n_tokens}[{self.pos_min}..{self.pos_max}]"
+        if not self.refused:
+            return f"{shown} qualifies"
+        return f"{shown} is refused if {self.refused}; here {self.numbers}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRestored(Event):
+class CheckpointRestored(
+    Event,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored: {n_past} tokens are usable",
+):
     """The memory went back to a saved state."""
 
     pos_min: int
@@ -202,12 +154,23 @@ class CheckpointRestored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullReprocessing(Event):
+class FullReprocessing(
+    Event,
+    tone="loss",
+    says="no saved state is usable: the whole prompt is processed again",
+):
     """Nothing usable was found: the whole prompt is read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointErased(Event):
+class CheckpointErased(
+    Event,
+    tone="plain",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is erased. Rule: erase if {rule}. "
+        "Here {numbers} is true"
+    ),
+):
     """A checkpoint that does not fit the new prompt goes."""
 
     pos_min: int
@@ -216,10 +179,19 @@ class CheckpointErased(Event):
     n_swa: int
     pos_next: int
     size: int
+    rule: str
+    numbers: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointKept(Event):
+class CheckpointKept(
+    Event,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its "
+        "tokens match. Rule: erase if {rule}. Here {numbers} is false"
+    ),
+):
     """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
 
     pos_min: int
@@ -227,10 +199,16 @@ class CheckpointKept(Event):
     n_tokens: int
     pos_next: int
     shared: int
+    rule: str
+    numbers: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDropped(Event):
+class CheckpointDropped(
+    Event,
+    tone="loss",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})",
+):
     """A checkpoint goes because the list is full, another is close, or equal."""
 
     reason: str  # "full", "too-close", "superseded"
@@ -239,9 +217,17 @@ class CheckpointDropped(Event):
     n_tokens: int
     size: int
 
+    def loudness(self) -> Tone:
+        """One that a newer one replaces is not missed."""
+        return "plain" if self.reason == "superseded" else "loss"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCreated(Event):
+class CheckpointCreated(
+    Event,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}",
+):
     """A state was saved along the prompt."""
 
     index: int
@@ -253,7 +239,11 @@ class CheckpointCreated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneTokenNeeded(Event):
+class OneTokenNeeded(
+    Event,
+    tone="plain",
+    says="all {n_tokens} tokens are there; the last one is processed again",
+):
     """Everything is cached; the last token is read again for its logits."""
 
     n_past: int
@@ -268,9 +258,24 @@ class MemoryCut(Event):
     p0: int
     removed: bool
 
+    def loudness(self) -> Tone:
+        """A cut that memory refuses costs tokens."""
+        return "quiet" if self.removed else "loss"
+
+    @property
+    def sentence(self) -> str:
+        """What is kept, or that nothing was cut."""
+        if not self.removed:
+            return f"memory cannot be cut at position {self.p0}"
+        return f"slot {self.slot} keeps {self.n_tokens} tokens; what follows is removed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextShifted(Event):
+class ContextShifted(
+    Event,
+    tone="loss",
+    says="the context is full: {n_discard} tokens after the first {n_keep} are discarded",
+):
     """The middle of a full context was thrown away."""
 
     n_keep: int
@@ -279,7 +284,7 @@ class ContextShifted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDecoded(Event):
+class BatchDecoded(Event, tone="quiet", says="{n_tokens} tokens are processed"):
     """A piece of the batch went through the network."""
 
     n_tokens: int
@@ -287,7 +292,11 @@ class BatchDecoded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRetried(Event):
+class BatchRetried(
+    Event,
+    tone="plain",
+    says="no room (decode returns {ret}): tried again with up to {n_batch} tokens at once",
+):
     """There was no room: the piece is tried again, after a purge or in half."""
 
     offset: int
@@ -296,7 +305,11 @@ class BatchRetried(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParentCopied(Event):
+class ParentCopied(
+    Event,
+    tone="gain",
+    says="slot {slot} takes over slot {parent}'s {n_tokens} tokens",
+):
     """A child got a copy of its parent's state."""
 
     parent: int
@@ -304,7 +317,11 @@ class ParentCopied(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftVerified(Event):
+class DraftVerified(
+    Event,
+    tone="plain",
+    says="{accepted} of {drafted} drafted tokens are accepted; rolled back by: {rolled_back}",
+):
     """Drafted tokens were checked against the target."""
 
     drafted: int
@@ -313,7 +330,11 @@ class DraftVerified(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftMade(Event):
+class DraftMade(
+    Event,
+    tone="plain",
+    says="the companion drafts {n_tokens} tokens (at most {most})",
+):
     """The companion proposed tokens."""
 
     n_tokens: int
@@ -321,14 +342,22 @@ class DraftMade(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompanionFailed(Event):
+class CompanionFailed(
+    Event,
+    tone="loss",
+    says="the companion cannot follow (decode returns {ret})",
+):
     """The companion could not follow the batch."""
 
     ret: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotReleased(Event):
+class SlotReleased(
+    Event,
+    tone="plain",
+    says="slot {slot} is released with {n_tokens} tokens ({stop})",
+):
     """A request left its slot."""
 
     n_tokens: int
@@ -337,7 +366,7 @@ class SlotReleased(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRefused(Event):
+class RequestRefused(Event, tone="loss", says="the server answers {error}"):
     """The server answers with an error."""
 
     error: str
@@ -345,7 +374,11 @@ class RequestRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotSaved(Event):
+class SlotSaved(
+    Event,
+    tone="gain",
+    says="slot {slot} is saved to {file}: {n_tokens} tokens, {n_bytes} bytes",
+):
     """A slot's tokens and state were written to a file."""
 
     file: str
@@ -354,7 +387,11 @@ class SlotSaved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRestored(Event):
+class SlotRestored(
+    Event,
+    tone="gain",
+    says="slot {slot} is restored from {file}: {n_tokens} tokens, {n_bytes} bytes",
+):
     """A slot took tokens and state from a file."""
 
     file: str
@@ -363,7 +400,7 @@ class SlotRestored(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotErased(Event):
+class SlotErased(Event, tone="loss", says="slot {slot} is erased: {n_tokens} tokens"):
     """A slot was emptied on request."""
 
     n_tokens: int

@@ -8,6 +8,7 @@ rule it was.
 from collections.abc import Mapping
 from typing import Any
 
+from cachesim.engines.causes import Cause
 from cachesim.engines.ledger import Ledger
 from cachesim.units import Count
 
@@ -27,16 +28,16 @@ class Holdings:
         """How much a holder shares with the prompt; nothing once it is ruled out."""
         return self._common.get(holder, Count(0))
 
-    def rule_out(self, holder: object, rule: str, **detail: Any) -> None:  # noqa: ANN401
-        """A rule decided against a holder."""
+    def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
+        """A branch decided against a holder."""
         if self._common.pop(holder, 0) >= self.ledger.usable > 0:
-            self.ledger.apply(rule, max(self._common.values(), default=0), **detail)
+            self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
 
     def takes_over(self, holder: object, other: object) -> None:
         """A holder got what another one had."""
         self._common[holder] = self._common.pop(other, Count(0))
 
-    def settle_on(self, holder: object, rule: str, **detail: Any) -> None:  # noqa: ANN401
-        """Only one is left; whatever is still in the race goes by `rule`."""
+    def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
+        """Only one is left; whatever is still in the race goes by one cause."""
         for other in [each for each in self._common if each is not holder]:
-            self.rule_out(other, rule, **detail)
+            self.rule_out(other, cause, **detail)

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cachesim.engines.causes import Cause
+from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.approximation import Approximation
 from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.contexts import SavedState
@@ -59,7 +61,7 @@ class CacheLog(Protocol):
     def compared(self, entry: Entry, *, lcp: Count, f_keep: Float32, f_sim: Float32) -> None:
         """One entry in it."""
 
-    def refused(self, entry: Entry, rule: str, **detail: Any) -> None:  # noqa: ANN401
+    def refused(self, entry: Entry, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
         """One entry is out."""
 
 
@@ -132,14 +134,16 @@ class PromptCache:
             keep, sim = ratio(lcp, entry.n_tokens), ratio(lcp, len(prompt))
             log.compared(entry, lcp=lcp, f_keep=keep, f_sim=sim)
             if keep < QUARTER:
-                log.refused(entry, "cache-keep", f_keep=shown(keep), below=0.25)
+                log.refused(entry, causes.CACHE_KEEP, f_keep=shown(keep), below=0.25)
             elif self._beats(keep, sim, best_keep, best_sim):
                 if best is not None:
-                    log.refused(best, "cache-better-entry", f_keep=shown(keep), f_sim=shown(sim))
+                    log.refused(
+                        best, causes.CACHE_BETTER_ENTRY, f_keep=shown(keep), f_sim=shown(sim)
+                    )
                 best, best_keep, best_sim = entry, keep, sim
             else:
                 log.refused(
-                    entry, "cache-not-better", f_keep=shown(keep), f_sim=shown(sim),
+                    entry, causes.CACHE_NOT_BETTER, f_keep=shown(keep), f_sim=shown(sim),
                     best_keep=shown(best_keep), best_sim=shown(best_sim),
                 )  # fmt: skip
         return best

@@ -8,6 +8,7 @@ kept          [ as far as memory and checkpoints reach )
 
 from collections.abc import Sequence
 
+from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.depth import restore, usable_prefix
 from cachesim.engines.llamacpp.events import ChunkReused, MemoryCut, OneTokenNeeded, PromptStarted
 from cachesim.engines.llamacpp.server_context import ServerContext
@@ -52,21 +53,21 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
             OneTokenNeeded(slot=slot.id, task=task.id, n_past=n_past, n_tokens=task.n_tokens)
         )
         n_past -= 1
-        task.ledger.apply("last-token", n_past, n_tokens=task.n_tokens)
-    commit(slot, task, n_past)
+        task.ledger.apply(causes.LAST_TOKEN, n_past, n_tokens=task.n_tokens)
+    commit(slot, n_past)
     return True
 
 
 def common_prefix(server: ServerContext, slot: Slot, task: Task) -> int:
     """The tokens that slot and prompt share, chunks that only moved included."""
     if not task.params.cache_prompt:
-        task.ledger.apply("cache-prompt-off", 0)
+        task.ledger.apply(causes.CACHE_PROMPT_OFF, 0)
         return 0
     n_past = int(get_common_prefix(slot.prompt.tokens, task.tokens))
-    task.ledger.apply("slot-tokens", n_past, slot=slot.id)
+    task.ledger.apply(causes.SLOT_TOKENS, n_past, slot=int(slot.id))
     if task.params.n_cache_reuse > 0 and server.can_shift:
         chunked = reuse_chunks(server, slot, task, n_past)
-        task.ledger.apply("chunk-reuse", chunked, n_cache_reuse=task.params.n_cache_reuse)
+        task.ledger.apply(causes.CHUNK_REUSE, chunked, n_cache_reuse=task.params.n_cache_reuse)
         n_past = chunked
     return n_past
 
@@ -112,7 +113,7 @@ def _matching(tokens: Sequence[Token], head_c: int, prompt: Sequence[Token], hea
     return match
 
 
-def commit(slot: Slot, task: Task, n_past: int) -> None:
+def commit(slot: Slot, n_past: int) -> None:
     """Fix the cached count and forget the slot's other tokens."""
     slot.n_prompt_tokens_cache = Count(n_past)
     slot.n_prompt_tokens_processed = 0
@@ -120,7 +121,6 @@ def commit(slot: Slot, task: Task, n_past: int) -> None:
     slot.prompt.take_shape_of(task.tokens)
     if slot.prompt.approximate is not None:
         slot.approximated = slot.prompt.approximate.why
-    task.ledger.apply("commit", n_past)
 
 
 def cut_memory(server: ServerContext, slot: Slot) -> None:
@@ -141,7 +141,7 @@ def cut_memory(server: ServerContext, slot: Slot) -> None:
         case _:
             server.prompt_clear(slot)
             slot.n_prompt_tokens_cache = Count(0)
-            task.ledger.apply("seq-rm-refused", 0, p0=p0)
+            task.ledger.apply(causes.SEQ_RM_REFUSED, 0, p0=p0)
 
 
 def _fall_back(server: ServerContext, slot: Slot, task: Task, p0: int) -> bool:
@@ -150,6 +150,7 @@ def _fall_back(server: ServerContext, slot: Slot, task: Task, p0: int) -> bool:
         if checkpoint.pos_max < p0 and restore(server, slot, checkpoint):
             n_past = int(checkpoint.n_tokens)
             server.contexts.seq_rm(slot.id, n_past, -1)
-            commit(slot, task, n_past)
+            commit(slot, n_past)
+            task.ledger.apply(causes.CHECKPOINT_FALLBACK, n_past, p0=p0, **checkpoint.as_dict())
             return True
     return False

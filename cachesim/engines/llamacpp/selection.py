@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.events import (
     SlotChosenByAge,
     SlotChosenById,
@@ -155,22 +156,25 @@ def _least_recently_used(server: ServerContext) -> Slot | None:
 def _rule_out_slots(server: ServerContext, choice: Choice, holdings: Holdings) -> None:
     """All slots but the chosen one are out of the race, each for its own reason."""
     threshold = float(np.float32(server.options.slot_prompt_similarity))
+    chosen = int(choice.slot.id)
     for slot in server.slots:
         if slot is choice.slot:
             continue
         if slot.is_processing:
-            holdings.rule_out(slot, "slot-busy", slot=slot.id)
+            holdings.rule_out(slot, causes.SLOT_BUSY, slot=int(slot.id))
         elif choice.road == "id":
-            holdings.rule_out(slot, "slot-pinned", slot=slot.id, chosen=choice.slot.id)
+            holdings.rule_out(slot, causes.SLOT_PINNED, slot=int(slot.id), chosen=chosen)
+        elif threshold == 0:
+            holdings.rule_out(slot, causes.SLOT_AGE, slot=int(slot.id), chosen=chosen)
         else:
-            holdings.rule_out(slot, "slot-similarity", slot=slot.id, threshold=threshold)
+            holdings.rule_out(slot, causes.SLOT_SIMILARITY, slot=int(slot.id), threshold=threshold)
 
 
 def _settle(choice: Choice, holdings: Holdings) -> None:
     """What the chosen slot holds now is all that is left: the prompt cache is behind."""
     slot = int(choice.slot.id)
     if choice.f_keep is None or choice.sim is None or np.isnan(choice.f_keep):
-        holdings.settle_on(choice.slot, "slot-pinned", chosen=slot)
+        holdings.settle_on(choice.slot, causes.CACHE_UNSEEN, chosen=slot)
     else:
         ratios = {"f_keep": float(choice.f_keep), "sim": float(choice.sim)}
-        holdings.settle_on(choice.slot, "f-keep", slot=slot, **ratios)
+        holdings.settle_on(choice.slot, causes.F_KEEP, slot=slot, **ratios)

@@ -8,6 +8,7 @@ import numpy as np
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import Event, EventLog
+from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import PromptCleared, RequestRefused, SlotReleased
@@ -135,7 +136,7 @@ class ServerContext:
             self.emit(RequestRefused(slot=slot.id, task=task.id, error=error, message=message))
         if cached is None or (error is not None and error != CANCELLED):
             cached = None
-            task.ledger.apply(error or stop, 0)
+            task.ledger.apply(causes.REQUEST_REFUSED, 0, error=error or stop)
             if task.is_parent and error != CANCELLED:
                 self.given_up.append(task.ticket)
         self.answer(task, slot, self._reply(slot, cached, error, message))

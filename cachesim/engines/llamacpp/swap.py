@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cachesim.engines.llamacpp.events import (
+from cachesim.engines.causes import Cause
+from cachesim.engines.llamacpp import causes
+from cachesim.engines.llamacpp.events import SlotPurged
+from cachesim.engines.llamacpp.holdings import Holdings
+from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache
+from cachesim.engines.llamacpp.prompt_cache_events import (
     CacheEntryCompared,
     CacheEntryDropped,
     CacheEntryLoaded,
@@ -16,10 +21,7 @@ from cachesim.engines.llamacpp.events import (
     PromptAlreadyCached,
     PromptCacheUpdateBegun,
     PromptSaving,
-    SlotPurged,
 )
-from cachesim.engines.llamacpp.holdings import Holdings
-from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache
 from cachesim.engines.llamacpp.ratio import Float32, shown
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
@@ -48,7 +50,7 @@ class SwapLog:
     def obsolete(self, entry: Entry) -> None:
         """Upstream: "removing obsolete cached prompt"."""
         self.server.emit(CacheEntryObsolete(slot=self.slot.id, n_tokens=entry.n_tokens))
-        self.refused(entry, "cache-obsolete-entry")
+        self.refused(entry, causes.CACHE_OBSOLETE_ENTRY)
 
     def too_large(self, size: int, limit: int) -> None:
         """The prompt is not saved at all."""
@@ -57,7 +59,7 @@ class SwapLog:
     def making_room(self, entry: Entry) -> None:
         """An entry goes before the one that needs its place is appended."""
         self._dropped(entry, "room", limit=self.cache.limit_size)
-        self.refused(entry, "cache-making-room", size=entry.size)
+        self.refused(entry, causes.CACHE_MAKING_ROOM, size=entry.size)
 
     def limit_reached(self, entry: Entry, *, which: str, estimate: int) -> None:
         """An entry goes because a limit was reached."""
@@ -81,10 +83,10 @@ class SwapLog:
             )
         )
 
-    def refused(self, entry: Entry, rule: str, **detail: Any) -> None:  # noqa: ANN401
+    def refused(self, entry: Entry, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
         """An entry is out of the race."""
         if self.holdings is not None:
-            self.holdings.rule_out(entry, rule, n_tokens=entry.n_tokens, **detail)
+            self.holdings.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)
 
     def _dropped(self, entry: Entry, reason: str, *, limit: int) -> None:
         self.server.emit(
@@ -113,7 +115,7 @@ def update_prompt_cache(
     prompt_save(server, server.cache, slot, log)
     if not prompt_load(server, server.cache, slot, prompt, log):
         server.prompt_clear(slot)
-        holdings.rule_out(slot, "cache-load-failed")
+        holdings.rule_out(slot, causes.SLOT_CLEARED, slot=int(slot.id))
     server.cache.update(log)
     emit_state(server, server.cache, slot)
 
@@ -154,13 +156,13 @@ def prompt_load(
     state = entry.state
     if not server.contexts.load_target(state.target, slot.id):
         server.emit(CacheLoadFailed(slot=slot.id, part="target", size=state.target_size))
-        log.refused(entry, "cache-load-failed")
+        log.refused(entry, causes.CACHE_LOAD_FAILED)
         return False
     if not server.contexts.load_companion(state.companion, slot.id):
         server.emit(CacheLoadFailed(slot=slot.id, part="companion", size=state.companion_size))
         if cache.rules.load_consumes:
             entry.state = state.emptied()
-        log.refused(entry, "cache-load-failed")
+        log.refused(entry, causes.CACHE_LOAD_FAILED)
         return False
     slot.prompt.tokens = entry.tokens[:]
     slot.prompt.checkpoints = list(entry.checkpoints)

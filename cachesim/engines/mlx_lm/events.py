@@ -4,12 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, Tone
 from cachesim.units import Count, Tokens
 
 
+def _stored(what: str, length: int, held: Mapping[str, Tokens]) -> str:
+    """Something went under a key; `held` names the places whose tokens are not the key's."""
+    stored = f"{what} is stored under a key of {length} tokens"
+    if not held:
+        return stored
+    astray = ", ".join(f"{place} has {len(tokens)} tokens" for place, tokens in held.items())
+    return f"{stored}, but is not the key's: {astray}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestAdmitted(Event):
+class RequestAdmitted(Event, tone="plain"):
     """The prompt was looked up; what the server reports is decided here.
 
     A report is not the work saved: `sound` says whether the state handed over is the one that the
@@ -24,9 +33,20 @@ class RequestAdmitted(Event):
     segments: tuple[tuple[int, str], ...] = ()  # length and type, of the whole prompt
     checkpoint: tuple[bool, int] | None = None  # store it?, position from the end
 
+    def loudness(self) -> Tone:
+        """A state that is not that of its tokens is handed over all the same."""
+        return "warn" if self.sound is False else "plain"
+
+    @property
+    def sentence(self) -> str:
+        """How much was found, and whether its state is the right one."""
+        found = f"{self.cached} of {self.prompt_tokens} tokens are found in the store"
+        astray = "; the state handed over is not that of these tokens"
+        return found + (astray if self.sound is False else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCalled(Event):
+class ModelCalled(Event, tone="quiet", says="the model is given {rows} rows of {columns} tokens"):
     """A rectangle of tokens went through the model, padding included."""
 
     rows: int
@@ -34,7 +54,7 @@ class ModelCalled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptProgress(Event):
+class PromptProgress(Event, tone="quiet", says="{done} of {total} tokens are processed"):
     """What a streaming client is told about its prompt."""
 
     done: int
@@ -42,7 +62,7 @@ class PromptProgress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Insertion(Event):
+class Insertion(Event, tone="gain"):
     """A state was handed to the store under a key.
 
     `state_is_key` says whether every layer holds exactly the key's tokens; `held` says what the
@@ -57,18 +77,40 @@ class Insertion(Event):
     state_is_key: bool | None
     held: Mapping[str, Tokens] = field(default_factory=dict)
 
+    def loudness(self) -> Tone:
+        """A state under a key that is not its own is a trap for the next request."""
+        return "warn" if self.state_is_key is False else "gain"
+
+    @property
+    def sentence(self) -> str:
+        """What is stored, and whether it is what the key says."""
+        return _stored("a state", self.length, self.held)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotTaken(Event):
+class SnapshotTaken(Event, tone="gain"):
     """#923: a copy of a finished conversation was stored under the end of one of its messages."""
 
     length: Count
     state_is_key: bool | None
     held: Mapping[str, Tokens] = field(default_factory=dict)
 
+    def loudness(self) -> Tone:
+        """A state under a key that is not its own is a trap for the next request."""
+        return "warn" if self.state_is_key is False else "gain"
+
+    @property
+    def sentence(self) -> str:
+        """What is copied, and whether it is what the key says."""
+        return _stored("a snapshot", self.length, self.held)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreTrimmed(Event):
+class StoreTrimmed(
+    Event,
+    tone="loss",
+    says="the store is cut from {before} to {after} bytes (limit {limit})",
+):
     """`--prompt-cache-bytes`, at admission: what is at work counts against the store."""
 
     limit: int
@@ -77,21 +119,26 @@ class StoreTrimmed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestFinished(Event):
+class RequestFinished(Event, tone="plain", says="the request has all its tokens ({reason})"):
     """A request got all its tokens."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestDropped(Event):
+class RequestDropped(Event, tone="loss"):
     """The client had gone; the state of its request was stored, or thrown away."""
 
     stored: bool
 
+    @property
+    def sentence(self) -> str:
+        """What became of the request's state."""
+        return f"the client went away; its state is {'stored' if self.stored else 'thrown away'}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDied(Event):
+class WorkerDied(Event, tone="loss", says="the generation thread ended: {error}"):
     """The generation thread ended with an exception: nobody is served any more."""
 
     error: str

@@ -2,7 +2,7 @@
 
 /** What makes two events the same: all they say but bytes; of routine ones the name. */
 const keyOf = (event) =>
-  toneOf(event) === "quiet" ? event.event : JSON.stringify({ ...event, size: 0, size_companion: 0, task: 0 });
+  toneOf(event) === "quiet" ? event.event : JSON.stringify({ ...event, size: 0, size_companion: 0, task: 0, sentence: "" });
 
 /** Events of both lists in pairs, the most alike that keep their order; null beside lone ones. */
 function aligned(ours, theirs) {

@@ -44,7 +44,7 @@ const eventName = (event) => event.event.replaceAll("-", " ");
 
 /** The fields of an event that a reader needs, as pairs of words. */
 function eventFields(event) {
-  const skipped = ["event", "slot", "task", "size", "size_companion", "key", "layers"];
+  const skipped = ["event", "slot", "task", "size", "size_companion", "key", "layers", "tone", "sentence"];
   const pairs = [];
   for (const [name, value] of Object.entries(event)) {
     if (skipped.includes(name) || value === "" || value === null) continue;
@@ -122,8 +122,8 @@ function slipped(run, index) {
     if (each.event === "checkpoint-created" && isSameCheckpoint(each, restored)) break;
     if (each.event === "checkpoint-kept" && isSameCheckpoint(each, restored)) {
       lines.push(
-        `Step ${run.steps[i].name} shares ${plural(each.shared, "token")} with it and kept it: ` +
-          `what goes is what has pos_max > pos_next, and ${each.pos_max} > ${each.pos_next} does not hold.`,
+        `Step ${run.steps[i].name} shares ${plural(each.shared, "token")} with it and kept it. ` +
+          `Rule: erase if ${each.rule}. Here ${each.numbers} is false.`,
       );
     }
   }

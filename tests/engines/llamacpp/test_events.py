@@ -56,7 +56,8 @@ def test_a_similar_prompt_goes_back_to_a_checkpoint() -> None:
     assert (chosen["event"], round(chosen["similarity"], 2)) == ("slot-chosen-by-similarity", 0.98)
     assert tested == {
         "event": "depth-tested", "slot": 0, "task": 1, "n_past": 98, "slot_tokens": 101,
-        "pos_min": 100, "threshold": 98, "n_swa": 0,
+        "pos_min": 100, "threshold": 98, "n_swa": 0, "rule": "pos_min >= pos_min_thold",
+        "numbers": "100 >= 98",
     }  # fmt: skip
     assert (checked["event"], checked["n_tokens"], checked["refused"]) == (
         "checkpoint-checked", 96, "",

@@ -147,7 +147,8 @@ def test_a_prompt_as_long_as_the_context_is_refused_and_the_run_goes_on(profile:
     after = play.snapshot["slots"][0]
     assert (after["tokens"], after["checkpoints"]) == (held["tokens"], held["checkpoints"])
     assert sum(loss.before - loss.after for loss in reply.losses) == reply.equal == 100
-    assert reply.losses[-1].rule == "exceed_context_size_error"
+    assert reply.losses[-1].rule == "request-refused"
+    assert reply.losses[-1].detail == {"error": "exceed_context_size_error"}
     assert play.ask(run(range(255))) == (96, 159)
 
 

@@ -3,12 +3,17 @@
 import pytest
 
 from cachesim.engines.base import Reply
+from cachesim.engines.causes import Cause
 from cachesim.engines.llamacpp.holdings import Holdings
 from cachesim.units import Count
 from tests.engines.llamacpp.play import Play, run
 
 MAY, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
 both = pytest.mark.parametrize("profile", [JUNE, OCTOBER])
+
+
+def named(name: str) -> Cause:
+    return Cause(id=name, sentence="words", about="About.")
 
 
 def why(reply: Reply) -> list[tuple[str, int, int]]:
@@ -71,7 +76,7 @@ def test_june_does_not_look_into_the_cache_for_a_pinned_slot() -> None:
     play = Play(JUNE)
     play.ask(run(range(100)))
     play.ask(run(range(1000, 1100)))
-    assert why(play.reply(run(range(100)), slot=0)) == [("slot-pinned", 100, 0)]
+    assert why(play.reply(run(range(100)), slot=0)) == [("cache-unseen", 100, 0)]
 
 
 @both
@@ -111,7 +116,13 @@ def test_without_a_usable_checkpoint_everything_is_read_and_each_refusal_is_told
     reply = play.reply(run(range(50), range(500, 510)))
     assert why(reply) == [("full-reprocessing", 50, 0)]
     assert reply.losses[0].detail["checkpoints"] == [
-        {"n_tokens": 96, "pos_min": 95, "pos_max": 95, "refused": "pos_min >= pos_min_thold"}
+        {
+            "n_tokens": 96,
+            "pos_min": 95,
+            "pos_max": 95,
+            "refused": "pos_min >= pos_min_thold",
+            "numbers": "95 >= 50",
+        }
     ]
 
 
@@ -152,9 +163,9 @@ def test_a_race_ends_with_the_losses_of_those_that_were_best() -> None:
         {one: ("one", Count(5)), other: ("other", Count(9)), third: ("third", Count(2))}
     )
     assert (holdings.ledger.equal, holdings.ledger.equal_with) == (9, "other")
-    holdings.rule_out(third, "never the best")
-    holdings.rule_out(other, "too old")
-    holdings.settle_on(one, "unseen")
+    holdings.rule_out(third, named("never the best"))
+    holdings.rule_out(other, named("too old"))
+    holdings.settle_on(one, named("unseen"))
     assert [(loss.rule, loss.before, loss.after) for loss in holdings.ledger.losses] == [
         ("too old", 9, 5)
     ]

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from cachesim.engines.events import Event
 from cachesim.engines.ledger import Ledger
+from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimmed
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import MlxOptions
@@ -71,11 +72,11 @@ class ServerStore:
         cached = Count(len(key) - len(found.rest))
         if ahead > found.equal and other is not None:
             job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still at work")
-            job.ledger.apply("still-at-work", found.equal, request=int(other.ticket))
+            job.ledger.apply(causes.STILL_AT_WORK, found.equal, request=int(other.ticket))
         else:
             job.ledger = Ledger(found.equal, _in_words(found))
         for loss in found.losses:
-            job.ledger.apply(loss.rule, loss.after, **loss.detail)
+            job.ledger.apply(loss.cause, loss.after, **loss.detail)
         if job.ledger.usable != cached:
             msg = f"{cached} tokens are cached, but the reasons say {job.ledger.usable}"
             raise ContractError(msg)

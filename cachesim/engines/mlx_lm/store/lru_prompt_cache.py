@@ -4,7 +4,9 @@ from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
-from cachesim.engines.events import Event, Loss
+from cachesim.engines.causes import Cause, Loss
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
@@ -130,7 +132,9 @@ class LRUPromptCache:
         trimmed = trim_prompt_cache(cache, wanted)
         if self.rules.checks_trimmed and trimmed < wanted:
             return None
-        losses = (_loss("one-token-is-fed", equal, prefix),) if prefix < equal else ()
+        losses: tuple[Loss, ...] = ()
+        if prefix < equal:
+            losses = (_loss(causes.ONE_TOKEN_IS_FED, equal, prefix, n_tokens=len(tokens)),)
         return Fetched(
             prompt_cache=cache,
             rest=tokens[prefix:],
@@ -173,13 +177,13 @@ class LRUPromptCache:
 
     def _why_not_longer(self, found: PromptTrieResult, equal: Count, used: Count) -> Loss:
         if found.longer is None:
-            return _loss("shorter-entry-first", equal, used)
+            return _loss(causes.SHORTER_ENTRY_FIRST, equal, used, used=int(used))
         layers = self.trie.get(found.model, found.longer).prompt_cache
         frozen = [i for i, layer in enumerate(layers) if not layer.is_trimmable()]
         if not frozen:
-            return _loss("trimmed-too-little", equal, used, entry=len(found.longer))
+            return _loss(causes.TRIMMED_TOO_LITTLE, equal, used, entry=len(found.longer))
         return _loss(
-            "not-trimmable",
+            causes.NOT_TRIMMABLE,
             equal,
             used,
             entry=len(found.longer),
@@ -306,5 +310,5 @@ class LRUPromptCache:
             raise UpstreamAttributeError(msg)
 
 
-def _loss(rule: str, before: Count, after: Count, **detail: object) -> Loss:
-    return Loss(rule=rule, before=before, after=after, detail=detail)
+def _loss(cause: Cause, before: Count, after: Count, **detail: object) -> Loss:
+    return Loss(cause=cause, before=before, after=after, detail=detail)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
+from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
@@ -93,9 +95,18 @@ class SnapshotPromptCache(LRUPromptCache):
             kind="snapshot" if snapshot else "shorter",
             key=found.shorter,
             equal=Count(found.common_prefix),
-            losses=self._losses_of_shorter(found),
+            losses=self._losses_of_taken(found.shorter, found.common_prefix),
         )
         return fetched if snapshot else replace(fetched, position=found.shorter)
+
+    @staticmethod
+    def _losses_of_taken(shorter: Key, common: int) -> tuple[Loss, ...]:
+        """A shorter entry ends the search: a longer one is not even looked at."""
+        used, equal = Count(len(shorter)), Count(common)
+        if used >= equal:
+            return ()
+        detail = {"used": int(used)}
+        return (Loss(cause=causes.SHORTER_ENTRY_FIRST, before=equal, after=used, detail=detail),)
 
     def _extract(self, model: Hashable, key: Key, *, stays: bool) -> list[LayerCache]:
         """The object itself, never a copy. Follows #923's `_extract`."""

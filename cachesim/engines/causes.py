@@ -1,0 +1,86 @@
+"""Causes: why a request reuses fewer tokens, as declared values that bring their own sentence.
+
+Each engine has a module `causes` with one `Cause` per branch that lowers the number. The branch
+names its cause and hands over the numbers of the test it really made (`Ledger.apply`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachesim.engines.words import filled, names_in
+from cachesim.errors import ContractError
+from cachesim.units import Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason of one engine.
+
+    `sentence` is a template over `fields`: lower case, no full stop, true of the numbers alone.
+    `about` is for readers who want more: when it happens, and what can be done.
+    """
+
+    id: str
+    sentence: str
+    about: str
+    fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        missing = names_in(self.sentence) - set(self.fields)
+        if missing or not self.sentence or not self.about:
+            msg = f"cause {self.id}: its sentence needs fields {sorted(missing)}, and an about"
+            raise ContractError(msg)
+
+    def says(self, detail: Mapping[str, Any]) -> str:
+        """The sentence with the numbers of one case."""
+        return filled(self.sentence, detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One cause that changed the number of tokens that could be reused.
+
+    Emitted where the engine takes the branch. Over one request, the losses add up: what matched
+    the best thing there was, minus what was reused. A cause that wins tokens back (a checkpoint
+    after a refused cut) has `after > before`.
+    """
+
+    cause: Cause
+    before: Count
+    after: Count
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if set(self.detail) != set(self.cause.fields):
+            msg = (
+                f"cause {self.cause.id} is declared with fields {sorted(self.cause.fields)},"
+                f" and was given {sorted(self.detail)}"
+            )
+            raise ContractError(msg)
+
+    @property
+    def rule(self) -> str:
+        """The cause's id."""
+        return self.cause.id
+
+    @property
+    def sentence(self) -> str:
+        """What happened, without the counts."""
+        words = self.cause.says(self.detail)
+        return f"{words[:1].upper()}{words[1:]}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry of `why` in the JSON."""
+        return {
+            "rule": self.rule,
+            "from": self.before,
+            "to": self.after,
+            "detail": dict(self.detail),
+            "sentence": self.sentence,
+        }
+
+
+def declared(module: Mapping[str, object]) -> tuple[Cause, ...]:
+    """The causes among the names of a module, in order."""
+    return tuple(each for each in module.values() if isinstance(each, Cause))

@@ -1,0 +1,43 @@
+"""All causes and events of an engine, found where each engine declares its own.
+
+Every engine's package has a module `causes`, and derives its events from `Event`: a tool that lists
+them needs no list.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+
+from cachesim.engines.base import Engine
+from cachesim.engines.causes import Cause, declared
+from cachesim.engines.events import Event
+
+
+def engines() -> tuple[str, ...]:
+    """The names of all engines."""
+    return tuple(Engine.families)
+
+
+def causes_of(engine: str) -> tuple[Cause, ...]:
+    """Every reason for which an engine reuses less."""
+    return declared(vars(import_module(f"{_package(engine)}.causes")))
+
+
+def events_of(engine: str) -> tuple[type[Event], ...]:
+    """Every event class of an engine, in the order of their definition."""
+    inside = f"{_package(engine)}."
+    return tuple(each for each in _leaves(Event) if each.__module__.startswith(inside))
+
+
+def _package(engine: str) -> str:
+    """`cachesim.engines.llamacpp`: where the engine's family lives."""
+    return ".".join(Engine.families[engine].__module__.split(".")[:3])
+
+
+def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
+    """The classes that nothing is derived from; of the twins that `slots=True` makes, the last."""
+    found = {(each.__module__, each.__name__): each for each in cls.__subclasses__()}
+    for each in found.values():
+        if each.__subclasses__():
+            yield from _leaves(each)
+        else:
+            yield each

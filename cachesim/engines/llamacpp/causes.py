@@ -1,0 +1,178 @@
+"""Why llama-server reuses fewer tokens than it holds: one cause for each branch that decides so."""
+
+from typing import Final
+
+from cachesim.engines.causes import Cause, declared
+
+# --- which slot, and what is parked ----------------------------------------------------------
+
+SLOT_BUSY: Final = Cause(
+    id="slot-busy",
+    sentence="slot {slot} is busy with another request",
+    about="A slot at work is not looked at. More slots, or waiting, would have helped.",
+    fields=("slot",),
+)
+SLOT_PINNED: Final = Cause(
+    id="slot-pinned",
+    sentence="the request names slot {chosen}, so slot {slot} is not considered",
+    about="A request with `id_slot` takes that slot, whatever the others hold.",
+    fields=("slot", "chosen"),
+)
+SLOT_SIMILARITY: Final = Cause(
+    id="slot-similarity",
+    sentence="slot {slot} shares no more than {threshold} of the prompt",
+    about="A slot is chosen for what it shares only above `--slot-prompt-similarity`.",
+    fields=("slot", "threshold"),
+)
+SLOT_AGE: Final = Cause(
+    id="slot-age",
+    sentence="slot {chosen} was used least recently and is taken; slot {slot} is not considered",
+    about="With `--slot-prompt-similarity 0` only the time of the last use decides.",
+    fields=("slot", "chosen"),
+)
+CACHE_UNSEEN: Final = Cause(
+    id="cache-unseen",
+    sentence="slot {chosen} is taken as it is: the prompt cache is not searched",
+    about="A pinned request does not always look at the prompt cache (`--cache-ram`).",
+    fields=("chosen",),
+)
+F_KEEP: Final = Cause(
+    id="f-keep",
+    sentence=(
+        "slot {slot} keeps {f_keep} of its own tokens, which is not below 0.5: "
+        "the prompt cache is not searched"
+    ),
+    about="A slot that keeps half of its tokens is taken as it is, even for a better entry.",
+    fields=("slot", "f_keep", "sim"),
+)
+CACHE_KEEP: Final = Cause(
+    id="cache-keep",
+    sentence=(
+        "only {f_keep} of the parked {n_tokens} tokens would be kept, below {below}: not loaded"
+    ),
+    about="A parked conversation is not loaded for a small part of it.",
+    fields=("n_tokens", "f_keep", "below"),
+)
+CACHE_NOT_BETTER: Final = Cause(
+    id="cache-not-better",
+    sentence=(
+        "the parked {n_tokens} tokens (kept {f_keep}, shared {f_sim}) do not beat "
+        "{best_keep} and {best_sim}: not loaded"
+    ),
+    about=(
+        "An entry must beat the slot, and each entry that won before it, on both ratios: what "
+        "would be kept of its own tokens, and what it shares of the prompt."
+    ),
+    fields=("n_tokens", "f_keep", "f_sim", "best_keep", "best_sim"),
+)
+CACHE_BETTER_ENTRY: Final = Cause(
+    id="cache-better-entry",
+    sentence="another parked conversation beats the one of {n_tokens} tokens",
+    about="Of several entries the last one that beats all before it is loaded.",
+    fields=("n_tokens", "f_keep", "f_sim"),
+)
+CACHE_OBSOLETE_ENTRY: Final = Cause(
+    id="cache-obsolete-entry",
+    sentence="the parked {n_tokens} tokens begin a longer conversation that is parked instead",
+    about="Saving a prompt erases every entry that it begins with.",
+    fields=("n_tokens",),
+)
+CACHE_MAKING_ROOM: Final = Cause(
+    id="cache-making-room",
+    sentence="the parked {n_tokens} tokens ({size} bytes) were evicted to make room",
+    about="The oldest entries go before a new one is appended, even the one needed next.",
+    fields=("n_tokens", "size"),
+)
+CACHE_LOAD_FAILED: Final = Cause(
+    id="cache-load-failed",
+    sentence="the parked state of {n_tokens} tokens does not load",
+    about="Memory had no room for the state, or it does not fit; the request starts from nothing.",
+    fields=("n_tokens",),
+)
+SLOT_CLEARED: Final = Cause(
+    id="slot-cleared",
+    sentence="slot {slot} was cleared after a failed load",
+    about="A load that fails leaves the slot empty; its own tokens are lost with it.",
+    fields=("slot",),
+)
+
+# --- how much of the slot is usable ----------------------------------------------------------
+
+CACHE_PROMPT_OFF: Final = Cause(
+    id="cache-prompt-off",
+    sentence="the request asks for no reuse",
+    about="The request was sent with `cache_prompt: false`.",
+)
+SLOT_TOKENS: Final = Cause(
+    id="slot-tokens",
+    sentence="slot {slot}'s own tokens match the prompt only this far",
+    about="Only what the chosen slot itself holds can be used.",
+    fields=("slot",),
+)
+CHUNK_REUSE: Final = Cause(
+    id="chunk-reuse",
+    sentence="chunks of at least {n_cache_reuse} tokens were moved into place",
+    about=(
+        "`--cache-reuse` keeps later parts of the old prompt under new positions. Their values "
+        "were computed in another context: the answer differs by design."
+    ),
+    fields=("n_cache_reuse",),
+)
+MEMORY_DEPTH: Final = Cause(
+    id="memory-depth",
+    sentence=(
+        "memory reaches back only to position {pos_min}; resuming here needs one below {threshold}"
+    ),
+    about=(
+        "A recurrent state stands at one position and cannot go back; a window has dropped what "
+        "lies further back. Only a checkpoint helps."
+    ),
+    fields=("pos_min", "threshold", "n_swa", "checkpoints"),
+)
+FULL_REPROCESSING: Final = Cause(
+    id="full-reprocessing",
+    sentence=(
+        "memory reaches back only to position {pos_min}; resuming here needs one below "
+        "{threshold}, and no checkpoint qualifies ({checkpoints})"
+    ),
+    about=(
+        'The server\'s log says "forcing full prompt re-processing due to lack of cache data": '
+        "the state cannot go back, and each checkpoint failed the test that is shown with it."
+    ),
+    fields=("pos_min", "threshold", "n_swa", "checkpoints"),
+)
+CHECKPOINT_RESTORED: Final = Cause(
+    id="checkpoint-restored",
+    sentence="checkpoint {n_tokens}[{pos_min}..{pos_max}] was restored",
+    about="A saved state brings back a part of what the memory could not.",
+    fields=("n_tokens", "pos_min", "pos_max"),
+)
+CHECKPOINT_FALLBACK: Final = Cause(
+    id="checkpoint-fallback",
+    sentence=(
+        "memory cannot be cut at position {p0}; the newest checkpoint before it, "
+        "{n_tokens}[{pos_min}..{pos_max}], was restored"
+    ),
+    about="With #20428 a refused cut goes back to a checkpoint instead of starting over.",
+    fields=("p0", "n_tokens", "pos_min", "pos_max"),
+)
+LAST_TOKEN: Final = Cause(
+    id="last-token",
+    sentence="all {n_tokens} tokens are there; the last one is processed again for its logits",
+    about="Sampling needs the logits of the last token, so one token is always processed.",
+    fields=("n_tokens",),
+)
+SEQ_RM_REFUSED: Final = Cause(
+    id="seq-rm-refused",
+    sentence="memory cannot be cut at position {p0}, so it was cleared",
+    about="A recurrent state cannot be cut; the release clears the slot and starts over.",
+    fields=("p0",),
+)
+REQUEST_REFUSED: Final = Cause(
+    id="request-refused",
+    sentence="the request ended with {error}: nothing counts as reused",
+    about="An error leaves no count of cached tokens.",
+    fields=("error",),
+)
+
+CAUSES: Final = declared(globals())

@@ -1,0 +1,52 @@
+"""Values in words: how the numbers of events and causes stand in their sentences."""
+
+import re
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any, Final
+
+MOST: Final = 3
+"""Of longer lists the first ones are named, and the rest counted."""
+
+_NAME: Final = re.compile(r"[a-z_]+")
+
+
+def filled(template: str, values: Mapping[str, Any]) -> str:
+    """A template with each `{name}` replaced by what the values say, in words."""
+    return template.format_map({name: in_words(value) for name, value in values.items()})
+
+
+def names_in(template: str) -> frozenset[str]:
+    """The names that a template asks for."""
+    return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)
+
+
+def in_numbers(rule: str, values: Mapping[str, int]) -> str:
+    """A rule with its names replaced by numbers: `pos_max > pos_next` is `0 > 0`."""
+    return _NAME.sub(lambda name: str(values.get(name[0], name[0])), rule)
+
+
+def in_words(value: Any) -> str:  # noqa: ANN401 - JSON values
+    """A value as a reader takes it in: no quotes, no braces."""
+    if value is None:
+        return "undefined"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return _mapping_in_words(value)
+    if isinstance(value, list | tuple):
+        named = "; ".join(map(in_words, value[:MOST])) or "none"
+        return named if len(value) <= MOST else f"{named}; and {len(value) - MOST} more"
+    return str(value)
+
+
+def _mapping_in_words(value: Mapping[str, Any]) -> str:
+    """Name and value, one after the other; a checkpoint as people write it."""
+    rest = dict(value)
+    if {"pos_min", "pos_max"} <= rest.keys():
+        low, high = rest.pop("pos_min"), rest.pop("pos_max")
+        shown = f"{rest.pop('n_tokens', '')}[{low}..{high}]"
+        return f"{shown} refused: {rest['numbers']}" if rest.get("numbers") else shown
+    return ", ".join(f"{name} {in_words(each)}" for name, each in rest.items())
