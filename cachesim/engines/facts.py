@@ -1,11 +1,12 @@
 """All causes and events of an engine, found where each engine declares its own.
 
-Every engine's package has a module `causes`, and derives its events from `Event`: a tool that lists
-them needs no list.
+Every engine's package has a module `causes`, and modules whose names end in `events` that derive
+from `Event`: a tool that lists them needs no list.
 """
 
 from collections.abc import Iterator
 from importlib import import_module
+from pkgutil import walk_packages
 
 from cachesim.engines.base import Engine
 from cachesim.engines.causes import Cause, declared
@@ -25,6 +26,9 @@ def causes_of(engine: str) -> tuple[Cause, ...]:
 def events_of(engine: str) -> tuple[type[Event], ...]:
     """Every event class of an engine, in the order of their definition."""
     inside = f"{_package(engine)}."
+    for module in walk_packages(import_module(inside[:-1]).__path__, inside):
+        if module.name.endswith("events"):
+            import_module(module.name)
     return tuple(each for each in _leaves(Event) if each.__module__.startswith(inside))
 
 

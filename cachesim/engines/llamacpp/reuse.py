@@ -118,7 +118,7 @@ def commit(slot: Slot, n_past: int) -> None:
     slot.n_prompt_tokens_cache = Count(n_past)
     slot.n_prompt_tokens_processed = 0
     slot.prompt.keep_first(n_past)
-    slot.prompt.take_shape_of(task.tokens)
+    slot.prompt.take_shape_of(slot.running.tokens)
     if slot.prompt.approximate is not None:
         slot.approximated = slot.prompt.approximate.why
 
