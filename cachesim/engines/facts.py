@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import walk_packages
 
-from cachesim.engines.base import Engine
+from cachesim.engines.base import ROOMS
 from cachesim.engines.causes import Cause, declared
 from cachesim.engines.events import Event
 
 
 def engines() -> tuple[str, ...]:
     """The names of all engines."""
-    return tuple(Engine.families)
+    return tuple(ROOMS)
 
 
 def causes_of(engine: str) -> tuple[Cause, ...]:
@@ -33,8 +33,8 @@ def events_of(engine: str) -> tuple[type[Event], ...]:
 
 
 def _package(engine: str) -> str:
-    """`cachesim.engines.llamacpp`: where the engine's family lives."""
-    return ".".join(Engine.families[engine].__module__.split(".")[:3])
+    """`cachesim.engines.llamacpp`: where an engine lives."""
+    return ROOMS[engine][0]
 
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
