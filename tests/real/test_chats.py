@@ -1,12 +1,11 @@
-"""Chats in the toy vocabulary: rendered, read back, and grown."""
+"""Chats in the toy vocabulary: drawn, sent as messages, grown from what was answered."""
 
+from itertools import pairwise
 from random import Random
 
-import pytest
-
-from cachesim.errors import TokenError
+from cachesim.engines.base import Message
 from cachesim.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.real.llama_cpp.chats import ChatTree, Said, chat_of, render, starts_of, text_of
+from cachesim.real.llama_cpp.chats import ChatTree, Said, as_messages, text_of
 from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.units import as_tokens
 
@@ -16,47 +15,59 @@ CHAT = (
 )
 
 
-def test_a_chat_is_rendered_as_the_template_does() -> None:
-    assert text_of(render(CHAT)) == (
-        "<|im_start|>system\n[300]<|im_end|>\n"
-        "<|im_start|>user\n[301][302]<|im_end|>\n"
-        "<|im_start|>assistant\n"
+def tree() -> ChatTree:
+    return ChatTree(Random(1), words=200, longest=600)  # noqa: S311 - nothing secret
+
+
+def test_tokens_are_sent_as_their_texts() -> None:
+    assert text_of(as_tokens([300, 301])) == "[300][301]"
+    assert as_messages(CHAT) == (
+        Message(role="system", content="[300]"),
+        Message(role="user", content="[301][302]"),
     )
 
 
-def test_a_rendering_is_read_back() -> None:
-    assert chat_of(render(CHAT)) == CHAT
-
-
-def test_messages_start_at_their_marks() -> None:
-    assert starts_of(render(CHAT)) == [
-        {"role": "system", "start": 0},
-        {"role": "user", "start": 6},
-    ]
-
-
-@pytest.mark.parametrize("cut", [1, 4, 8])
-def test_a_prompt_that_no_chat_renders_to_is_refused(cut: int) -> None:
-    with pytest.raises(TokenError, match="not the rendering"):
-        chat_of(render(CHAT)[cut:])
-
-
 def test_chats_grow_from_what_was_answered() -> None:
-    tree = ChatTree(Random(1), words=200, longest=600)  # noqa: S311 - nothing secret
-    seen = []
-    for _ in range(40):
-        prompt = tree.prompt()
-        seen.append(chat_of(prompt))
-        tree.learn(prompt, as_tokens([400, 401]))
+    chats, seen = tree(), []
+    for _ in range(80):
+        messages = chats.next()
+        seen.append(messages)
+        chats.learn(messages, as_tokens([400, 401]))
 
     assert any(len(chat) >= 5 for chat in seen)
-    assert any(Said(role="assistant", content=as_tokens([400, 401])) in chat for chat in seen)
-    assert any(Said(role="assistant", content=as_tokens([401])) in chat for chat in seen)
-    assert len(set(seen)) > 20
+    assert any(Message(role="assistant", content="[400][401]") in chat for chat in seen)
+    assert any(Message(role="assistant", content="[401]") in chat for chat in seen)
+    assert len(set(seen)) > 40
+
+
+def test_clients_ask_for_replies_to_be_continued_and_speak_in_unknown_roles() -> None:
+    chats, last, roles = tree(), [], set()
+    for _ in range(200):
+        messages = chats.next()
+        last.append(messages[-1])
+        roles |= {each.role for each in messages}
+        chats.learn(messages, as_tokens([400, 401]))
+
+    continued = [each.content for each in last if each.role == "assistant"]
+    assert {"", "[400]", "[400][401]"} <= set(continued)
+    assert {"system", "developer", "user", "assistant", "tool", "narrator"} <= roles
+
+
+def test_a_continued_reply_is_one_message_in_the_next_chat() -> None:
+    chats = tree()
+    for _ in range(300):
+        messages = chats.next()
+        roles = [each.role for each in messages]
+        assert ("assistant", "assistant") not in pairwise(roles)
+        chats.learn(messages, as_tokens([400]))
+
+
+def test_a_refused_chat_ends_with_two_messages_of_the_assistant() -> None:
+    assert ["assistant"] * 2 == [each.role for each in tree().refused()[-2:]]
 
 
 def test_a_chat_step_goes_out_as_messages() -> None:
-    call = call_for((Step(name="a", prompt=render(CHAT), chat=True, predict=3),))
+    call = call_for((Step(name="a", messages=as_messages(CHAT), predict=3),))
 
     assert call["path"] == "/v1/chat/completions"
     assert call["body"]["messages"] == [
@@ -66,10 +77,10 @@ def test_a_chat_step_goes_out_as_messages() -> None:
 
 
 def test_a_chat_reply_is_read_as_tokens_and_hides_its_slot() -> None:
-    step = Step(name="a", prompt=render(CHAT), chat=True)
+    step = Step(name="a", messages=as_messages(CHAT))
     body = {
         "choices": [{"message": {"role": "assistant", "content": "[269][293]"}}],
-        "timings": {"cache_n": 3, "prompt_n": 4},
+        "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 2},
     }
 
     (outcome,) = outcomes_of((step,), {"status": 200, "body": body})
@@ -79,3 +90,16 @@ def test_a_chat_reply_is_read_as_tokens_and_hides_its_slot() -> None:
         Outcome(cached=3, processed=4, reply=as_tokens([1, 2]), slot=2, truncated=True)
     )
     assert not outcome.agrees_with(Outcome(cached=4, processed=3, reply=as_tokens([1, 2])))
+
+
+def test_a_reply_that_says_the_continued_message_again_is_what_was_generated() -> None:
+    body = {
+        "choices": [{"message": {"role": "assistant", "content": "[300][301][302]"}}],
+        "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 1},
+    }
+
+    (outcome,) = outcomes_of(
+        (Step(name="a", messages=as_messages(CHAT)),), {"status": 200, "body": body}
+    )
+
+    assert outcome.reply == as_tokens([302])

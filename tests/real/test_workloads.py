@@ -33,7 +33,7 @@ class Parrot:
 
 
 def reply_of(step: Step) -> Tokens:
-    return step.prompt[-1:] * max(1, step.predict)
+    return (step.prompt or as_tokens([300]))[-1:] * max(1, step.predict)
 
 
 def drawn(number: int, *, release: Release = "b11549") -> tuple[Workload, Parrot]:
@@ -64,7 +64,7 @@ def test_steps_that_go_out_together_ask_for_the_same_things() -> None:
 
 def test_conversations_extend_repeat_and_cut_what_was_said() -> None:
     extended = repeated = cut = fresh = 0
-    for n in range(100):
+    for n in range(150):
         workload, _ = drawn(n)
         said: list[Tokens] = []
         for step in workload.steps:
@@ -101,6 +101,42 @@ def test_a_workload_comes_back_from_its_line() -> None:
         workload, _ = drawn(n)
 
         assert workload == Workload.from_dict(workload.as_dict())
+
+
+def test_runs_of_requests_are_sent_that_the_server_refuses_or_answers_with_nothing() -> None:
+    runs = []
+    for n in range(60):
+        workload, _ = drawn(n)
+        context = draw_setting(5, n, release="b11549").context
+        vain = [
+            not step.prompt and not step.messages if step.do == "complete" else False
+            for step in workload.steps
+        ]
+        vain = [
+            each or len(step.prompt) >= context
+            for each, step in zip(vain, workload.steps, strict=True)
+        ]
+        runs.append(max(len(run) for run in "".join(".x"[each] for each in vain).split(".")))
+
+    assert max(runs) >= 10, runs
+    assert sum(run > 0 for run in runs) >= 15, runs
+
+
+def test_a_prompt_may_go_out_as_text() -> None:
+    step = Step(name="a", prompt=as_tokens([300, 301]), options={"prompt_string": True})
+    body = call_for((step,))["body"]
+
+    assert ("[300][301]", False) == (body["prompt"], "prompt_string" in body)
+
+
+def test_an_empty_list_is_refused_alone_and_answered_among_others() -> None:
+    engine = Engine.create("llama.cpp@b9538", model=spec_of("dense"), options={"parallel": 2})
+    server = SimulatedServer(engine)
+    empty = Step(name="a")
+
+    assert ["invalid_request_error"] == [each.error for each in server.ask([empty])]
+    both = server.ask([empty, replace(B, name="b")])
+    assert [(None, 0), (None, 1)] == [(each.error, each.processed) for each in both]
 
 
 def test_flags_reach_the_wheel_under_its_own_names() -> None:

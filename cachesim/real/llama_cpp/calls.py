@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import CachesimError
-from cachesim.real.llama_cpp.chats import chat_of, text_of
+from cachesim.real.llama_cpp.chats import text_of
 from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.units import Token, as_tokens
 
@@ -26,6 +27,10 @@ GREEDY: Final[Mapping[str, Any]] = {
         "completion_probabilities",
     ],
 }
+
+
+AS_TEXT: Final = "prompt_string"
+"""The request field of ours that asks for a prompt as text, as upstream calls such a prompt."""
 
 
 class RealServerError(CachesimError):
@@ -62,26 +67,28 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         action = first.do.removeprefix("slot-")
         named = {"filename": first.file} if first.file else {}
         return {"path": f"/slots/{first.slot}?action={action}", "body": named}
-    prompts = [list(step.prompt) for step in group]
+    prompts = [_prompt_of(step) for step in group]
     body: Json = {
         **GREEDY,
         "n_predict": first.predict,
         "cache_prompt": first.cache_prompt,
         "n_probs": probabilities,
-        **first.options,
+        **{name: value for name, value in first.options.items() if name != AS_TEXT},
     }
     if first.slot >= 0:
         body["id_slot"] = first.slot
-    if first.chat:
+    if first.messages:
         del body["response_fields"]
-        messages = [
-            {"role": each.role, "content": text_of(each.content)} for each in chat_of(first.prompt)
-        ]
+        messages = [asdict(each) for each in first.messages]
         return {"path": "/v1/chat/completions", "body": body | {"messages": messages}}
     return {
         "path": "/completion",
         "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
     }
+
+
+def _prompt_of(step: Step) -> list[int] | str:
+    return text_of(step.prompt) if step.options.get(AS_TEXT) else list(step.prompt)
 
 
 def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
@@ -95,7 +102,7 @@ def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
     if len(replies) != len(group):
         msg = f"the real server answered {len(replies)} of {len(group)} prompts"
         raise RealServerError(msg)
-    if group[0].chat:
+    if group[0].messages:
         return tuple(_chat_outcome(reply) for reply in replies)
     return tuple(_outcome(reply) for reply in replies)
 
@@ -120,13 +127,17 @@ def _outcome(reply: Json) -> Outcome:
 
 
 def _chat_outcome(reply: Json) -> Outcome:
-    """A chat reply is text, and keeps its slot to itself."""
+    """A chat reply is text, and keeps its slot to itself.
+
+    Since June a reply that goes on from a message says that message again.
+    """
     timings = reply["timings"]
     content = reply["choices"][0]["message"]["content"] or ""
+    words = PLAIN_WORD.findall(content)
     return Outcome(
         cached=timings["cache_n"],
         processed=timings["prompt_n"],
-        reply=as_tokens([int(number) for number in PLAIN_WORD.findall(content)]),
+        reply=as_tokens([int(number) for number in words[-timings["predicted_n"] :]]),
         slot=None,
         truncated=None,
         drafted=timings.get("draft_n", 0),

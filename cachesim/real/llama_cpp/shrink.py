@@ -27,6 +27,7 @@ def _simpler(workload: Workload) -> Iterator[Workload]:
     yield from _with_fewer_flags(workload)
     yield from _with_simpler_steps(workload)
     yield from _with_shorter_prompts(workload)
+    yield from _with_shorter_chats(workload)
 
 
 def _with_fewer_steps(workload: Workload) -> Iterator[Workload]:
@@ -100,22 +101,40 @@ def _for_group(workload: Workload, first: int, change: Callable[[Step], Step]) -
 
 def _with_shorter_prompts(workload: Workload) -> Iterator[Workload]:
     """Cut the same tokens out of every prompt, for what prompts share must stay shared."""
-    longest = max(len(step.prompt) for step in workload.steps)
+    steps = workload.steps
+    longest = max(len(step.prompt) for step in steps)
     size = longest // 2
     while size:
         for first in range(0, longest, size):
             cut = [
                 replace(step, prompt=step.prompt[:first] + step.prompt[first + size :])
-                for step in workload.steps
+                for step in steps
             ]
-            if all(step.prompt or step.do != "complete" for step in cut):
+            emptied = (
+                one.prompt and not other.prompt for one, other in zip(steps, cut, strict=True)
+            )
+            if not any(emptied):
                 yield replace(workload, steps=tuple(cut))
         size //= 2
-    for index, step in enumerate(workload.steps):
+    for index, step in enumerate(steps):
         size = len(step.prompt) // 2
         while size:
             yield _changed(workload, index, replace(step, prompt=step.prompt[:-size]))
             size //= 2
+
+
+def _with_shorter_chats(workload: Workload) -> Iterator[Workload]:
+    """Take the same message out of every chat, for the same reason."""
+    for index in range(max(len(step.messages) for step in workload.steps)):
+        yield replace(
+            workload,
+            steps=tuple(
+                replace(step, messages=step.messages[:index] + step.messages[index + 1 :])
+                if len(step.messages) > 1
+                else step
+                for step in workload.steps
+            ),
+        )
 
 
 def _changed(workload: Workload, index: int, step: Step) -> Workload:

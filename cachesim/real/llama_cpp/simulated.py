@@ -10,13 +10,10 @@ from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.real.llama_cpp.chats import starts_of
+from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Step, Workload
 from cachesim.scenario.session import MemoryStore, SlotActions
 from cachesim.units import Tokens
-
-KNOW_MESSAGES: Final = ("b9538", "b11549")
-"""Releases that cut prompts where messages begin."""
 
 SPARE: Final = 2
 """How many tokens more than the real reply are forced: a server that goes on too long shows."""
@@ -74,7 +71,8 @@ class SimulatedServer:
         for index, step in enumerate(group):
             for _ in range(step.turns):
                 self.engine.step()
-            tickets.append(self.engine.submit(self._request(step, real[index] if real else None)))
+            request = self._request(step, real[index] if real else None, nested=len(group) > 1)
+            tickets.append(self.engine.submit(request))
         self.engine.run()
         return tuple(self._outcome(ticket) for ticket in tickets)
 
@@ -106,10 +104,10 @@ class SimulatedServer:
             error=reply.error,
         )
 
-    def _request(self, step: Step, real: Outcome | None) -> Request:
+    def _request(self, step: Step, real: Outcome | None, *, nested: bool) -> Request:
         options = dict(step.options)
-        if step.chat and self.engine.profile.release in KNOW_MESSAGES:
-            options["message_spans"] = starts_of(step.prompt)
+        if nested and not step.prompt:
+            options[AS_TEXT] = True  # an empty list among other prompts is let through
         return Request(
             prompt=step.prompt,
             predict=step.predict,
@@ -118,6 +116,7 @@ class SimulatedServer:
             slot=step.slot,
             cache_prompt=step.cache_prompt,
             options=options or None,
+            messages=step.messages,
         )
 
 

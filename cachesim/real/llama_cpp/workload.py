@@ -1,9 +1,10 @@
 """A workload: one fresh server and what is asked of it, and the outcome that was observed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
+from cachesim.engines.base import Message
 from cachesim.units import Token, Tokens, as_tokens
 
 Release: TypeAlias = Literal["b9093", "b9538", "b11549"]
@@ -30,7 +31,7 @@ class Step:
     cache_prompt: bool = True
     with_previous: bool = False
     turns: int = 0  # of the server's loop before it arrives; the real server's are not counted
-    chat: bool = False  # the prompt is the rendering of a chat, and is asked for as messages
+    messages: tuple[Message, ...] = ()  # a chat, asked for in place of a prompt
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
 
@@ -44,13 +45,14 @@ class Step:
         for key in _STEP_DEFAULTS:
             value = getattr(self, key)
             if value != _STEP_DEFAULTS[key]:
-                plain[key] = dict(value) if key == "options" else value
+                plain[key] = _PLAIN[key](value) if key in _PLAIN else value
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Step":
         """The reverse of `as_dict`; keys that only describe the outcome are ignored."""
         known = {key: plain[key] for key in (*_STEP_DEFAULTS, "do", "predict") if key in plain}
+        known["messages"] = tuple(Message(**each) for each in known.get("messages", ()))
         return cls(name=plain["name"], prompt=as_tokens(plain.get("prompt", [])), **known)
 
 
@@ -59,9 +61,15 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "cache_prompt": True,
     "with_previous": False,
     "turns": 0,
-    "chat": False,
+    "messages": (),
     "file": "",
     "options": {},
+}
+
+
+_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "options": dict,
+    "messages": lambda messages: [asdict(each) for each in messages],
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.chats import ChatTree
 from cachesim.real.llama_cpp.random_flags import PRESETS, draw_options, draw_preset
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
@@ -72,7 +73,7 @@ def grow(setting: Setting, server: Server) -> tuple[Workload, tuple[Outcome, ...
     steps: list[Step] = []
     outcomes: list[Outcome] = []
     wanted = setting.rng.randint(4, 12)
-    while len(steps) < wanted and not server.lost:
+    while len(steps) < wanted + tree.in_vain and not server.lost:
         group = tree.next_group(len(steps))
         answers = server.ask(group)
         tree.learn(group, answers)
@@ -101,9 +102,13 @@ class _Tree:
         self._words = self._rng.choice((2, 4, 30, 240, 240, 240, 240, 240))
         self._chats = ChatTree(self._rng, self._words, setting.context)
         self._speaks = self._rng.random() < 0.2  # all prompts are chats
+        self.in_vain = 0  # steps of runs that the server refuses, or answers with nothing
+        self._run = 0  # how many of the present run are still to come
 
     def next_group(self, number: int) -> tuple[Step, ...]:
         """One step, or several that go out together."""
+        if self._run or self._rng.random() < 0.06:
+            return (self._in_vain(number),)
         if self._turns and self._rng.random() < (0.12 if self._files else 0.05):
             return (self._slot_action(number),)
         first = self._completion(number)
@@ -115,21 +120,49 @@ class _Tree:
             replace(
                 first,
                 name=f"r{number + later}",
-                prompt=self._prompt()[: max(1, self._setting.context // (slots + 2))],
+                prompt=self._short_prompt(),
                 with_previous=True,
             )
             for later in range(1, self._rng.randint(2, slots + 1))
         )
-        shorter = first.prompt[: max(1, self._setting.context // (slots + 2))]
-        return (replace(first, prompt=shorter), *others)
+        return (replace(first, prompt=self._short_prompt()), *others)
+
+    def _short_prompt(self) -> Tokens:
+        """A prompt that leaves room for the others of its call, or none at all."""
+        most = self._setting.context // (self._setting.options["parallel"] + 2)
+        return self._prompt()[: max(1, most)] if self._rng.random() < 0.95 else ()
 
     def learn(self, group: Sequence[Step], outcomes: Sequence[Outcome]) -> None:
         """Remember what was answered."""
         for step, outcome in zip(group, outcomes, strict=True):
-            if step.do == "complete" and outcome.error is None:
+            if step.do != "complete" or outcome.error is not None:
+                continue
+            if step.messages:
+                self._chats.learn(step.messages, outcome.reply)
+            elif step.prompt:
                 self._turns.append((step.prompt, outcome.reply))
-                if step.chat:
-                    self._chats.learn(step.prompt, outcome.reply)
+
+    def _in_vain(self, number: int) -> Step:
+        """One of a run of requests that are too long, empty, or no chat; clients try again."""
+        rng = self._rng
+        self._run = self._run - 1 if self._run else rng.choice((0, 1, 3, 4, 9, 12))
+        self.in_vain += 1
+        slots = self._setting.options["parallel"]
+        step = Step(
+            name=f"r{number}", predict=1, slot=rng.randrange(slots) if rng.random() < 0.3 else -1
+        )
+        match rng.choice(("long", "long", "known and long", "empty", "text", "chat")):
+            case "long":
+                return replace(step, prompt=self._fresh(self._setting.context + rng.randint(0, 40)))
+            case "known and long":
+                known = self._turn()[0] if self._turns else ()
+                return replace(step, prompt=known + self._fresh(self._setting.context))
+            case "text":
+                return replace(step, options={AS_TEXT: True})
+            case "chat":
+                return replace(step, messages=self._chats.refused())
+            case _:
+                return step
 
     def _slot_action(self, number: int) -> Step:
         rng = self._rng
@@ -147,8 +180,8 @@ class _Tree:
         slots = self._setting.options["parallel"]
         return Step(
             name=f"r{number}",
-            prompt=self._chats.prompt() if self._speaks else self._prompt(),
-            chat=self._speaks,
+            prompt=() if self._speaks else self._prompt(),
+            messages=self._chats.next() if self._speaks else (),
             predict=self._predict(),
             slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
             cache_prompt=rng.random() > 0.05,
@@ -164,7 +197,7 @@ class _Tree:
 
     def _request_options(self) -> dict[str, Any]:
         rng = self._rng
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {AS_TEXT: True} if rng.random() < 0.03 else {}
         if rng.random() < 0.04:
             fields["n_cache_reuse"] = rng.choice((0, 1, 4, 16))
         if self._setting.options.get("context_shift") and rng.random() < 0.1:
