@@ -93,6 +93,7 @@ class FloatNetwork:
             sights=Sights(self._attention_ladder[-1]),
             turns=self._rotary.turns(ubatch.positions),
             store=store,
+            padding=ubatch.padding,
         )
         outputs = ubatch.outputs
         last = run if self._spec.mtp_depth else run.asking(outputs)

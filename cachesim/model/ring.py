@@ -68,7 +68,7 @@ class RingNetwork:
         keys, queries = self._powers(ubatch.positions * THERE_AND_BACK)
         turn = Turn(keys=keys, queries=queries)
         for layer in self._layers:
-            words = mix(words + layer.run(words, turn, store, ubatch.sets))
+            words = mix(words + layer.run(words, turn, store, ubatch))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(logits=mix(wanted + self._head)[:, None], hidden=hidden)

@@ -8,7 +8,7 @@ import numpy as np
 from cachesim.model.arithmetic import LayerShape, Place
 from cachesim.model.ring_words import MASK, ONE, Words, fold, mix, mixed
 from cachesim.model.spec import LayerKind
-from cachesim.model.store import ABSENT, Lane, Store
+from cachesim.model.store import ABSENT, Ending, Lane, Padding, Store, Ubatch
 
 CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
 """How many chains a recurrent layer keeps beside the last inputs of its convolution."""
@@ -33,7 +33,7 @@ class Layer(Protocol):
 
     shape: LayerShape
 
-    def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:
+    def run(self, hidden: Words, turn: Turn, store: Store, ubatch: Ubatch) -> Words:
         """What the layer adds to each row's word."""
         ...
 
@@ -45,7 +45,7 @@ class Attention:
         self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
         self._salts = salts[:, None]  # (3, 1)
 
-    def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
+    def run(self, hidden: Words, turn: Turn, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
         """Hand keys and values (T, 1) to the store and add up what each row sees."""
         queries, keys, values = mix(hidden + self._salts) | ONE
         keys = keys * turn.keys
@@ -98,6 +98,11 @@ def running_sums(words: Words, lane: Lane) -> Words:
     return sums
 
 
+def _faded(state: int, word: int) -> int:
+    """A chain's word times the gate that a row's word sets."""
+    return state * (mixed(word) | 1) & MASK
+
+
 class Recurrent:
     """A convolution over the last few inputs and, in `ssm` and `delta`, chains of all of them.
 
@@ -114,10 +119,14 @@ class Recurrent:
             layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
         )
 
-    def run(self, hidden: Words, turn: Turn, store: Store, sets: int) -> Words:  # noqa: ARG002
+    def run(self, hidden: Words, turn: Turn, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
         """Fold each set's tokens into its row."""
-        inputs = mix(hidden + self._salt).reshape(sets, -1)  # (S, n)
+        inputs = mix(hidden + self._salt).reshape(ubatch.sets, -1)  # (S, n)
         before = store.states(self.shape.layer)
+        if ubatch.padding is not None:
+            word, states = self._walk_padded(inputs, before, ubatch.padding)
+            store.keep_states(self.shape.layer, states)
+            return word.reshape(-1)
         go = self._walk if len(hidden) <= HANDFUL else self._sweep
         word, states = go(inputs, before, store.planes)
         store.keep_states(self.shape.layer, states)
@@ -142,11 +151,60 @@ class Recurrent:
         for each in past:
             word = word * self._tap_number + each
         word = mixed(word)
-        chains = []
-        for state in row[self._past :]:
-            word = (state * (mixed(word) | 1) + word) & MASK
-            chains.append(word)
+        word, chains = self._fold_word(word, row[self._past :])
         return word, past[1:] + chains
+
+    def _walk_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:
+        """As `_walk` where some rows are padding: words (S, n), rows to keep (S, 1, row)."""
+        words = np.zeros(inputs.shape, np.uint64)
+        joined = np.concatenate(
+            [before[:, : self._past], np.where(padding.real, inputs, np.uint64(0))], axis=1
+        )
+        convolved = self._convolve(joined, inputs.shape[1]).tolist()
+        ends = np.full(len(inputs), inputs.shape[1])
+        if padding.conv_ends is not None:
+            ends = np.clip(padding.conv_ends, 0, inputs.shape[1])
+        rows = []
+        for one, end in enumerate(ends):
+            state = before[one, self._past :].tolist()
+            for ending in padding.endings(one):
+                said, state = self._chunk(convolved[one], ending, state, padding)
+                words[one, ending.rows] = said
+            rows.append([[*joined[one, end : end + self._past].tolist(), *state]])
+        return words, np.array(rows, np.uint64)
+
+    def _chunk(
+        self, inputs: list[int], ending: Ending, former: list[int], padding: Padding
+    ) -> tuple[list[int], list[int]]:
+        """The words of one chunk's rows, and the chains that are kept after it."""
+        tokens = {*ending.folded.tolist(), *ending.undecayed.tolist(), *ending.lost.tolist()}
+        fading = set(ending.fading.tolist())
+        chains, alone, said = former, former, []
+        for row in ending.rows.tolist():
+            word, after = self._fold_word(inputs[row], chains)
+            if row in tokens:
+                chains = after
+            if self._chains == 1 and padding.chunked:
+                if row in tokens or row in fading:
+                    alone = [_faded(alone[0], inputs[row])]
+                word = word if row in tokens else alone[0]
+            said.append(word)
+        if ending.keeps_former:
+            return said, former
+        if self._chains != 1 or ending.plain(fresh=not any(former)):
+            return said, chains
+        kept = 0
+        for row in ending.folded.tolist():
+            kept = self._fold_word(inputs[row], [kept])[0]
+        return said, [(kept + sum(inputs[i] for i in ending.undecayed) + alone[0]) & MASK]
+
+    @staticmethod
+    def _fold_word(word: int, chains: list[int]) -> tuple[int, list[int]]:
+        after = []
+        for state in chains:
+            word = (_faded(state, word) + word) & MASK
+            after.append(word)
+        return word, after
 
     def _sweep(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
         """All tokens at once in arrays: what each adds, (S, n), and the rows to keep."""

@@ -70,6 +70,8 @@ class ModelSpec:
     groups: int = 2  # groups of B and C (ssm), key heads (delta)
     state_heads: int = 8  # heads that decay on their own (ssm), value heads (delta)
 
+    family: str = ""  # the model class of mlx-lm; "": the one that the layers call for
+
     mtp_depth: int = 0  # extra layers that guess the token after the next
     mix: float = 1.0  # scales what each block adds to the residual stream
 

@@ -11,7 +11,7 @@ position that nobody holds is marked `ABSENT` and weighs an exact zero. Keys tha
 with an earlier cell (memories allow it) follow in further blocks, in cell order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +23,9 @@ BLOCK: Final = 64
 
 ABSENT: Final = np.iinfo(np.int64).max
 """The position written where a lane holds no key: no query reaches it."""
+
+CHUNK: Final = 256
+"""Rows that a chunked scan takes at once (`ssm_attn`'s `step`)."""
 
 FAR: Final = int(ABSENT) - 1
 """A `high` bound for queries that may look into the future (calls without causality)."""
@@ -49,6 +52,77 @@ Window: TypeAlias = tuple[Lane, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """Which rows of a padded batch recurrent layers take for tokens, and what they keep.
+
+        set s    t t t t 0 0      `real`: what goes into the state; other rows put zeros into the
+                         ^        convolution; the ends are where a layer believes tokens to end
+
+    What a chunked scan makes of padding is upstream's own business, and not always right.
+    """
+
+    real: Array  # (S, L), True where a row goes into the state
+    conv_ends: Integers | None = None  # (S,) the convolution keeps what lies before; None: the end
+    chunked: bool = False  # the scan goes by chunks (ssm), and what follows applies
+    scan_ends: Integers | None = None  # (S,) the row whose sums it takes; None: the chunk's last
+    scan_decays: bool = False  # rows that are not real let the former state decay
+
+    def endings(self, one: int) -> "tuple[Ending, ...]":
+        """What a chunked scan keeps of one set, chunk by chunk; of one without chunks, the fold."""
+        count = self.real.shape[1]
+        size = CHUNK if self.chunked else count
+        return tuple(
+            self._ending(one, start, min(start + size, count)) for start in range(0, count, size)
+        )
+
+    def _ending(self, one: int, start: int, stop: int) -> "Ending":
+        rows = np.arange(start, stop)
+        real = self.real[one, start:stop]
+        tokens, others = rows[real], rows[~real]
+        if not self.chunked:
+            return Ending(rows=rows, folded=tokens)
+        last = len(rows) - 1
+        if self.scan_ends is not None:
+            left = int(self.scan_ends[one]) - start
+            if left < 0:
+                return Ending(rows=rows, folded=tokens, keeps_former=True)
+            last = min(max(min(left, CHUNK) - 1, 0), last)
+        within = tokens <= start + last
+        return Ending(
+            rows=rows,
+            folded=tokens[within] if real[last] else tokens[:0],
+            undecayed=tokens[~within] if real[last] else tokens[:0],
+            lost=tokens[:0] if real[last] else tokens,
+            fading=others if self.scan_decays else others[:0],
+        )
+
+
+def _no_rows() -> Integers:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What becomes of the rows of one chunk in the state that is kept after it.
+
+    The plain fold of its tokens is kept unless some are lost, some come in without decay, or
+    padding lets the former state fade.
+    """
+
+    rows: Integers
+    folded: Integers  # one after the other, as they should be
+    undecayed: Integers = field(default_factory=_no_rows)  # added as they are
+    lost: Integers = field(default_factory=_no_rows)  # tokens that nothing is kept of
+    fading: Integers = field(default_factory=_no_rows)  # padding that lets the former state decay
+    keeps_former: bool = False  # nothing of the chunk is kept
+
+    def plain(self, *, fresh: bool) -> bool:
+        """Whether the fold of all tokens is kept; a fresh state has nothing that could fade."""
+        odd = len(self.undecayed) + len(self.lost) + (0 if fresh else len(self.fading))
+        return not odd and not self.keeps_former
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ubatch:
     """The piece of a batch that goes through the network at once.
 
@@ -60,6 +134,7 @@ class Ubatch:
     positions: Integers  # (T,) what keys and queries are rotated to
     sets: int = 1
     outputs: Integers | None = None  # rows whose logits are wanted; None: all of them
+    padding: Padding | None = None  # rows that are no tokens for recurrent layers
     hidden: Array | None = None  # (T, width), for companions that read the target's last states
 
 

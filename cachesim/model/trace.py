@@ -19,6 +19,7 @@ network cannot tell: beyond its reach, or in a first layer that held the same to
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Final
 
 import numpy as np
 
@@ -26,8 +27,11 @@ from cachesim.model.arithmetic import LayerShape, Network, Output, Place
 from cachesim.model.histories import ROOT, Histories, NodeId, Reading, Stray
 from cachesim.model.plain import Growing
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Lane, Store, Ubatch
+from cachesim.model.store import Lane, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Pos, Token, Tokens
+
+PADDING: Final = Token(0)
+"""What stands for a row that is no token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +190,10 @@ class Traced:
             nodes[row] = self.histories.node(Token(int(token)), readings)
             self._born.data[births[row]] = nodes[row]
         newest_first = nodes.reshape(ubatch.sets, -1, 1)[:, ::-1]
-        for shape in self._ledger:
-            if shape.place == "recurrent":
+        for shape, reader in zip(self._ledger, readers, strict=True):
+            if isinstance(reader, PaddedRows):
+                store.keep_states(shape.layer, reader.kept())
+            elif shape.place == "recurrent":
                 store.keep_states(shape.layer, newest_first[:, : store.planes])
         return nodes
 
@@ -196,6 +202,8 @@ class Traced:
     ) -> Callable[[int], Reading]:
         """Read the row: what the set started from, then the node of the token before."""
         starts = store.states(shape.layer)[:, 0].copy()
+        if ubatch.padding is not None:
+            return PaddedRows(self.histories, ubatch.padding, starts, nodes)
         count = len(nodes) // ubatch.sets
 
         def read(row: int) -> Reading:
@@ -257,6 +265,62 @@ class Traced:
         if lowest == 0:
             return Stray(Pos(0), first)
         return Stray(Pos(lowest - 1), ROOT) if lowest > bottom else None
+
+
+class PaddedRows:
+    """The ledger of a recurrent place where some rows are padding: what each row reads.
+
+    What is kept follows the layers: tokens that they lose are not in it, and padding that they let
+    in, into the state or into the convolution, is in it as tokens of its own.
+    """
+
+    def __init__(
+        self, histories: Histories, padding: Padding, starts: Integers, nodes: Integers
+    ) -> None:
+        self._histories = histories
+        self._padding = padding
+        self._count = int(padding.real.shape[1])
+        self._nodes = nodes.reshape(-1, self._count)
+        self._former = [int(start) for start in starts]
+        self._now = list(self._former)
+        self._ends = [
+            {int(ending.rows[-1]): ending for ending in padding.endings(one)}
+            for one in range(len(starts))
+        ]
+
+    def __call__(self, row: int) -> Reading:
+        """Rows are asked for one after the other, each after the node of the one before is set."""
+        one, at = divmod(row, self._count)
+        if at:
+            self._leave(one, at - 1)
+        return Reading(self._now[one])
+
+    def kept(self) -> Integers:
+        """The nodes to be kept, (S, 1, 1)."""
+        count = self._count
+        for one, real in enumerate(self._padding.real):
+            self._leave(one, count - 1)
+            if self._padding.conv_ends is None:
+                self._pad(one, count - 1 - int(np.flatnonzero(real)[-1]) if real.any() else count)
+        return np.array(self._now).reshape(-1, 1, 1)
+
+    def _leave(self, one: int, at: int) -> None:
+        if self._padding.real[one, at]:
+            self._now[one] = int(self._nodes[one, at])
+        ending = self._ends[one].get(at)
+        if ending is None:
+            return
+        if ending.keeps_former or len(ending.lost):
+            self._now[one] = self._former[one]
+        elif self._former[one] != ROOT:
+            self._pad(one, len(ending.fading))
+        self._former[one] = self._now[one]
+
+    def _pad(self, one: int, count: int) -> None:
+        """So much padding went in behind the tokens."""
+        for _ in range(count):
+            readings = (Reading(self._now[one]),) * len(self._histories.places)
+            self._now[one] = self._histories.node(PADDING, readings)
 
 
 class _Cells:

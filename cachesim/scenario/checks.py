@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
+from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.profile import Profile
-from cachesim.errors import InputError, ScenarioError
+from cachesim.errors import InputError, OptionError, ScenarioError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario import limits
@@ -90,9 +91,16 @@ def _model(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("model", "preset"), f"there is no preset {short(model.preset)}{hint}")
     else:
         try:
-            spec_of(model)
+            spec = spec_of(model)
+            if scenario.engine.name == "mlx-lm":
+                family_of(spec)
+        except OptionError as error:
+            yield Problem(("model", "family"), str(error))
         except InputError as error:
             yield Problem(("model",), str(error))
+    if model.family is not None and scenario.engine.name not in {"", "mlx-lm"}:
+        text = f"has no place here: {scenario.engine.name} serves all models by the same rules"
+        yield Problem(("model", "family"), text)
 
 
 def _engine(scenario: Scenario) -> Iterator[Problem]:

@@ -101,6 +101,9 @@ class Model:
     groups: Annotated[int | None, Whole(1, 64), "Groups (ssm), key heads (delta)."] = None
     state_heads: Annotated[int | None, Whole(1, 64), "Heads that decay on their own."] = None
     mtp_depth: Annotated[int | None, Whole(0, 4), "Layers that guess a further token."] = None
+    family: Annotated[
+        str | None, _word, "mlx-lm: the model class, where the layers call for several."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

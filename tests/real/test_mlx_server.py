@@ -1,16 +1,18 @@
 """What is sent to the real mlx-lm: workloads, words, weights; without the real thing."""
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ScenarioError
-from cachesim.model.presets import preset
-from cachesim.real.mlx_lm.families import FAMILIES, tensors_of
+from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario, releases_of
 from cachesim.real.mlx_lm.server import shrunk
 from cachesim.real.mlx_lm.server_tokenizer import WordVocabulary
@@ -111,15 +113,16 @@ def test_reasoning_is_stripped_alike() -> None:
     assert words.ids(ours) == real.apply_chat_template(chat, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_tensor_of_a_preset_gets_a_name(name: str) -> None:
-    family = FAMILIES[name]
-    spec = preset(name, **family.changes)
-    tensors = tensors_of(name, spec)
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_tensor_of_a_family_gets_a_name(name: str, tmp_path: Path) -> None:
+    spec = spec_of(name)
+    order = order_of(spec, tmp_path / "weights.npz")
+    tensors = np.load(order["weights"])
     layers = {key.split("layers.")[1].split(".")[0] for key in tensors if "layers." in key}
 
     assert {str(layer) for layer in range(len(spec.layers))} == layers
-    assert spec.vocabulary == family.arguments(spec)["vocab_size"]
+    assert spec.vocabulary == order["arguments"]["vocab_size"]
+    assert name == family_of(spec).name
 
 
 SCENARIO: dict[str, Any] = {

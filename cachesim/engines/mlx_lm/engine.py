@@ -7,9 +7,10 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Held
 from cachesim.engines.mlx_lm.events import ModelCalled
+from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import rules_of
+from cachesim.engines.mlx_lm.profiles import recurrent_rules_of, rules_of
 from cachesim.engines.mlx_lm.server.held import held
 from cachesim.engines.mlx_lm.server.integrity import check_books, entries_of
 from cachesim.engines.mlx_lm.server.request import Job, job_of
@@ -42,6 +43,7 @@ class MlxLm(Engine):
         self.model = Forward(
             traced if self.options.provenance else network,
             rules.caches,
+            recurrent=recurrent_rules_of(profile, family_of(network.spec)),
             element_bytes=self.options.element_bytes,
             on_call=self._tell_call,
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachesim.engines.mlx_lm.families import ModelFamily, RecurrentRules
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
 from cachesim.engines.mlx_lm.server.rules import (
     SERVER_PATCHES,
@@ -123,6 +124,12 @@ STORE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+FAMILY_PATCHES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    "1908": {"granitemoehybrid": {"scan_at_lengths": True}},
+}
+"""What a change does to the layers of a model class."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxRules:
     """All rules of one profile."""
@@ -130,6 +137,14 @@ class MlxRules:
     caches: CacheRules
     store: StoreRules
     server: ServerRules
+
+
+def recurrent_rules_of(profile: Profile, family: ModelFamily) -> RecurrentRules:
+    """What a model class does with padding at a release, with the patches laid over it."""
+    rules = family.rules_at(profile.release, tuple(CACHE_RELEASES))
+    for patch in profile.patches:
+        rules = replace(rules, **FAMILY_PATCHES.get(patch, {}).get(family.name, {}))
+    return rules
 
 
 def rules_of(profile: Profile) -> MlxRules:
@@ -142,7 +157,7 @@ def rules_of(profile: Profile) -> MlxRules:
     store = STORE_RELEASES[profile.release]
     server = SERVER_RELEASES[profile.release]
     for patch in profile.patches:
-        tables = (CACHE_PATCHES, STORE_PATCHES, SERVER_PATCHES)
+        tables = (CACHE_PATCHES, STORE_PATCHES, SERVER_PATCHES, FAMILY_PATCHES)
         if not any(patch in table for table in tables):
             known = ", ".join(sorted({name for table in tables for name in table}))
             msg = f"there is no patch {patch!r} of mlx-lm; there are {known}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesim.model.layers.norm import rms_norm
+from cachesim.model.layers.padded import kept_rows, masked
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
@@ -81,12 +82,16 @@ class ShortConv:
         spec, count, width = self.spec, run.count, self.spec.width
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
         gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]
-        joined = extended(run.store.states(self.layer), gated.reshape(run.sets, -1, width))
+        fresh = masked(gated.reshape(run.sets, -1, width), run.padding)
+        joined = extended(run.store.states(self.layer), fresh)
         gate = run.rows(mixed[:count, width : 2 * width])
         hidden = np.zeros((run.height, width))
         convolved = run.rows(convolve(joined, self.taps).reshape(count, width))
         np.multiply(convolved, gate, out=hidden[: len(gate)])
-        row = spec.conv_row(self.layer)
-        after = states_after(joined, len(self.taps), run.store.planes, row)
+        if run.padding is None:
+            row = spec.conv_row(self.layer)
+            after = states_after(joined, len(self.taps), run.store.planes, row)
+        else:
+            after = kept_rows(joined, len(self.taps), run.padding)
         run.store.keep_states(self.layer, after)
         return product(hidden, self.exit, run.ladder)[:, :width]

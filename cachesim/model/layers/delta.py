@@ -13,11 +13,13 @@ import numpy as np
 
 from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
+from cachesim.model.layers.padded import fold_tokens, kept_rows, masked
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Padding
 from cachesim.model.weights import Weights
-from cachesim.units import Array
+from cachesim.units import Array, Integers
 
 STRETCH: Final = 64
 """Tokens whose states are held at once."""
@@ -69,12 +71,15 @@ class Delta:
 
         before = run.store.states(self.layer)
         conv_row = (len(self.taps) - 1) * channels
-        joined = extended(before[:, :conv_row], fresh)
+        joined = extended(before[:, :conv_row], masked(fresh, run.padding))
         convolved = silu(convolve(joined, self.taps))
-        after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])
-
-        kept = after[:, :, conv_row:]
-        out = self.scan(convolved, decay.reshape(sets, -1, heads), beta, before[:, conv_row:], kept)
+        decay, state = decay.reshape(sets, -1, heads), before[:, conv_row:]
+        if run.padding is None:
+            after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])
+            out = self.scan(convolved, decay, beta, state, after[:, :, conv_row:])
+        else:
+            out, states = self.scan_padded(convolved, decay, beta, state, run.padding)
+            after = np.concatenate((kept_rows(joined, len(self.taps), run.padding), states), axis=2)
         run.store.keep_states(self.layer, after)
         gate = silu(run.rows(mixed[:count, channels : channels + inner]))
         hidden = np.zeros((run.height, inner))
@@ -116,6 +121,25 @@ class Delta:
             for back in range(length - some.stop, min(planes, length - start)):
                 after[:, back] = states[length - back - start - 1].reshape(sets, -1)
         return out[:, :, :, 0].swapaxes(0, 1)
+
+    def scan_padded(
+        self, convolved: Array, decay: Array, beta: Array, state: Array, padding: Padding
+    ) -> tuple[Array, Array]:
+        """The same where some rows are padding: (S, L, H, N), and states (S, 1, H * N * N)."""
+        spec = self.spec
+        sets, length, _ = convolved.shape
+        out = np.zeros((sets, length, spec.state_heads, spec.state_size))
+        after = np.empty((sets, 1, state.shape[1]))
+        for one in range(sets):
+
+            def scan(rows: Integers, state: Array, one: int = one) -> tuple[Array, Array]:
+                kept = np.empty((1, 1, state.shape[1]))
+                some = slice(one, one + 1)
+                columns = (convolved[some, rows], decay[some, rows], beta[some, rows])
+                return self.scan(*columns, state, kept)[0], kept[:, 0]
+
+            after[one] = fold_tokens(out[one], padding.real[one], state[one : one + 1], scan)
+        return out, after
 
 
 def _fold(before: Array, steps: Iterable[tuple[Array, ...]]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.tiles import Ladder, Matrix, padded
-from cachesim.model.store import Lane, Store
+from cachesim.model.store import Lane, Padding, Store
 from cachesim.units import Array, Integers
 
 Turns: TypeAlias = tuple[Array, Array]
@@ -31,6 +31,7 @@ class Run:
     sights: Sights
     turns: Turns | None
     store: Store
+    padding: Padding | None = None
     asked: Integers | None = None  # rows that somebody reads; None: all of them
 
     @property

@@ -13,11 +13,13 @@ import numpy as np
 
 from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import rms_norm, silu, softplus
+from cachesim.model.layers.padded import fold_chunk, fold_tokens, kept_rows, masked, read_former
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
+from cachesim.model.store import Padding
 from cachesim.model.weights import Weights
-from cachesim.units import Array
+from cachesim.units import Array, Integers
 
 STRETCH: Final = 16
 """Tokens whose states are held at once: enough to read them together, few enough for the cache."""
@@ -70,13 +72,16 @@ class Ssm:
 
         before = run.store.states(self.layer)
         conv_row = (len(self.taps) - 1) * channels
-        joined = extended(before[:, :conv_row], fresh)
+        joined = extended(before[:, :conv_row], masked(fresh, run.padding))
         convolved = convolve(joined, self.taps)
         convolved += self.bias
         convolved = silu(convolved)
-        after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])
-
-        y = self.scan(convolved, steps, before[:, conv_row:], after[:, :, conv_row:])
+        if run.padding is None:
+            after = states_after(joined, len(self.taps), run.store.planes, before.shape[1])
+            y = self.scan(convolved, steps, before[:, conv_row:], after[:, :, conv_row:])
+        else:
+            y, states = self.scan_padded(convolved, steps, before[:, conv_row:], run.padding)
+            after = np.concatenate((kept_rows(joined, len(self.taps), run.padding), states), axis=2)
         run.store.keep_states(self.layer, after)
         gate = silu(run.rows(mixed[:count, :inner]))
         gated = np.zeros((run.height, inner))
@@ -117,6 +122,43 @@ class Ssm:
         read = y.reshape(length, sets, inner)
         read += x * self.skip
         return read.swapaxes(0, 1)
+
+    def scan_padded(
+        self, convolved: Array, steps: Array, state: Array, padding: Padding
+    ) -> tuple[Array, Array]:
+        """The same where some rows are padding: y (S, L, inner), states (S, 1, G * N * W)."""
+        spec = self.spec
+        sets, length, _ = convolved.shape
+        shape = (length, spec.groups, 1, spec.inner // spec.groups)
+        y, after = np.zeros((sets, length, spec.inner)), np.empty((sets, 1, state.shape[1]))
+        for one in range(sets):
+
+            def scan(rows: Integers, state: Array, one: int = one) -> tuple[Array, Array]:
+                kept = np.empty((1, 1, state.shape[1]))
+                some = slice(one, one + 1)
+                read = self.scan(convolved[some, rows], steps[some, rows], state, kept)
+                return read[0], kept[:, 0]
+
+            now = state[one : one + 1]
+            if not padding.chunked:
+                after[one] = fold_tokens(y[one], padding.real[one], now, scan)
+                continue
+            fades = np.exp(steps[one] * self.rate).repeat(spec.inner // spec.state_heads, axis=1)
+            fades = fades.reshape(shape).repeat(spec.state_size, axis=2).reshape(length, -1)
+            for ending in padding.endings(one):
+                for row, former in read_former(ending, now[0], fades):
+                    y[one, row] = self.glance(convolved[one, row], former)
+                now = fold_chunk(y[one], ending, now, scan, fades)
+            after[one] = now
+        return y, after
+
+    def glance(self, convolved: Array, state: Array) -> Array:
+        """What one row (C,) reads of a state (G * N * W), without going into it: (inner,)."""
+        spec = self.spec
+        c = convolved[spec.inner + spec.groups * spec.state_size :]
+        c = c.reshape(spec.groups, 1, spec.state_size)
+        seen = np.matmul(c, state.reshape(spec.groups, spec.state_size, -1))
+        return np.asarray(seen.reshape(-1) + convolved[: spec.inner] * self.skip)
 
 
 def _fold(before: Array, states: Array, decay: Array) -> None:

@@ -128,16 +128,18 @@ def server_table(agreement: ServerAgreement, seed: int) -> Table:
 
 
 def logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
-    """How far logits lie apart at most, per preset."""
+    """How far logits lie apart at most, per family: of cold prompts, and of padded batches."""
     title = f"mlx-lm {release}: logits with the same weights"
-    table = _table(title, "preset", "model", "prompts", "tokens", "largest distance", "")
+    heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
+    table = _table(title, "family", *heads)
     for each in found:
         table.add_row(
-            each.preset,
-            each.model,
+            each.family,
             str(each.prompts),
-            str(each.tokens),
             f"{each.largest:.1e}",
+            str(each.batches),
+            str(each.wrong),
+            f"{each.largest_in_batches:.1e}",
             "equal" if each.agrees else "DIFFERENT",
         )
     return table

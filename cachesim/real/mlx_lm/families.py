@@ -1,29 +1,31 @@
-"""The presets as models of mlx-lm: which class holds them, and the names of its tensors.
+"""Toy networks as models of mlx-lm: which class holds them, and the names of its tensors.
 
 Tensors carry the names of GGUF files here; the numbers stay the same. Where a family lays heads or
 rotations out in another order, rows are put into that order.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from cachesim.model.presets import preset, tiny
 from cachesim.model.spec import ModelSpec
-from cachesim.model.weights import Tensor, Weights, draw, mlp_norm_name
+from cachesim.model.weights import Tensor, Weights, draw, mlp_norm_name, output_norm_name
 
 Arguments: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """One model class of mlx-lm."""
+class ModelClass:
+    """One model class of mlx-lm, and the preset whose network it can hold."""
 
-    module: str
+    preset: str
     arguments: Callable[[ModelSpec], Arguments]
     tensors: Callable[[ModelSpec, Weights], Weights]
-    changes: Mapping[str, Any]  # what the class cannot hold of the preset
+    changes: Mapping[str, Any]  # what the class has otherwise than the preset
 
 
 def common(spec: ModelSpec) -> Arguments:
@@ -181,16 +183,21 @@ def of_granite(spec: ModelSpec, weights: Weights) -> Weights:
 
 def of_mamba2(spec: ModelSpec, weights: Weights) -> Weights:
     """Mixers alone."""
-    named = {
-        "backbone.embeddings.weight": weights["token_embd.weight"],
-        "backbone.norm_f.weight": weights["output_norm.weight"],
-        "lm_head.weight": weights["output.weight"],
-    }
+    named = of_mamba2_ends(weights)
     for layer in range(len(spec.layers)):
         theirs = f"backbone.layers.{layer}."
         named[f"{theirs}norm.weight"] = weights[f"blk.{layer}.attn_norm.weight"]
         named |= mixer(weights, layer, f"{theirs}mixer.")
     return named
+
+
+def of_mamba2_ends(weights: Weights) -> Weights:
+    """Embedding, last norm and head under the names of Mamba-2 and its kin."""
+    return {
+        "backbone.embeddings.weight": weights["token_embd.weight"],
+        "backbone.norm_f.weight": weights["output_norm.weight"],
+        "lm_head.weight": weights["output.weight"],
+    }
 
 
 def mixer(weights: Weights, layer: int, theirs: str) -> Weights:
@@ -238,23 +245,166 @@ def delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
     }
 
 
+def nemotron_h(spec: ModelSpec) -> Arguments:
+    """Nemotron-H without its MLP blocks: attention knows no positions there."""
+    return common(spec) | {
+        "model_type": "nemotron_h",
+        "attention_bias": False,
+        "mamba_num_heads": spec.state_heads,
+        "mamba_head_dim": spec.inner // spec.state_heads,
+        "mamba_proj_bias": False,
+        "ssm_state_size": spec.state_size,
+        "conv_kernel": spec.conv_size,
+        "n_groups": spec.groups,
+        "mlp_bias": False,
+        "layer_norm_epsilon": spec.norm_epsilon,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "hybrid_override_pattern": ["M" if kind == "ssm" else "*" for kind in spec.layers],
+        "time_step_limit": [0.0, 1e9],
+    }
+
+
+def of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
+    """One block per layer, whatever it is made of."""
+    named = of_mamba2_ends(weights)
+    for layer, kind in enumerate(spec.layers):
+        ours, theirs = f"blk.{layer}.", f"backbone.layers.{layer}."
+        named[f"{theirs}norm.weight"] = weights[f"{ours}attn_norm.weight"]
+        if kind == "ssm":
+            named |= mixer(weights, layer, f"{theirs}mixer.")
+        else:
+            for name in ("q", "k", "v"):
+                named[f"{theirs}mixer.{name}_proj.weight"] = weights[f"{ours}attn_{name}.weight"]
+            named[f"{theirs}mixer.o_proj.weight"] = weights[f"{ours}attn_output.weight"]
+    return named
+
+
+def qwen3_next(spec: ModelSpec) -> Arguments:
+    """Qwen3-Next, without experts."""
+    return qwen3_5(spec) | {
+        "model_type": "qwen3_next",
+        "num_experts": 0,
+        "num_experts_per_tok": 1,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": spec.mlp_width,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": spec.mlp_width,
+        "partial_rotary_factor": 1.0,
+    }
+
+
+def of_qwen3_next(spec: ModelSpec, weights: Weights) -> Weights:
+    """As Qwen 3.5, with all projections of a key head side by side: q, k, v, z and b, a."""
+    named = transformer(spec, weights)
+    for layer, kind in enumerate(spec.layers):
+        if kind != "delta":
+            continue
+        theirs = f"model.layers.{layer}.linear_attn."
+        parts = delta_net(spec, weights, layer)
+        qkv, keys = parts.pop(f"{theirs}in_proj_qkv.weight"), spec.groups * spec.state_size
+        projected = (*np.split(qkv, [keys, 2 * keys]), parts.pop(f"{theirs}in_proj_z.weight"))
+        gates = [parts.pop(f"{theirs}in_proj_{name}.weight") for name in ("b", "a")]
+        parts[f"{theirs}in_proj_qkvz.weight"] = by_key_head(spec, projected)
+        parts[f"{theirs}in_proj_ba.weight"] = by_key_head(spec, gates)
+        named |= parts
+    return named
+
+
+def by_key_head(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several projections, those of the first key head first."""
+    heads = [part.reshape(spec.groups, -1, part.shape[1]) for part in parts]
+    return np.concatenate(heads, axis=1).reshape(-1, parts[0].shape[1])
+
+
+def lfm2(spec: ModelSpec) -> Arguments:
+    """LFM2."""
+    return common(spec) | {
+        "model_type": "lfm2",
+        "norm_eps": spec.norm_epsilon,
+        "conv_bias": False,
+        "conv_L_cache": spec.conv_size,
+        "block_dim": spec.width,
+        "block_ff_dim": spec.mlp_width,
+        "block_multiple_of": 1,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [i for i, kind in enumerate(spec.layers) if kind == "attention"],
+    }
+
+
+def of_lfm2(spec: ModelSpec, weights: Weights) -> Weights:
+    """Short convolutions beside attention, under LFM2's own names."""
+    named = {
+        "model.embed_tokens.weight": weights["token_embd.weight"],
+        "model.embedding_norm.weight": weights[output_norm_name(spec)],
+    }
+    for layer in range(len(spec.layers)):
+        ours, theirs = f"blk.{layer}.", f"model.layers.{layer}."
+        for name, tensor in LFM2_LAYER.items():
+            found = weights.get(f"{ours}{tensor}.weight")
+            if found is not None:
+                named[f"{theirs}{name}.weight"] = found
+        taps = weights.get(f"{ours}shortconv.conv.weight")
+        if taps is not None:
+            named[f"{theirs}conv.conv.weight"] = taps[..., None]
+    return named
+
+
+LFM2_LAYER: Final = {
+    "operator_norm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+}
+
+
 def as_halves(tensor: Tensor, size: int) -> Tensor:
     """Rows of heads that rotate neighbours, in the order of those that rotate halves."""
     order = np.concatenate((np.arange(0, size, 2), np.arange(1, size, 2)))
     return tensor.reshape(-1, size, tensor.shape[1])[:, order].reshape(tensor.shape)
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
-    "dense": Family("llama", llama, transformer, {}),
-    "swa": Family("gemma3_text", gemma3, of_gemma, {}),
-    "recurrent": Family("mamba2", mamba2, of_mamba2, {"groups": 1}),
-    "hybrid": Family("granitemoehybrid", granite, of_granite, {"groups": 1}),
-    "hybrid-delta": Family("qwen3_5", qwen3_5, of_qwen3_5, {}),
+CLASSES: Final[Mapping[str, ModelClass]] = {
+    "llama": ModelClass("dense", llama, transformer, {}),
+    "gemma3_text": ModelClass("swa", gemma3, of_gemma, {}),
+    "mamba2": ModelClass("recurrent", mamba2, of_mamba2, {"groups": 1}),
+    "granitemoehybrid": ModelClass("hybrid", granite, of_granite, {"groups": 1}),
+    "nemotron_h": ModelClass("hybrid", nemotron_h, of_nemotron_h, {"mlp_width": 0, "rope": "none"}),
+    "qwen3_5": ModelClass("hybrid-delta", qwen3_5, of_qwen3_5, {}),
+    "qwen3_next": ModelClass("hybrid-delta", qwen3_next, of_qwen3_next, {}),
+    "lfm2": ModelClass("hybrid-swa", lfm2, of_lfm2, {"tied_head": True}),
 }
-"""Preset -> model class. mlx-lm's mixers norm all channels at once, so there they have one group;
-its LFM2 has no window, and none of its classes has an MTP head."""
+"""Model family -> how a toy becomes one. Most mixers of mlx-lm norm all channels at once, so there
+they have one group; its LFM2 has no window, and none of its classes has an MTP head."""
 
 
-def tensors_of(name: str, spec: ModelSpec) -> Weights:
-    """A preset's weights under the names of its model class."""
-    return FAMILIES[name].tensors(spec, draw(spec))
+def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
+    """The toy that a family's class holds, `small` or in its usual shape."""
+    held = CLASSES[family]
+    spec = (tiny if small else preset)(held.preset, **{**held.changes, "family": family, **changes})
+    if family == "lfm2":
+        layers = tuple("attention" if kind == "window" else kind for kind in spec.layers)
+        spec = replace(spec, layers=layers, window=0)
+    return spec
+
+
+def order_of(spec: ModelSpec, weights: Path) -> dict[str, Any]:
+    """What a worker needs to build the real model; the tensors are written to a file."""
+    held = CLASSES[spec.family]
+    tensors: dict[str, Any] = dict(held.tensors(spec, draw(spec)))
+    np.savez(weights, **tensors)
+    return {
+        "module": spec.family,
+        "arguments": held.arguments(spec),
+        "weights": str(weights),
+    }

@@ -1,11 +1,14 @@
-"""The float network beside mlx-lm's own models: same weights, same prompts, the same logits.
+"""The float network beside mlx-lm's own models: same weights, same tokens, the same logits.
 
 mlx-lm computes in float32 here; what is left is rounding. Prompts go in as pieces of random
-lengths, so its caches are in it too.
+lengths, so its caches are in it too. Batches of unequal rests follow, padded as the release pads
+them: there the logits are the same where they are right and where they are wrong.
 """
 
 import json
+import math
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,11 +17,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
+from cachesim.engines.mlx_lm.families import FAMILIES
+from cachesim.engines.mlx_lm.generate.batch_generator_old import batch_form_of
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
+from cachesim.engines.mlx_lm.profiles import recurrent_rules_of, rules_of
+from cachesim.engines.profile import Profile
 from cachesim.model.build import build
-from cachesim.model.presets import preset
-from cachesim.real.mlx_lm.families import FAMILIES, tensors_of
+from cachesim.model.spec import ModelSpec
+from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.process import environment_for
-from cachesim.units import as_tokens
+from cachesim.units import Array, Integers, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
 WORKER: Final = Path(__file__).parent / "logits_worker.py"
@@ -26,62 +36,194 @@ TOLERANCE: Final = 1e-3
 """How far logits may lie apart."""
 
 FIRST_WORD: Final = 265
+SAID: Final = 4
+"""Tokens that a batch decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """One batch: what each sequence holds already, what is fed together, what is decoded."""
+
+    past: tuple[Tokens, ...]
+    rests: tuple[Tokens, ...]
+    said: tuple[Tokens, ...]  # per step, one token for each sequence
+    step: int  # with it all rests take as many pieces
+
+    def calls(self, *, before_1072: bool) -> tuple[list[int] | None, list[tuple[Any, ...]]]:
+        """Left padding of a fresh batch, and the columns to be fed with their lengths and padding.
+
+        Follows the generators: before #1072 all at once, fresh batches padded on the left; since
+        then in pieces of at most a step, padded on the right where their lengths differ.
+        """
+        if before_1072:
+            longest = max(map(len, self.rests))
+            padding = [longest - len(rest) for rest in self.rests]
+            if not any(self.past):
+                return padding, [(left_padded(self.rests, longest), None, None)]
+            lengths = [len(rest) for rest in self.rests]
+            return None, [(right_padded(self.rests), lengths, padding)]
+        found = []
+        for start in range(0, max(map(len, self.rests)), self.step):
+            pieces = [rest[start : start + self.step] for rest in self.rests]
+            lengths = [len(piece) for piece in pieces]
+            padding = [max(lengths) - length for length in lengths]
+            told = (lengths, padding) if any(padding) else (None, None)
+            found.append((right_padded(pieces), *told))
+        return None, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsAgreement:
-    """How a preset's logits compare over some prompts."""
+    """How a family's logits compare over some prompts and some batches."""
 
-    preset: str
-    model: str
+    family: str
     prompts: int
     tokens: int
     largest: float  # distance of two logits
     spread: float  # standard deviation of the logits, to hold the distance against
+    batches: int
+    wrong: int  # batches in which a row is not the cold one
+    largest_in_batches: float
 
     @property
     def agrees(self) -> bool:
         """Whether no logit is too far off."""
-        return self.largest <= TOLERANCE
+        return max(self.largest, self.largest_in_batches) <= TOLERANCE
 
 
 def compare_mlx_logits(
-    release: str, names: tuple[str, ...] = (), *, prompts: int = 5, length: int = 100, seed: int = 0
+    release: str,
+    names: Sequence[str] = (),
+    *,
+    prompts: int = 5,
+    batches: int = 6,
+    length: int = 100,
+    seed: int = 0,
 ) -> list[LogitsAgreement]:
-    """Play the same prompts on mlx-lm's models and on the network, for each preset."""
-    return [_compare(release, name, prompts, length, seed) for name in names or tuple(FAMILIES)]
+    """Play the same prompts and batches on mlx-lm's models and on the network, for each family."""
+    new = rules_of(Profile("mlx-lm", release)).server.segments
+    found = []
+    for name in names or tuple(CLASSES):
+        spec = spec_of(name, seed=seed)
+        random = Random(f"{name}/{seed}")  # noqa: S311 - not for secrets
+        cut = [_pieces(random, length, spec.vocabulary) for _ in range(prompts)]
+        in_steps = new or not FAMILIES[name].rules.chunked
+        planted = [_planted(random, spec, n, in_steps=in_steps) for n in range(batches)]
+        found.append(_compare(release, spec, cut, planted))
+    return found
 
 
-def _compare(release: str, name: str, prompts: int, length: int, seed: int) -> LogitsAgreement:
-    family = FAMILIES[name]
-    spec = preset(name, seed=seed, **family.changes)
-    random = Random(f"{name}/{seed}")  # noqa: S311 - not for secrets
-    cut = [_pieces(random, length, spec.vocabulary) for _ in range(prompts)]
+def _compare(
+    release: str, spec: ModelSpec, cut: list[list[list[int]]], planted: list[Planted]
+) -> LogitsAgreement:
+    old = not rules_of(Profile("mlx-lm", release)).server.segments
     with TemporaryDirectory() as folder:
-        weights = Path(folder) / "weights.npz"
-        tensors: dict[str, Any] = dict(tensors_of(name, spec))
-        np.savez(weights, **tensors)
-        order = {
-            "module": family.module,
-            "arguments": family.arguments(spec),
-            "weights": str(weights),
-            "prompts": cut,
-        }
+        order = order_of(spec, Path(folder) / "weights.npz")
+        order |= {"prompts": cut, "batches": [_as_order(each, old) for each in planted]}
         real = _answer(release, order)
     network = build(spec)
     largest, spreads = 0.0, []
-    for pieces, rows in zip(cut, real, strict=True):
+    for pieces, rows in zip(cut, real["prompts"], strict=True):
         tokens = as_tokens([token for piece in pieces for token in piece])
         ours = cold_logits(network, tokens)
         largest = max(largest, float(np.abs(ours - np.array(rows)).max()))
         spreads.append(float(ours[:, FIRST_WORD:].std()))
+    distances, wrong = [0.0], 0
+    for each, rows in zip(planted, real["batches"], strict=True):
+        try:
+            played = play_planted(release, spec, each)
+        except UpstreamRaise as error:
+            distances.append(0.0 if rows == name_of(error) else math.inf)
+            continue
+        off = math.inf if isinstance(rows, str) else np.abs(played - np.array(rows)).max()
+        distances.append(float(off))
+        wrong += not np.array_equal(played, _cold(spec, each))
     return LogitsAgreement(
-        preset=name,
-        model=family.module,
-        prompts=prompts,
-        tokens=prompts * length,
+        family=spec.family,
+        prompts=len(cut),
+        tokens=sum(len(piece) for pieces in cut for piece in pieces),
         largest=largest,
-        spread=float(np.mean(spreads)),
+        spread=float(np.mean(spreads)) if spreads else 0.0,
+        batches=len(planted),
+        wrong=wrong,
+        largest_in_batches=max(distances),
+    )
+
+
+def play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
+    """A batch on the port: logits of every step and sequence, (steps, sequences, vocabulary)."""
+    profile = Profile("mlx-lm", release)
+    rules = rules_of(profile)
+    recurrent = recurrent_rules_of(profile, FAMILIES[spec.family])
+    forward = Forward(build(spec), rules.caches, recurrent=recurrent)
+    left, calls = planted.calls(before_1072=not rules.server.segments)
+    if left is not None:
+        batch = [batch_form_of(layer, left) for layer in forward.make_cache()]
+    else:
+        single = [forward.make_cache() for _ in planted.past]
+        for past, cache in zip(planted.past, single, strict=True):
+            if past:
+                forward(np.array([past], dtype=np.int64), cache)
+        batch = merge_caches(single)
+    for columns, lengths, padding in calls:
+        if lengths is not None:
+            for layer in batch:
+                layer.prepare(lengths=lengths, right_padding=padding)
+        for start in range(0, columns.shape[1], planted.step):
+            forward(columns[:, start : start + planted.step], batch)
+        if lengths is not None or left is not None:
+            for layer in batch:
+                layer.finalize()
+    return np.stack([forward(_column(said), batch) for said in planted.said])
+
+
+def _cold(spec: ModelSpec, planted: Planted) -> Array:
+    """The same of cold runs, each sequence for itself."""
+    network, rows = build(spec), []
+    for index, (past, rest) in enumerate(zip(planted.past, planted.rests, strict=True)):
+        said = tuple(step[index] for step in planted.said)
+        rows.append(cold_logits(network, (*past, *rest, *said))[-len(said) :])
+    return np.stack(rows, axis=1)
+
+
+def _as_order(planted: Planted, old: bool) -> dict[str, Any]:  # noqa: FBT001 - one of two ways
+    left, calls = planted.calls(before_1072=old)
+    return {
+        "past": [list(past) for past in planted.past],
+        "left_padding": left,
+        "calls": [[columns.tolist(), *told] for columns, *told in calls],
+        "step": planted.step,
+        "said": [list(said) for said in planted.said],
+    }
+
+
+def _column(tokens: Tokens) -> Integers:
+    return np.array(tokens, dtype=np.int64)[:, None]
+
+
+def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) -> Planted:
+    """Fresh batches and such with a past take turns; every third has rests of several steps.
+
+    Not `in_steps`: before #1072 the lengths of a batch reach beyond a step's columns, and a chunked
+    scan that is told them reads whatever memory lies there.
+    """
+
+    def words(count: int) -> Tokens:
+        return as_tokens([random.randrange(FIRST_WORD, spec.vocabulary) for _ in range(count)])
+
+    rows = random.choice((2, 2, 3))
+    pasts = [0] * rows if number % 2 else [random.choice((5, 30, 70)) for _ in range(rows)]
+    if number % 4 == 0 and random.random() < 0.5:
+        pasts[random.randrange(rows)] = 0
+    step = 16 if in_steps and number % 3 == 2 else 2048
+    longest = random.choice((6, 20, 60)) if step > 60 else 16
+    rests = [longest, *(random.choice((1, 2, longest)) for _ in range(rows - 1))]
+    whole = 0 if step > 60 else step * random.choice((0, 1, 3))  # steps that all of them fill
+    return Planted(
+        past=tuple(words(count) for count in pasts),
+        rests=tuple(words(whole + rest) for rest in rests),
+        said=tuple(words(rows) for _ in range(SAID)),
+        step=step,
     )
 
 
@@ -95,7 +237,7 @@ def _pieces(random: Random, length: int, vocabulary: int) -> list[list[int]]:
     return pieces
 
 
-def _answer(release: str, order: dict[str, Any]) -> list[list[list[float]]]:
+def _answer(release: str, order: dict[str, Any]) -> dict[str, Any]:
     python = environment_for(release).ready()
     done = subprocess.run(  # noqa: S603 - our own worker
         [str(python), "-I", str(WORKER)],
@@ -104,5 +246,5 @@ def _answer(release: str, order: dict[str, Any]) -> list[list[list[float]]]:
         text=True,
         check=True,
     )
-    answer: list[list[list[float]]] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -32,6 +32,9 @@ Json: TypeAlias = Any
 PRESETS: Final = {"attn": "dense", "swa": "swa", "hyb": "hybrid-delta"}
 """The models of the vectors, and the presets that have their caches."""
 
+FAMILIES: Final = {"hyb": "qwen3_next"}
+"""The classes of the recorded models, where they are not what the layers call for."""
+
 FLOAT32: Final = 4
 VOCABULARY: Final = 64
 FILLER: Final = 20
@@ -55,7 +58,9 @@ class Mismatch:
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
     """The toy with the caches and the bytes of a recorded model."""
     window = {"window": model["window"]} if "window" in model else {}
-    return tiny(PRESETS[model["kind"]], vocabulary=VOCABULARY, **window)
+    preset = PRESETS[model["kind"]]
+    family = FAMILIES.get(model["kind"], "")
+    return tiny(preset, vocabulary=VOCABULARY, family=family, **window)
 
 
 class ServerPlayer:

@@ -15,10 +15,11 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.lanes import lanes_of
 from cachesim.engines.mlx_lm.generate.layout import Layout
 from cachesim.engines.mlx_lm.generate.rows import CachedRows, RecurrentRows
-from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
 from cachesim.model.spec import F16_BYTES
@@ -37,11 +38,13 @@ class Forward:
         network: Network,
         rules: CacheRules,
         *,
+        recurrent: RecurrentRules | None = None,
         element_bytes: int = F16_BYTES,
         on_call: Callable[[int, int], None] | None = None,
     ) -> None:
         self.network = network
-        self.layout = Layout(network, rules, element_bytes)
+        layers = RecurrentRules() if recurrent is None else recurrent
+        self.layout = Layout(network, rules, layers, element_bytes)
         self._tell = on_call or (lambda _rows, _columns: None)
 
     def make_cache(self) -> PromptCache:
@@ -70,14 +73,15 @@ class _Call:
         self.network = network
         self.inputs = inputs
         batch, columns = inputs.shape
+        layers = list(zip(network.shapes, leaves(cache), strict=True))
         self.attention = {
             shape.layer: CachedRows.place(shape, layer, layout.window_of(shape), batch, columns)
-            for shape, layer in zip(network.shapes, cache, strict=True)
+            for shape, layer in layers
             if not isinstance(layer, ArraysCache)
         }
         self.recurrent = {
-            shape.layer: RecurrentRows.of(shape, layer, batch, columns)
-            for shape, layer in zip(network.shapes, cache, strict=True)
+            shape.layer: RecurrentRows.of(shape, layer, layout.recurrent, inputs)
+            for shape, layer in layers
             if isinstance(layer, ArraysCache)
         }
         self.first = self._positions_of_first_columns(batch)
@@ -90,29 +94,27 @@ class _Call:
         return np.max(offsets, axis=0) if offsets else np.zeros(batch, np.int64)
 
     def groups(self) -> list[Group]:
-        """Rows with the same number of tokens run together, one set each."""
+        """Rows of which as many columns are computed run together, one set each."""
         by_length: dict[int, tuple[list[int], list[Integers]]] = {}
-        for row, tokens in enumerate(self._tokens()):
-            columns = np.flatnonzero(tokens)
+        for row in range(len(self.inputs)):
+            columns = np.arange(*self._computed(row))
             if len(columns):
                 rows, found = by_length.setdefault(len(columns), ([], []))
                 rows.append(row)
                 found.append(columns)
         return [(rows, np.stack(found)) for rows, found in by_length.values()]
 
-    def _tokens(self) -> Array:
-        """Which columns are computed, (batch, columns).
+    def _computed(self, row: int) -> tuple[int, int]:
+        """The first column of a row that is computed, and the end.
 
-        Recurrent layers say it by their masks: whatever they let in, right or wrong, becomes part
-        of a state. Columns before position 0 are left padding.
+        Columns before position 0 are left padding; recurrent layers that look at no mask read it.
+        Columns behind the tokens are computed where a recurrent layer makes something of them.
         """
-        batch, columns = self.inputs.shape
-        tokens = self.first[:, None] + np.arange(columns) >= 0
-        if self.recurrent:
-            tokens = np.ones((batch, columns), bool)
+        start, stop = max(0, -int(self.first[row])), self.inputs.shape[1]
         for each in self.recurrent.values():
-            tokens = tokens & each.mask
-        return tokens
+            start = start if each.rules.masks else 0
+            return start, each.reach(row)
+        return start, stop
 
     def run(self, rows: list[int], columns: Integers) -> None:
         """Put the tokens of some rows through the network."""
@@ -124,6 +126,7 @@ class _Call:
             positions=positions.reshape(-1),
             sets=len(rows),
             outputs=ends,
+            padding=next((each.padding(rows, columns) for each in self.recurrent.values()), None),
         )
         store = _GroupStore(self, rows, columns, positions)
         for row, logits in zip(rows, self.network.run(ubatch, store).logits, strict=True):
@@ -148,9 +151,7 @@ class _GroupStore:
         self._rows = rows
         self._columns = columns
         self._positions = positions
-        self.planes = max(
-            (each.planes(rows, columns) for each in call.recurrent.values()), default=1
-        )
+        self.planes = 1
 
     def attend(self, layer: int, keys: Array, values: Array) -> Window:
         """Fill the placeholders of these columns; every row sees what its cache's mask allows."""
@@ -180,4 +181,4 @@ class _GroupStore:
 
     def keep_states(self, layer: int, states: Array) -> None:
         """The states after the tokens, (rows, planes, row)."""
-        self._call.recurrent[layer].keep(self._rows, self._columns, states)
+        self._call.recurrent[layer].keep(self._rows, states)

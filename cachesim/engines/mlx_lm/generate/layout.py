@@ -1,9 +1,11 @@
 """Which cache class each layer of a network gets, and what its rows cost in the real model."""
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.cache_list import CacheList
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import LayerShape, Network
@@ -14,17 +16,32 @@ class Layout:
     """The shapes of a network, as the models of mlx-lm lay out their caches.
 
     Full attention gets a `KVCache`, a window a `RotatingKVCache` without `keep`, a recurrent layer
-    an `ArraysCache` of two slots: the convolution's rows and the state.
+    an `ArraysCache` with the convolution's rows and the state; some families put a recurrent layer
+    and the attention after it into one `CacheList`.
     """
 
-    def __init__(self, network: Network, rules: CacheRules, element_bytes: int = F16_BYTES) -> None:
+    def __init__(
+        self,
+        network: Network,
+        rules: CacheRules,
+        recurrent: RecurrentRules,
+        element_bytes: int = F16_BYTES,
+    ) -> None:
         self.network = network
         self.rules = rules
+        self.recurrent = recurrent
         self.element_bytes = element_bytes
 
     def make_cache(self) -> PromptCache:
         """Fresh caches for one sequence. Follows `make_prompt_cache`."""
-        return [self._cache(shape) for shape in self.network.shapes]
+        caches: PromptCache = []
+        for shape in self.network.shapes:
+            cache = self._cache(shape)
+            paired = self.recurrent.paired and not shape.ledger and shape.place == "attention"
+            if paired and caches and isinstance(caches[-1], ArraysCache):
+                cache = CacheList(self.rules, caches.pop(), cache)
+            caches.append(cache)
+        return caches
 
     def window_of(self, shape: LayerShape) -> int | None:
         """The window that the layer asks its cache's mask for."""
@@ -38,7 +55,7 @@ class Layout:
             case "window":
                 cache = RotatingKVCache(self.rules, self.network.spec.window)
             case "recurrent":
-                cache = ArraysCache(self.rules, 2)
+                cache = ArraysCache(self.rules, self.recurrent.slots)
         cache.row_bytes = self._row_bytes(shape)
         return cache
 

@@ -15,7 +15,9 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.model.arithmetic import LayerShape
+from cachesim.model.store import Padding
 from cachesim.units import Array, Integers
 
 MARK: Final = 1 << 40
@@ -120,22 +122,26 @@ def as_visible(mask: Mask, batch: int, columns: int, rows: int) -> Array:
 
 @dataclass(slots=True, kw_only=True)
 class RecurrentRows:
-    """One recurrent layer: the states before, the mask, the states after."""
+    """One recurrent layer: its states before, what it does with padding, its states after."""
 
     cache: ArraysCache
-    conv_row: int
-    mask: Array  # (batch, columns), True where a column goes into the state
+    rules: RecurrentRules
+    sizes: tuple[int, ...]  # numbers in each slot
+    mask: Array  # (batch, columns), True where the layer lets a column into the state
+    lengths: Integers | None  # (batch,), where the cache believes the tokens to end
     before: Array  # (batch, row)
     after: Array  # (batch, row)
     columns: int
 
     @classmethod
-    def of(cls, shape: LayerShape, cache: LayerCache, batch: int, columns: int) -> "RecurrentRows":
+    def of(
+        cls, shape: LayerShape, cache: LayerCache, rules: RecurrentRules, inputs: Integers
+    ) -> "RecurrentRows":
         """The states in a cache's slots; a slot that holds nothing is a state of zeros."""
         if not isinstance(cache, ArraysCache):
             raise TypeError
-        mask = cache.make_mask(columns)
-        sizes = (shape.conv, shape.row - shape.conv)
+        batch, columns = inputs.shape
+        sizes = (shape.conv, shape.row - shape.conv) if len(cache.cache) > 1 else (shape.row,)
         slots = [
             np.zeros((batch, size), shape.dtype) if state is None else state
             for state, size in zip(cache.cache, sizes, strict=True)
@@ -144,44 +150,59 @@ class RecurrentRows:
             msg = f"states of {[len(state) for state in slots]} rows for a batch of {batch}"
             raise UpstreamValueError(msg)
         before = np.concatenate(slots, axis=1)
-        allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
-        if allowed.shape not in ((1, columns), (batch, columns)):
-            msg = f"a mask of shape {allowed.shape} for {batch} rows of {columns} columns"
-            raise UpstreamValueError(msg)
+        lengths = cache.lengths
         return cls(
             cache=cache,
-            conv_row=shape.conv,
-            mask=np.broadcast_to(allowed, (batch, columns)),
+            rules=rules,
+            sizes=sizes,
+            mask=_mask_of(cache, rules, batch, columns),
+            lengths=None if lengths is None else np.broadcast_to(lengths, (batch,)),
             before=before,
             after=before.copy(),
             columns=columns,
         )
 
-    def planes(self, rows: Sequence[int], columns: Integers) -> int:
-        """All states are wanted where the mask lets in more columns than the lengths allow."""
-        lengths = self.cache.lengths
-        if lengths is None:
-            return 1
-        ends = np.clip(lengths[list(rows)], 0, self.columns)
-        return columns.shape[1] if (columns[:, -1] >= ends).any() else 1
+    def reach(self, row: int) -> int:
+        """Up to where columns of a row matter to the layer: padding behind that changes nothing."""
+        rules, tokens = self.rules, np.flatnonzero(self.mask[row])
+        scans_well = rules.scan_at_lengths and not rules.padding_decays
+        if self.lengths is None or not rules.conv_at_lengths or (rules.chunked and not scans_well):
+            return self.columns
+        return int(tokens[-1]) + 1 if len(tokens) else 0
 
-    def keep(self, rows: Sequence[int], columns: Integers, states: Array) -> None:
-        """The newest state; but the convolution's rows are those at the end of `lengths`.
+    def padding(self, rows: Sequence[int], columns: Integers) -> Padding | None:
+        """How the layer meets some columns of some rows; None: all are tokens."""
+        real = np.take_along_axis(self.mask[list(rows)], columns, axis=1)
+        ends = None if self.lengths is None else self.lengths[list(rows)] - columns[:, 0]
+        if real.all() and (ends is None or (ends >= real.shape[1]).all()):
+            return None
+        rules = self.rules
+        return Padding(
+            real=real,
+            conv_ends=ends if rules.conv_at_lengths else None,
+            chunked=rules.chunked,
+            scan_ends=ends if rules.scan_at_lengths else None,
+            scan_decays=rules.padding_decays,
+        )
 
-        Upstream takes them by the lengths and the state by the mask, and before 0.32.0 the two
-        may disagree.
-        """
-        for index, row in enumerate(rows):
-            self.after[row] = states[index, 0]
-            if states.shape[1] > 1 and self.cache.lengths is not None:
-                end = int(np.clip(self.cache.lengths[row], 0, self.columns))
-                beyond = int((columns[index] >= end).sum())
-                whole = beyond == columns.shape[1]
-                at_end = self.before[row] if whole else states[index, beyond]
-                self.after[row, : self.conv_row] = at_end[: self.conv_row]
+    def keep(self, rows: Sequence[int], states: Array) -> None:
+        """What the layer made of some rows, (rows, 1, row)."""
+        self.after[list(rows)] = states[:, 0]
 
     def finish(self) -> None:
         """Put the states into the slots and count the columns."""
-        self.cache[0] = self.after[:, : self.conv_row]
-        self.cache[1] = self.after[:, self.conv_row :]
-        self.cache.advance(self.columns)
+        ends = np.cumsum(self.sizes)
+        for slot, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
+            self.cache[slot] = self.after[:, end - size : end]
+        if self.rules.advances:
+            self.cache.advance(self.columns)
+
+
+def _mask_of(cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int) -> Array:
+    """Follows `create_ssm_mask` and whether the model's class looks at it."""
+    mask = cache.make_mask(columns) if rules.masks else None
+    allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
+    if allowed.shape not in ((1, columns), (batch, columns)):
+        msg = f"a mask of shape {allowed.shape} for {batch} rows of {columns} columns"
+        raise UpstreamValueError(msg)
+    return np.broadcast_to(allowed, (batch, columns))

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.mlx_lm.caches.cache_list import CacheList
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
@@ -64,6 +65,15 @@ class TokenResponse:
     finish_reason: str | None = None
     prompt_cache: PromptCache | None = None
     all_tokens: list[Token] | None = None
+
+
+def leaves(cache: PromptCache) -> list[LayerCache]:
+    """The layer caches one by one, those of a `CacheList` too."""
+    return [
+        each
+        for layer in cache
+        for each in (layer.caches if isinstance(layer, CacheList) else (layer,))
+    ]
 
 
 def as_columns(prompts: Sequence[Sequence[Token]]) -> Integers:

@@ -4,7 +4,6 @@ A `Traced` network keeps a ledger beside the real layers. Of a prompt cache it t
 place, which tokens each row and each recurrent state has really seen.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.histories import NodeId
 from cachesim.model.trace import Traced
@@ -32,18 +32,18 @@ class Holding:
     tokens: Tokens
 
 
-def holdings(network: Network, cache: Sequence[LayerCache], key: Tokens) -> tuple[Holding, ...]:
+def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding, ...]:
     """One entry for each place of a traced network; none if it is not traced."""
     if not isinstance(network, Traced):
         return ()
     clean = network.histories.clean(key)
-    ledger = [pair for pair in zip(network.shapes, cache, strict=True) if pair[0].ledger]
+    ledger = [pair for pair in zip(network.shapes, leaves(cache), strict=True) if pair[0].ledger]
     return tuple(
         _holding(network, shape, layer, clean, place) for place, (shape, layer) in enumerate(ledger)
     )
 
 
-def is_sound(network: Network, cache: Sequence[LayerCache], key: Tokens) -> bool | None:
+def is_sound(network: Network, cache: PromptCache, key: Tokens) -> bool | None:
     """Whether a prompt cache holds exactly the key's tokens; None if nobody wrote it down."""
     held = holdings(network, cache, key)
     return all(each.sound for each in held) if held else None
@@ -73,7 +73,7 @@ def _holding(
 
 
 def _node_of(layer: ArraysCache) -> NodeId:
-    state = layer[1]
+    state = layer[-1]
     return 0 if state is None else int(state[0, 0])
 
 
@@ -92,9 +92,9 @@ def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:
     return rows[:, -1] - 1, network.nodes_of_births(rows[:, 0])
 
 
-def described(network: Network, cache: Sequence[LayerCache]) -> tuple[dict[str, Any], ...]:
+def described(network: Network, cache: PromptCache) -> tuple[dict[str, Any], ...]:
     """The real layers of a prompt cache as plain data; ledgers are not among them."""
-    pairs = zip(network.shapes, cache, strict=True)
+    pairs = zip(network.shapes, leaves(cache), strict=True)
     return tuple(_described(layer) for shape, layer in pairs if not shape.ledger)
 
 

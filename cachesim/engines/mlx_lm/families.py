@@ -1,0 +1,179 @@
+"""The model classes of mlx-lm, as far as they differ in what a padded batch does to their states.
+
+A batch of unequal rests is padded. Every recurrent layer class has its own code for what padding
+does to its convolution and to its state, and it is not right in every release: a state is then
+wrong for whoever shared the batch, whatever the caches and the store did.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cachesim.errors import OptionError
+from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentRules:
+    """What one model class does with the padding of a batch; the defaults do what they should."""
+
+    slots: int = 2
+    """Arrays that a layer's `ArraysCache` has."""
+
+    paired: bool = False
+    """A recurrent layer and the attention after it are one layer with one `CacheList`."""
+
+    masks: bool = True
+    """The layer looks at the cache's mask; one that does not takes padding for tokens."""
+
+    conv_at_lengths: bool = True
+    """The convolution keeps the rows at the end of `lengths`, not the last ones of the batch."""
+
+    chunked: bool = False
+    """The state is computed by chunks (`ssm_attn`), not token by token."""
+
+    scan_at_lengths: bool = True
+    """The chunked scan is told `lengths`; one that is not takes its last row, and where that is
+    padding it loses every token of the chunk."""
+
+    padding_decays: bool = False
+    """In the chunked scan padding lets the state of earlier tokens decay."""
+
+    advances: bool = True
+    """The layer counts the columns that went through; one that does not meets the mask of the first
+    columns again with every step of a prefill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """What was otherwise up to a release, that one included, and the change that ended it."""
+
+    release: str
+    upstream: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """One model class: the layers it may have, and its rules, the newest and the older ones."""
+
+    name: str
+    about: str
+    layers: tuple[LayerKind, ...]
+    rules: RecurrentRules = field(default_factory=RecurrentRules)
+    until: tuple[Until, ...] = ()
+
+    def rules_at(self, release: str, order: tuple[str, ...]) -> RecurrentRules:
+        """The rules of a release."""
+        at = order.index(release)
+        older = [each for each in self.until if at <= order.index(each.release)]
+        rules = self.rules
+        for each in older:
+            rules = replace(rules, **each.fields)
+        return rules
+
+
+_DECAYS: Final = Until(
+    release="0.31.3", upstream="0.32.0, ssm_attn masks dtA", fields={"padding_decays": True}
+)
+_CHUNKED: Final = RecurrentRules(chunked=True)
+
+FAMILIES: Final[Mapping[str, ModelFamily]] = {
+    each.name: each
+    for each in (
+        ModelFamily(name="llama", about="Llama and its kin", layers=("attention",)),
+        ModelFamily(name="gemma3_text", about="Gemma 3", layers=("window", "attention")),
+        ModelFamily(name="qwen3_next", about="Qwen3-Next", layers=("delta", "attention")),
+        ModelFamily(
+            name="qwen3_5",
+            about="Qwen 3.5",
+            layers=("delta", "attention"),
+            until=(
+                Until(release="after-1019", upstream="#1072", fields={"conv_at_lengths": False}),
+                Until(release="0.31.1-main", upstream="#1024", fields={"advances": False}),
+            ),
+        ),
+        ModelFamily(
+            name="granitemoehybrid",
+            about="Granite 4 hybrid",
+            layers=("ssm", "attention"),
+            rules=_CHUNKED,
+            until=(
+                _DECAYS,
+                Until(release="0.31.3", upstream="#1908", fields={"scan_at_lengths": False}),
+            ),
+        ),
+        ModelFamily(
+            name="mamba2", about="Mamba-2", layers=("ssm",), rules=_CHUNKED, until=(_DECAYS,)
+        ),
+        ModelFamily(
+            name="nemotron_h",
+            about="Nemotron-H",
+            layers=("ssm", "attention"),
+            rules=replace(_CHUNKED, scan_at_lengths=False),
+            until=(_DECAYS,),
+        ),
+        ModelFamily(
+            name="falcon_h1",
+            about="Falcon-H1",
+            layers=("ssm", "attention"),
+            rules=replace(_CHUNKED, paired=True),
+            until=(_DECAYS,),
+        ),
+        ModelFamily(
+            name="plamo2",
+            about="PLaMo 2",
+            layers=("ssm", "attention"),
+            rules=_CHUNKED,
+            until=(_DECAYS,),
+        ),
+        ModelFamily(
+            name="jamba",
+            about="Jamba",
+            layers=("ssm", "attention"),
+            rules=RecurrentRules(masks=False, conv_at_lengths=False, advances=False),
+        ),
+        ModelFamily(
+            name="lfm2",
+            about="LFM2",
+            layers=("conv", "attention", "window"),
+            rules=RecurrentRules(slots=1),
+        ),
+    )
+}
+"""The model classes by the name of their module."""
+
+DEFAULTS: Final[Mapping[LayerKind, str]] = {
+    "delta": "qwen3_5",
+    "conv": "lfm2",
+    "ssm": "granitemoehybrid",
+    "window": "gemma3_text",
+    "attention": "llama",
+}
+"""A kind of layer -> the class of a model that has it, the first kind that fits."""
+
+
+def family_of(spec: ModelSpec) -> ModelFamily:
+    """The class that a model names, or the one that its layers call for."""
+    if not spec.family:
+        return FAMILIES[_default(spec)]
+    family = FAMILIES.get(spec.family)
+    if family is None:
+        msg = f"mlx-lm has no model family {spec.family!r} here; there are {', '.join(FAMILIES)}"
+        raise OptionError(msg)
+    foreign = [kind for kind in spec.layers if kind not in family.layers]
+    missing = set(family.layers) & set(RECURRENT_KINDS) - set(spec.layers)
+    if foreign or missing:
+        kinds = ", ".join(dict.fromkeys(spec.layers))
+        msg = (
+            f"model family {family.name!r} has layers of {', '.join(family.layers)}; this model "
+            f"has {kinds}: name a family that fits, or leave it out"
+        )
+        raise OptionError(msg)
+    return family
+
+
+def _default(spec: ModelSpec) -> str:
+    if set(spec.layers) == {"ssm"}:
+        return "mamba2"
+    return next(name for kind, name in DEFAULTS.items() if kind in spec.layers)

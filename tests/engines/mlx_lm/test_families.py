@@ -1,0 +1,141 @@
+"""Each model class with its own rule for padding: right and wrong where the real one is."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cachesim.engines import Engine, Request
+from cachesim.engines.base import Message
+from cachesim.engines.mlx_lm.families import FAMILIES, family_of
+from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.errors import OptionError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.build import build
+from cachesim.model.presets import PRESETS, preset, tiny
+from cachesim.model.spec import ModelSpec
+from cachesim.units import as_tokens
+from cachesim.verify.oracle import cold_logits
+
+RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
+TABLE = {
+    ("hybrid-delta", "qwen3_5"): "wrong wrong right right",
+    ("hybrid", "granitemoehybrid"): "wrong wrong wrong right",
+    ("recurrent", "mamba2"): "wrong wrong wrong right",
+    ("hybrid-delta", "qwen3_next"): "right right right right",
+    ("hybrid", "nemotron_h"): "wrong wrong wrong wrong",
+    ("hybrid", "falcon_h1"): "wrong wrong wrong right",
+    ("hybrid", "plamo2"): "wrong wrong wrong right",
+    ("hybrid", "jamba"): "wrong wrong wrong wrong",
+    ("hybrid-swa", "lfm2"): "right right right right",
+    ("dense", "llama"): "right right right right",
+    ("swa", "gemma3_text"): "right right right right",
+}
+"""The shorter of two chats that go on at once, release by release."""
+
+
+def chat(*contents: str) -> tuple[Message, ...]:
+    """Messages of user and assistant in turns."""
+    roles = ("user", "assistant", "user")
+    return tuple(
+        Message(role=role, content=text) for role, text in zip(roles, contents, strict=False)
+    )
+
+
+def served(spec: ModelSpec, release: str, groups: Sequence[Sequence[tuple[Message, ...]]]) -> str:
+    """Serve groups of chats; whether every answer of the last group is the cold one."""
+    engine = Engine.create(f"mlx-lm@{release}", model=spec, options={"tokenizer": "words"})
+    network, right = build(spec), []
+    for group in groups:
+        tickets = [
+            engine.submit(Request(prompt=(), messages=each, predict=2, reply=SAID))
+            for each in group
+        ]
+        engine.run()
+        for ticket in tickets:
+            reply = engine.reply(ticket)
+            assert reply is not None
+            assert reply.error is None
+            tokens = reply.prompt + reply.generated[:-1]
+            cold = cold_logits(network, tokens)[len(reply.prompt) - 1 :]
+            right.append(np.array_equal(cold, reply.logits))
+    return "right" if all(right) else "wrong"
+
+
+SAID = as_tokens([17, 3])
+"""`w9` and the end mark."""
+
+
+GROUPS = (
+    [chat("w1 w2")],
+    [chat("w3 w4")],
+    [chat("w1 w2", "w9", "w5"), chat("w3 w4", "w9", "w5 w6 w7 w8 w5 w6 w7 w8 w5 w6")],
+)
+
+
+@pytest.mark.parametrize(("names", "expected"), TABLE.items(), ids=str)
+def test_two_chats_that_go_on_at_once(names: tuple[str, str], expected: str) -> None:
+    window = {"window": 64} if names[0] == "swa" else {}  # shorter rings had faults of their own
+    spec = tiny(names[0], family=names[1], vocabulary=64, **window)
+    found = [served(spec, release, GROUPS) for release in RELEASES]
+
+    assert expected.split() == found
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "granitemoehybrid", "mamba2", "lfm2"])
+def test_chats_that_go_on_one_after_the_other_are_right(family: str) -> None:
+    name = next(preset for preset, of in TABLE if of == family)
+    spec = tiny(name, family=family, vocabulary=64)
+    groups = [*GROUPS[:2], [GROUPS[2][0]], [GROUPS[2][1]]]
+
+    assert all(served(spec, release, groups) == "right" for release in RELEASES)
+
+
+def test_every_preset_has_a_family() -> None:
+    assert {
+        "dense": "llama",
+        "swa": "gemma3_text",
+        "recurrent": "mamba2",
+        "hybrid": "granitemoehybrid",
+        "hybrid-delta": "qwen3_5",
+        "hybrid-swa": "lfm2",
+        "hybrid-mtp": "qwen3_5",
+    } == {name: family_of(spec).name for name, spec in PRESETS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "says"),
+    [
+        ("hybrid", "granite", "no model family 'granite'"),
+        ("hybrid", "mamba2", "this model has ssm, attention"),
+        ("dense", "qwen3_5", "this model has attention"),
+    ],
+)
+def test_a_family_that_does_not_fit_is_refused(name: str, family: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        family_of(preset(name, family=family))
+
+
+def test_every_change_names_a_release() -> None:
+    order = tuple(CACHE_RELEASES)
+
+    assert all(each.release in order for one in FAMILIES.values() for each in one.until)
+    assert FAMILIES["qwen3_5"].rules_at("0.31.1", order).advances is False
+    assert FAMILIES["qwen3_5"].rules_at("0.31.2", order).advances is True
+
+
+@pytest.mark.parametrize("arithmetic", ["ring", "float"])
+def test_lists_of_caches_serve_like_single_ones(arithmetic: ArithmeticName) -> None:
+    spec = tiny("hybrid", family="falcon_h1", vocabulary=64)
+    engine = Engine.create(
+        "mlx-lm@0.32.2", model=spec, arithmetic=arithmetic, options={"tokenizer": "words"}
+    )
+    for group in GROUPS:
+        for each in group:
+            engine.submit(Request(prompt=(), messages=each, predict=2))
+        engine.run()
+
+    assert engine.snapshot()["worker"] == "alive"
+    assert {"system": 0, "user": 4, "assistant": 4} == {
+        name: len(lengths) for name, lengths in engine.snapshot()["order"].items()
+    }
