@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check bench docs clean help
+.PHONY: run test check fuzz bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -22,6 +22,9 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, the real eng
 	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
 	@$(BIN)/python -m tests.real_engines
+
+fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
+	@$(BIN)/python -m tests.fuzz
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks

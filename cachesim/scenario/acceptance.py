@@ -5,7 +5,7 @@ from typing import Any
 
 from cachesim.engines.base import Engine
 from cachesim.engines.profile import Profile
-from cachesim.errors import InputError
+from cachesim.errors import InputError, UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
@@ -31,4 +31,6 @@ def _refusal(profile: Profile, spec: ModelSpec, name: str, value: Any) -> str:  
         Engine.create(profile, model=build(spec, "ring"), options=options)
     except InputError as error:
         return str(error)
+    except UpstreamAbort as abort:
+        return f"the real server ends as it starts: {abort.where}: {abort.why}"
     return ""

@@ -5,6 +5,9 @@ from typing import Final
 FILE_BYTES: Final = 4 * 2**20
 """Bytes of one scenario file."""
 
+DEPTH: Final = 16
+"""Tables and lists inside each other."""
+
 STEPS: Final = 1000
 """Steps of one scenario."""
 

@@ -5,7 +5,7 @@ parts are taken out is read once more, so that the checks of how the parts fit t
 in the same breath.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin
@@ -14,6 +14,7 @@ from cattrs import Converter
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 from cattrs.gen import make_dict_structure_fn, override
 
+from cachesim.scenario import limits
 from cachesim.scenario.format import KEYS, LONGEST, Scenario, key_of
 from cachesim.scenario.readers import Wrong, found, nearest, short
 
@@ -135,12 +136,33 @@ def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     return content  # type: ignore[no-any-return]
 
 
+def is_too_deep(content: object) -> bool:
+    """Whether tables and lists are nested deeper than any that means something."""
+    level = [content]
+    for _ in range(limits.DEPTH):
+        level = [inner for each in level for inner in _inside(each)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(value: object) -> Iterable[object]:
+    """The tables and lists of a table or list."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return ()
+    return [each for each in value if isinstance(each, Mapping | list | tuple)]
+
+
 def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
     """The scenario, with what is wrong in its single values.
 
     Where something is wrong the scenario is what the rest of the file says, good for further
     checks and for nothing else.
     """
+    if is_too_deep(mapping):
+        return None, [Problem((), f"a scenario's tables are nested at most {limits.DEPTH} deep")]
     try:
         return CONVERTER.structure(mapping, Scenario), []
     except Wrong as wrong:

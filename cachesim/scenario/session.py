@@ -143,6 +143,9 @@ class Session:
         except OptionError as error:
             problem = Problem(("engine", "options"), str(error))
             raise ScenarioError(str(problem)) from None
+        except UpstreamAbort as abort:
+            text = f"the real server ends as it starts: {abort.where}: {abort.why}"
+            raise ScenarioError(str(Problem(("engine", "options"), text))) from None
 
     def _options(self) -> dict[str, Any]:
         """The scenario's options, and what follows from it and from who looks.

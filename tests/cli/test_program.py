@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.cli.main import main
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = f"{sys.executable} -m cachesim"
 STALE = "llama.cpp-three-requests"
@@ -103,3 +105,31 @@ def test_the_end_of_input_ends_watching() -> None:
 
     assert "a bug" not in said
     assert run.returncode in {0, 1}
+
+
+@pytest.mark.parametrize(
+    "line", ['{"profile": 5}', "[]", "5", "{}", '{"memory": 1, "ops": 7}',
+             '{"version": 1, "steps": [[1]]}',
+             '{"profile": "llama.cpp@b9538", "steps": [{}], "id": 1}', "nonsense", ""]
+)  # fmt: skip
+def test_a_malformed_line_of_a_vector_file_is_wrong_usage(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(line + "\n")
+
+    assert main(["real", "vectors", str(file)]) == 2
+    assert f"cachesim: {file}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("opening", ["[", "{ a = "])
+def test_deeply_nested_tables_are_wrong_usage(
+    opening: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closing = {"[": "]", "{ a = ": "}"}[opening]
+    for depth in (20, 100, 400, 20_000):
+        file = tmp_path / f"{depth}.toml"
+        file.write_text(f"format = 1\nname = {opening * depth}1{closing * depth}\n")
+
+        assert main(["run", str(file)]) == 2
+        assert "nested" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from cachesim.engines.ik_llama.cells import Cells
 from cachesim.engines.ik_llama.sizes import Sizes
 from cachesim.engines.ik_llama.state import SequenceState
 from cachesim.engines.ik_llama.view import SequenceView
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import BlobError, UpstreamAbort
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
@@ -186,6 +186,7 @@ class Context:
 
         The cells are one contiguous run from `head`; without such a run the sequence stays empty.
         """
+        self._check(state)
         self.cells.seq_rm(seq, -1, -1)
         if self.recurrent:
             where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"
@@ -203,6 +204,27 @@ class Context:
         for layer, row in state.rows.items():
             self.rows[layer][seq] = row
         return True
+
+    def _check(self, state: SequenceState) -> None:
+        """A state of another model, or of no model, is damage; upstream compares less of it."""
+        count = len(state.positions)
+        fits = len(state.born) == count
+        for kept, data in ((state.keys, self.keys), (state.values, self.values)):
+            if kept is not None:
+                fits &= kept.keys() == data.keys() and all(
+                    rows.shape == (count, *data[layer].shape[1:])
+                    and rows.dtype == data[layer].dtype
+                    for layer, rows in kept.items()
+                )
+        fits &= all(
+            layer in self.rows
+            and row.shape == self.rows[layer].shape[1:]
+            and row.dtype == self.rows[layer].dtype
+            for layer, row in state.rows.items()
+        )
+        if not fits:
+            msg = "the saved state has other layers than this model"
+            raise BlobError(msg)
 
     def _write(self, start: int, count: int, state: SequenceState) -> None:
         for kept, data in ((state.keys, self.keys), (state.values, self.values)):

@@ -40,9 +40,10 @@ class SlotActions:
             return _done(slot, error="invalid_request_error", message=f"no slot file {name!r}")
         try:
             saved = decode(data)
+            has_room = self._server.primary.restore(SeqId(slot.id), saved.state)
         except BlobError as error:
             return _done(slot, error="invalid_request_error", message=str(error))
-        if not self._server.primary.restore(SeqId(slot.id), saved.state):
+        if not has_room:
             return _done(slot, error="invalid_request_error", message="no room for the state")
         slot.cache_tokens = list(saved.tokens)
         slot.checkpoints[:] = saved.checkpoints

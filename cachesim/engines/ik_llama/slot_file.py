@@ -10,6 +10,7 @@ bytes   field (little-endian)
 """
 
 import json
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 
 from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.engines.llamacpp.save import tokens_of, whole
 from cachesim.errors import BlobError
 from cachesim.units import Array, Count, Pos, Token
 
@@ -68,11 +70,18 @@ def decode(data: bytes) -> SavedSlot:
     if zlib.crc32(body) != checksum:
         msg = "the slot file is damaged: its checksum does not match; save the slot again"
         raise BlobError(msg)
-    text = json.loads(body[:length])
-    rest = _Elements(body[length:])
+    try:
+        return _read(json.loads(body[:length]), _Elements(body[length:]))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        msg = f"the slot file is damaged: {type(error).__name__}: {error}"
+        raise BlobError(msg) from error
+
+
+def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:
+    """What the text of a file says; whatever cannot be is raised as it comes."""
     state = rest.state(text["state"])
     return SavedSlot(
-        tokens=tuple(Token(token) for token in text["tokens"]),
+        tokens=tuple(tokens_of(text["tokens"])),
         state=state,
         checkpoints=tuple(_checkpoint(each, rest) for each in text["checkpoints"]),
     )
@@ -80,7 +89,7 @@ def decode(data: bytes) -> SavedSlot:
 
 def _checkpoint(text: dict[str, Any], rest: "_Elements") -> Checkpoint:
     """Upstream does not store n_tokens: it is whatever was in memory (an oddity); here 0."""
-    pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(each) for each in text["pos"])
+    pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(whole(each)) for each in text["pos"])
     return Checkpoint(
         pos_min=pos_min,
         pos_max=pos_max,
@@ -118,18 +127,18 @@ class _Elements:
     def layers(self, described: list[Any]) -> dict[int, Array]:
         found: dict[int, Array] = {}
         for layer, shape, kind in described:
-            count = int(np.prod(shape))
+            count = math.prod(whole(each, 0) for each in shape)
             array = np.frombuffer(self._data, kind, count, self._at).reshape(shape)
             self._at += array.nbytes
-            found[layer] = array.copy()
+            found[whole(layer)] = array.copy()
         return found
 
     def state(self, text: dict[str, Any]) -> SequenceState:
         keys, values = text["keys"], text["values"]
         return SequenceState(
-            positions=tuple(Pos(each) for each in text["positions"]),
-            born=tuple(Pos(each) for each in text["born"]),
-            size=text["size"],
+            positions=tuple(Pos(whole(each)) for each in text["positions"]),
+            born=tuple(Pos(whole(each)) for each in text["born"]),
+            size=whole(text["size"]),
             keys=None if keys is None else self.layers(keys),
             values=None if values is None else self.layers(values),
             rows=self.layers(text["rows"]),

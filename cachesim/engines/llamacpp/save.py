@@ -210,17 +210,37 @@ def decode(data: bytes) -> SlotFile:
     if zlib.crc32(body) != checksum or length > len(body):
         msg = "the slot file is damaged: its checksum differs"
         raise BlobError(msg)
-    head = json.loads(body[:length])
-    blobs = _Blobs(body[length:])
+    try:
+        return _read(json.loads(body[:length]), _Blobs(body[length:]))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        msg = f"the slot file is damaged: {type(error).__name__}: {error}"
+        raise BlobError(msg) from error
+
+
+def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
+    """What the text of a file says; whatever cannot be is raised as it comes."""
     approximate = head["approximate"]
     return SlotFile(
-        tokens=[Token(each) for each in head["tokens"]],
+        tokens=tokens_of(head["tokens"]),
         approximate=None
         if approximate is None
-        else Approximation(start=Count(approximate[0]), why=approximate[1]),
+        else Approximation(start=Count(whole(approximate[0])), why=approximate[1]),
         blob=unpack(blobs.take(head["state"])),
         checkpoints=[_checkpoint(each, blobs) for each in head["checkpoints"]],
     )
+
+
+def whole(value: object, low: int = -1) -> int:
+    """A count, a position or a token of a file; anything else is damage."""
+    if type(value) is not int or not low <= value < 1 << 31:
+        msg = f"{value!r} is no whole number that could stand there"
+        raise ValueError(msg)
+    return value
+
+
+def tokens_of(ids: list[Any]) -> list[Token]:
+    """Token ids that a file names."""
+    return [Token(whole(each, 0)) for each in ids]
 
 
 @dataclass(slots=True)
@@ -230,9 +250,9 @@ class _Blobs:
     data: bytes
     at: int = 0
 
-    def take(self, size: int) -> bytes:
-        self.at += size
-        return self.data[self.at - size : self.at]
+    def take(self, size: object) -> bytes:
+        self.at += whole(size, 0)
+        return self.data[self.at - whole(size) : self.at]
 
 
 def _checkpoint(entry: Mapping[str, Any], blobs: _Blobs) -> Checkpoint:
@@ -241,9 +261,9 @@ def _checkpoint(entry: Mapping[str, Any], blobs: _Blobs) -> Checkpoint:
     )
     row = entry["drafter"]
     return Checkpoint(
-        n_tokens=Count(entry["n_tokens"]),
-        pos_min=Pos(entry["pos_min"]),
-        pos_max=Pos(entry["pos_max"]),
+        n_tokens=Count(whole(entry["n_tokens"])),
+        pos_min=Pos(whole(entry["pos_min"])),
+        pos_max=Pos(whole(entry["pos_max"])),
         id_task=NO_TASK,
         state=SavedState(target=target, companion=companion),
         drafter=None if row is None else np.array(row["words"], dtype=row["type"]),

@@ -3,6 +3,7 @@
 import gzip
 import importlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,15 @@ class Mismatch(Protocol):
         ...
 
 
+MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What the replay of a line raises that was not recorded by a real engine."""
+
 Check: TypeAlias = Callable[[Line], Mismatch | None]
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    """A table, or an empty one in place of anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +70,7 @@ KINDS: Final = (
     ),
     Kind(
         name="vLLM scheduler",
-        fits=lambda line: "version" in line and "groups" in line.get("config", {}),
+        fits=lambda line: "version" in line and "groups" in _table(line.get("config")),
         module="cachesim.real.vectors.vllm_scheduler",
         operations="steps",
     ),
@@ -73,13 +82,13 @@ KINDS: Final = (
     ),
     Kind(
         name="ik_llama.cpp server",
-        fits=lambda line: line.get("profile", "").startswith("ik_llama.cpp"),
+        fits=lambda line: str(line.get("profile", "")).startswith("ik_llama.cpp"),
         module="cachesim.real.vectors.ik_server",
         operations="steps",
     ),
     Kind(
         name="llama.cpp server",
-        fits=lambda line: line.get("profile", "").startswith("llama.cpp"),
+        fits=lambda line: str(line.get("profile", "")).startswith("llama.cpp"),
         module="cachesim.real.vectors.llama_server",
         operations="steps",
     ),
@@ -131,11 +140,9 @@ def replay(path: Path) -> Summary:
     sequences = sequences_equal = operations = operations_equal = 0
     first: FirstDifference | None = None
     kind: Kind | None = None
-    for line in lines_of(path):
+    for number, line in enumerate(lines_of(path), 1):
         kind = kind or kind_of(line, path)
-        check: Check = importlib.import_module(kind.module).mismatch
-        ops = list(operations_of(line[kind.operations]))
-        found = check(line)
+        ops, found = played(line, path, number, kind=kind)
         sequences += 1
         operations += len(ops)
         operations_equal += len(ops) if found is None else found.step
@@ -158,6 +165,32 @@ def replay(path: Path) -> Summary:
         operations_equal=operations_equal,
         first=first,
     )
+
+
+def played(
+    line: Line, path: Path, number: int, *, kind: Kind | None = None
+) -> tuple[list[Line], Mismatch | None]:
+    """The operations of a line, and the first that differs; a line that is none is refused."""
+    kind = kind or kind_of(line, path)
+    check: Check = importlib.import_module(kind.module).mismatch
+    listed = line.get(kind.operations)
+    if not isinstance(listed, list):
+        msg = f"{path}:{number}: {kind.operations!r} must be a list of operations"
+        raise ScenarioError(msg)
+    ops = list(operations_of(listed))
+    if not all(isinstance(each, dict) for each in ops):
+        msg = f"{path}:{number}: each of {kind.operations!r} must be an object"
+        raise ScenarioError(msg)
+    try:
+        return ops, check(line)
+    except MALFORMED as error:
+        if os.environ.get("CACHESIM_TRACEBACK"):
+            raise
+        msg = (
+            f"{path}:{number}: this line cannot be replayed as one of {kind.name}:"
+            f" {type(error).__name__}: {error}; CACHESIM_TRACEBACK=1 shows where"
+        )
+        raise ScenarioError(msg) from error
 
 
 def operations_of(listed: Sequence[Any]) -> Iterator[Line]:

@@ -1,0 +1,60 @@
+"""What a mutant may do: be played or be refused in words, in ten seconds, within a gigabyte."""
+
+import resource
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from cachesim.errors import InputError
+
+SECONDS: Final = 10
+BYTES: Final = 2**30
+
+REFUSED: Final = "refused"
+PLAYED: Final = "played"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutant; `failure` is empty where all is well."""
+
+    word: str
+    failure: str = ""
+
+
+class TooSlowError(BaseException):
+    """Not an Exception: nothing that a mutant runs through may swallow it."""
+
+
+def _too_slow(_: int, __: FrameType | None) -> None:
+    raise TooSlowError
+
+
+def limit_memory() -> None:
+    """From here on this process may take a gigabyte more than it has."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - no file of ours
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + BYTES, resource.RLIM_INFINITY))
+
+
+def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
+    """Play a mutant, and say what became of it."""
+    before = signal.signal(signal.SIGALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        play(mutant)
+    except InputError as error:
+        return Outcome(REFUSED, "" if str(error).strip() else "refused without a word")
+    except TooSlowError:
+        return Outcome("slow", f"longer than {SECONDS} s\n{traceback.format_exc(limit=-4)}")
+    except MemoryError:
+        return Outcome("large", f"more than {BYTES} bytes\n{traceback.format_exc(limit=-4)}")
+    except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
+        return Outcome("broken", traceback.format_exc(limit=-6))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return Outcome(PLAYED)

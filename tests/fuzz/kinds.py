@@ -1,0 +1,290 @@
+"""The kinds of input that cachesim reads, each with seeds, a way to damage them, and a way to play.
+
+A new kind of file is one more entry of `KINDS`; nothing else needs to know of it.
+"""
+
+import gzip
+import json
+import struct
+import tomllib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.ik_llama.options import Options as IkOptions
+from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.errors import UpstreamAbort
+from cachesim.model.presets import preset
+from cachesim.real.vectors.replay import kind_of, played
+from cachesim.report import json_output
+from cachesim.report.consoles import plain_text
+from cachesim.report.findings import one_scenario
+from cachesim.report.html import page
+from cachesim.report.story import story
+from cachesim.scenario import full_profile, loads, run, scenario_of
+from cachesim.scenario.format import Expect, Model, Scenario, Step
+from cachesim.scenario.session import MemoryStore
+from cachesim.units import as_tokens
+from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
+
+ROOT: Final = Path(__file__).parents[2]
+AFFORDABLE: Final = 3_000
+"""Tokens that a mutant is played with; larger ones are read and checked only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of input."""
+
+    name: str
+    share: int  # of a hundred mutants
+    seeds: Callable[[], Sequence[Any]]
+    damage: Callable[[Any, Chance], Any]
+    play: Callable[[Any], None]
+
+
+def scenario_contents() -> Sequence[dict[str, Any]]:
+    return [tomllib.loads(text) for text in scenario_texts()]
+
+
+@cache
+def scenario_texts() -> tuple[str, ...]:
+    return tuple(path.read_text() for path in sorted((ROOT / "scenarios").glob("*.toml")))
+
+
+@cache
+def option_names() -> tuple[str, ...]:
+    """Every key that a scenario may hold, and every option of every engine."""
+    values = (Scenario, Step, Expect, Model, Options, IkOptions, MlxOptions)
+    names = {each.name for value in values for each in fields(value)}
+    requests = {"stop_words", "message_spans", "n_keep", "n_discard", "return_tokens", "stop"}
+    return tuple(sorted(names | requests))
+
+
+@cache
+def seeds_of_scenarios() -> tuple[dict[str, Any], ...]:
+    return tuple(scenario_contents())
+
+
+def damage_scenario(seed: Any, chance: Chance) -> tuple[Any, int]:
+    tree = damaged_tree(seed, chance, others=seeds_of_scenarios(), keys=option_names())
+    return tree, chance.randrange(10**9)
+
+
+def play_scenario(mutant: tuple[Any, int]) -> None:
+    content, dice = mutant
+    scenario = scenario_of(content)
+    if not scenario.engine.profiles or weight(scenario) > AFFORDABLE:
+        return
+    listed = scenario.engine.profiles
+    profile = full_profile(scenario.engine.name, listed[dice % len(listed)])
+    arithmetic = "float" if dice % 100 < 2 else "ring"
+    detail = dice % 50 == 7
+    entry = run(scenario, profile, arithmetic=arithmetic, detail=detail)
+    json_output.document([entry])
+    if dice % 5 == 0:
+        plain_text(one_scenario(scenario, [entry], source="x.toml", width=80))
+    if dice % 25 == 0 or detail:
+        plain_text(story(entry))
+    if detail:
+        page([entry])
+
+
+def weight(scenario: Scenario) -> int:
+    """About how many tokens a run reads and writes."""
+    lengths = {name: v if isinstance(v, int) else len(v) for name, v in scenario.spans.items()}
+    total = 0
+    for step in scenario.step:
+        words = step.prompt.split() if isinstance(step.prompt, str) else ()
+        prompt = sum(lengths.get(word.partition("[")[0], 8) for word in words)
+        prompt += len(step.prompt or ()) if isinstance(step.prompt, tuple) else 0
+        prompt += sum(len(each.content) for each in step.messages)
+        reply = step.predict if step.predict is not None else 8
+        total += prompt + step.completions * (reply if reply >= 0 else 4096)
+        lengths[f"{step.name}.reply"] = max(0, reply)
+    return total
+
+
+def damage_file(seed: str, chance: Chance) -> bytes:
+    if chance.random() < 0.2:
+        return damaged_bytes(seed.encode(), chance)
+    return damaged_text(seed, chance).encode(errors="surrogatepass")
+
+
+def play_file(mutant: bytes) -> None:
+    scenario = loads(mutant, name="mutant.toml")
+    if scenario.engine.profiles and weight(scenario) <= AFFORDABLE // 4:
+        profile = full_profile(scenario.engine.name, scenario.engine.profiles[0])
+        run(scenario, profile, arithmetic="ring")
+
+
+OPERATIONS: Final = 12
+"""Of each recorded sequence, so that a mutant is soon played."""
+
+
+@cache
+def vector_lines() -> tuple[dict[str, Any], ...]:
+    """Short recorded sequences of every kind of file."""
+    found = []
+    for path in sorted((ROOT / "tests" / "vectors").glob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            for line, _ in zip(file, range(8), strict=False):
+                content = json.loads(line)
+                key = kind_of(content, path).operations
+                found.append(content | {key: content[key][:OPERATIONS]})
+    return tuple(found)
+
+
+@cache
+def vector_keys() -> tuple[str, ...]:
+    names: set[str] = set()
+    waiting: list[Any] = list(vector_lines())
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            names |= set(each)
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each[:20]
+    return tuple(sorted(names))
+
+
+def damage_vector(seed: Any, chance: Chance) -> Any:
+    return damaged_tree(seed, chance, others=vector_lines(), keys=vector_keys())
+
+
+def play_vector(mutant: Any) -> None:
+    """As `real vectors` does: the line goes through JSON, its kind is told from its keys."""
+    played(json.loads(json.dumps(mutant)), Path("mutant.jsonl"), 1)
+
+
+SLOT_PROFILES: Final = {
+    "llama.cpp@b9538": ("hybrid", "swa"),
+    "llama.cpp@b11549": ("hybrid", "dense"),
+    "ik_llama.cpp@8337e4cd3": ("hybrid", "dense"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """A saved slot, and the server it came from."""
+
+    profile: str
+    model: str
+    data: bytes
+
+
+@cache
+def slot_files() -> tuple[SlotFile, ...]:
+    found = []
+    for profile, models in SLOT_PROFILES.items():
+        for model in models:
+            store = MemoryStore()
+            engine = server_of(profile, model, store)
+            engine.submit(Request(prompt=as_tokens(range(300, 340)), predict=3))
+            engine.run()
+            engine.slot_save(0, "file")
+            engine.run()
+            found.append(SlotFile(profile, model, store.files["file"]))
+    return tuple(found)
+
+
+def server_of(profile: str, model: str, store: MemoryStore) -> Any:
+    """A server that can save and restore its slots."""
+    return Engine.create(profile, model=preset(model), arithmetic="ring", store=store)
+
+
+def damage_slot(seed: SlotFile, chance: Chance) -> SlotFile:
+    """Damage that the checksum tells, damage under a right checksum, a file of another server."""
+    head = struct.Struct("<4sIII")
+    data = seed.data
+    if chance.random() < 0.1:
+        other = chance.choice(slot_files())
+        return SlotFile(other.profile, chance.choice(("hybrid", "dense", "swa", "recurrent")), data)
+    if chance.random() < 0.3:
+        return SlotFile(seed.profile, seed.model, damaged_bytes(data, chance))
+    magic, version, _, length = head.unpack_from(data)
+    text, rest = data[head.size : head.size + length], data[head.size + length :]
+    if chance.random() < 0.7:
+        tree = json.loads(text)
+        keys = tuple(tree)
+        text = json.dumps(damaged_tree(tree, chance, others=[tree], keys=keys)).encode()
+    else:
+        rest = damaged_bytes(rest, chance)
+    body = text + rest
+    packed = head.pack(magic, version, zlib.crc32(body), len(text))
+    return SlotFile(seed.profile, seed.model, packed + body)
+
+
+def play_slot(mutant: SlotFile) -> None:
+    """Restore it, and ask for more: refused, or answered from whatever it said."""
+    store = MemoryStore()
+    store.put("file", mutant.data)
+    engine = server_of(mutant.profile, mutant.model, store)
+    try:
+        engine.slot_restore(0, "file")
+        engine.run()
+        engine.submit(Request(prompt=as_tokens(range(300, 345)), predict=2))
+        engine.run()
+    except UpstreamAbort:  # the real server ends on a file that does not fit
+        pass
+
+
+@cache
+def workloads() -> tuple[dict[str, Any], ...]:
+    """Requests as `cachesim real` draws, plays and writes them."""
+    return tuple(
+        line for line in vector_lines() if str(line.get("profile", "")).startswith("llama.cpp")
+    )
+
+
+def damage_workload(seed: Any, chance: Chance) -> Any:
+    return damaged_tree(seed, chance, others=workloads(), keys=vector_keys())
+
+
+def play_workload(mutant: Any) -> None:
+    """Requests as a scenario, the way that a search writes what it found."""
+    listed = mutant.get("steps")
+    steps = [_own_keys(each) for each in listed] if isinstance(listed, list) else listed
+    content = {
+        "format": 1,
+        "name": "workload",
+        "model": mutant.get("model"),
+        "engine": {
+            "name": "llama.cpp",
+            "profiles": [mutant.get("profile")],
+            "options": mutant.get("options"),
+        },
+        "step": steps,
+    }
+    play_scenario((content, 0))
+
+
+def _own_keys(step: Any) -> Any:
+    """A recorded step without what was observed of it."""
+    return {k: v for k, v in step.items() if k in STEP_KEYS} if isinstance(step, dict) else step
+
+
+STEP_KEYS: Final = frozenset(each.name for each in fields(Step))
+
+KINDS: Final[Mapping[str, Kind]] = {
+    each.name: each
+    for each in (
+        Kind(
+            name="scenario",
+            share=45,
+            seeds=seeds_of_scenarios,
+            damage=damage_scenario,
+            play=play_scenario,
+        ),
+        Kind(name="file", share=20, seeds=scenario_texts, damage=damage_file, play=play_file),
+        Kind(name="vector", share=20, seeds=vector_lines, damage=damage_vector, play=play_vector),
+        Kind(name="slot", share=10, seeds=slot_files, damage=damage_slot, play=play_slot),
+        Kind(name="workload", share=5, seeds=workloads, damage=damage_workload, play=play_workload),
+    )
+}

@@ -1,0 +1,69 @@
+"""Mutants by number: a seed, a kind and a number always give the same one."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fuzz.guard import Outcome, guarded
+from tests.fuzz.kinds import KINDS, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A mutant that broke something, and how to get it again."""
+
+    kind: str
+    seed: int
+    number: int
+    failure: str
+
+    @property
+    def again(self) -> str:
+        which = f"--kind {self.kind} --seed {self.seed} --first {self.number}"
+        return f"python -m tests.fuzz {which} --mutants 1 --jobs 1"
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many mutants of each kind came to what."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        self.counts.update(other.counts)
+        self.failures += other.failures
+
+
+def mutant(kind: Kind, seed: int, number: int) -> Any:
+    """The mutant of that number."""
+    chance = random.Random(f"{kind.name} {seed} {number}")  # noqa: S311 - damage, no secret
+    return kind.damage(chance.choice(kind.seeds()), chance)
+
+
+def tried(kind: Kind, seed: int, number: int) -> Outcome:
+    """What becomes of it."""
+    return guarded(kind.play, mutant(kind, seed, number))
+
+
+def search(name: str, seed: int, numbers: range) -> Tally:
+    """Mutants in a row."""
+    kind, tally = KINDS[name], Tally()
+    for number in numbers:
+        outcome = tried(kind, seed, number)
+        tally.counts[name, outcome.word] += 1
+        if outcome.failure:
+            tally.failures.append(Failure(name, seed, number, outcome.failure))
+    return tally
+
+
+def portions(mutants: int, seed: int, size: int = 200) -> Iterator[tuple[str, int, range]]:
+    """All kinds in their shares, in portions that processes take turns with."""
+    for start in range(0, mutants, size * 100):
+        whole = min(size * 100, mutants - start)
+        for kind in KINDS.values():
+            first, count = start * kind.share // 100, whole * kind.share // 100
+            for at in range(first, first + count, size):
+                yield kind.name, seed, range(at, min(at + size, first + count))
