@@ -12,11 +12,12 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.calls import grouped
 from cachesim.real.llama_cpp.compare import SideBySide
-from cachesim.real.llama_cpp.server import WHEELS, Played
+from cachesim.real.llama_cpp.server import Played
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
@@ -97,7 +98,7 @@ def run(out: Console, *, workloads: int = WORKLOADS) -> None:
     table = Table(title=f"whole workloads, {workloads} per release, one thread", title_style="")
     for head in ("release", "requests", "real/s", "float/s", "ring/s", "float time", "ring time"):
         table.add_column(head, justify="left" if head == "release" else "right")
-    for release in WHEELS:
+    for release in FAMILY.real():
         try:
             found = measure(release, workloads)
         except EnvironmentUnavailableError as error:

@@ -5,10 +5,11 @@ A position names one token; a count says how many there are. `Count(n)` covers
 position with a count.
 """
 
-from typing import Any, Final, NewType, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NewType, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Token = NewType("Token", int)
 """One entry of the vocabulary."""
@@ -29,8 +30,12 @@ NO_POS: Final = Pos(-1)
 """What a memory answers when a sequence holds nothing."""
 
 Tokens: TypeAlias = tuple[Token, ...]
-Array: TypeAlias = NDArray[Any]
-Integers: TypeAlias = NDArray[np.int64]
+
+if TYPE_CHECKING:
+    Array: TypeAlias = NDArray[Any]
+    Integers: TypeAlias = NDArray[np.int64]
+else:  # NumPy is not loaded for a name: tables of releases and options are read without it
+    Array = Integers = Any
 
 
 def as_tokens(ids: "tuple[int, ...] | list[int] | range") -> Tokens:

@@ -14,12 +14,14 @@ from typing import Final
 
 from rich.console import Console
 
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.real.commands import show_difference
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.real.llama_cpp.compare import SideBySide, Tally
 from cachesim.real.llama_cpp.logits import compare_logits
 from cachesim.real.llama_cpp.random_flags import PRESETS
-from cachesim.real.llama_cpp.server import WHEELS, environment_for
+from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.workload import Release
 from cachesim.real.llama_cpp.wrong_answers import (
     FOUR_SLOTS,
@@ -29,7 +31,6 @@ from cachesim.real.llama_cpp.wrong_answers import (
 )
 from cachesim.real.mlx_lm.classes import compare_classes
 from cachesim.real.mlx_lm.logits import compare_mlx_logits
-from cachesim.real.mlx_lm.process import RUNTIMES
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.server import compare_server
 
@@ -120,14 +121,14 @@ def mlx_logits_agree(release: str) -> tuple[bool, str]:
 
 def checks() -> Iterator[Check]:
     """Everything there is to hold against real engines."""
-    for release in WHEELS:
+    for release in LLAMA_CPP.real():
         for what in (workloads_agree, weights_agree, answers_are_wrong_where_we_say):
             yield Check(
                 name=f"llama.cpp {release}: {what.__name__.replace('_', ' ')}",
                 environment=environment_for(release),
                 run=partial(what, release),
             )
-    for version in RUNTIMES:
+    for version in MLX_LM.real():
         for mlx in (mlx_classes_agree, mlx_server_agrees, mlx_logits_agree):
             yield Check(
                 name=f"mlx-lm {version}: {mlx.__name__.replace('_', ' ')}",

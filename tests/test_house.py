@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.engines import FAMILIES
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "cachesim"
 
@@ -64,13 +66,19 @@ def test_the_core_reads_no_clock_no_file_and_draws_no_chance(path: Path) -> None
     assert roots & IMPURE == set()
 
 
-def test_engines_do_not_know_each_other_but_for_the_family_of_llama_cpp() -> None:
+def test_engines_do_not_know_each_other_but_for_those_they_are_built_from() -> None:
+    rooms = {each.room.rpartition(".")[2]: each for each in FAMILIES.values()}
     for path in sorted((PACKAGE / "engines").rglob("*.py")):
-        family = path.relative_to(PACKAGE / "engines").parts[0]
+        room = path.relative_to(PACKAGE / "engines").parts[0]
         names = {name for name in imported_names(path) if name.startswith("cachesim.engines.")}
-        others = {name.split(".")[2] for name in names} & {"llamacpp", "ik_llama", "mlx_lm", "vllm"}
-        allowed = {"ik_llama": {"llamacpp", "ik_llama"}, "__init__.py": others}
-        assert others <= allowed.get(family, {family}), path
+        others = {name.split(".")[2] for name in names} & rooms.keys() - {room}
+        kin = rooms[room].kin if room in rooms else FAMILIES if room == "__init__.py" else ()
+        assert others <= {FAMILIES[name].room.rpartition(".")[2] for name in kin}, path
+
+
+def test_every_engine_is_registered() -> None:
+    rooms = {path.parent.name for path in (PACKAGE / "engines").glob("*/family.py")}
+    assert rooms == {each.room.rpartition(".")[2] for each in FAMILIES.values()}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -2,11 +2,16 @@
 
 from typing import TYPE_CHECKING, Final
 
+from cachesim.engines.family import FAMILIES, register
+from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA_CPP
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
-    from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
+    from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
     from cachesim.engines.causes import Cause, Loss
+    from cachesim.engines.chat_templates import Message
     from cachesim.engines.events import Event
     from cachesim.engines.profile import Profile
 
@@ -16,7 +21,7 @@ HOMES: Final = {
     "Engine": "base",
     "Event": "events",
     "Loss": "causes",
-    "Message": "base",
+    "Message": "chat_templates",
     "Profile": "profile",
     "Reply": "base",
     "Request": "base",
@@ -27,7 +32,11 @@ HOMES: Final = {
 
 __getattr__ = lazily(__name__, HOMES)
 
+for each in (LLAMA_CPP, IK_LLAMA_CPP, MLX_LM):
+    register(each)
+
 __all__ = [
+    "FAMILIES",
     "ByteStore",
     "Cause",
     "Engine",

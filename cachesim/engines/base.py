@@ -3,26 +3,20 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Protocol
 
 from cachesim.engines.causes import Loss
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family, family_of
 from cachesim.engines.held import Held
 from cachesim.engines.profile import Profile
-from cachesim.errors import ProfileError
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Count, Tokens
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn of a chat."""
-
-    role: str
-    content: str
+__all__ = ["ByteStore", "Engine", "Message", "Reply", "Request", "Ticket"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,31 +62,8 @@ class Ticket(int):
     """Names a submitted request; its reply is asked for by it."""
 
 
-ROOMS: Final = {
-    "llama.cpp": ("cachesim.engines.llamacpp", "LlamaCpp"),
-    "ik_llama.cpp": ("cachesim.engines.ik_llama", "IkLlama"),
-    "mlx-lm": ("cachesim.engines.mlx_lm", "MlxLm"),
-}
-"""Where the engines that are built in live: module and class."""
-
-
-def _when_built(module: str, name: str) -> Callable[..., "Engine"]:
-    """An engine whose room is loaded when the first server of it is built."""
-
-    def build(*positional: Any, **named: Any) -> "Engine":  # noqa: ANN401 - the engine's own
-        engine: Engine = getattr(import_module(module), name)(*positional, **named)
-        return engine
-
-    return build
-
-
 class Engine(ABC):
     """A server: rules as data, mutable memory and slots, no clock, no file, no chance."""
-
-    families: ClassVar[dict[str, Callable[..., "Engine"]]] = {
-        name: _when_built(*room) for name, room in ROOMS.items()
-    }
-    """Engine name -> how to build one."""
 
     profile: Profile
     network: Network
@@ -105,16 +76,18 @@ class Engine(ABC):
         options: Mapping[str, Any] | None = None,
         arithmetic: ArithmeticName = "float",
         store: "ByteStore | None" = None,
+        family: Family[Any, Any] | None = None,
     ) -> "Engine":
-        """Build the server that a profile names, around a model or a network already built."""
+        """Build the server that a profile names, around a model or a network already built.
+
+        `family` replaces what is registered for the engine: a copy with a release or a patch more
+        plays rules that no release has.
+        """
         named = Profile.parse(profile) if isinstance(profile, str) else profile
-        family = Engine.families.get(named.engine)
-        if family is None:
-            known = ", ".join(sorted(Engine.families))
-            msg = f"there is no engine {named.engine!r}; there are {known}"
-            raise ProfileError(msg)
+        family = family or family_of(named.engine)
         network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
-        return family(named, network=network, options=options or {}, store=store)
+        server: Engine = family.open(named, network=network, options=options or {}, store=store)
+        return server
 
     @property
     @abstractmethod

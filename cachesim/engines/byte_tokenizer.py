@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
-from cachesim.engines.base import Message
 from cachesim.engines.chat_templates import (
     TEMPLATES,
     THINK_END,
     THINK_START,
     TURN_END,
     TURN_START,
+    Message,
     Template,
 )
 from cachesim.errors import TokenError

@@ -1,12 +1,13 @@
 """What an engine needs of a tokenizer when requests come as messages."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from cachesim.engines.base import Message
+from cachesim.engines.chat_templates import Message
 from cachesim.units import Count, Token, Tokens
 
 
+@runtime_checkable
 class ChatTokenizer(Protocol):
     """A tokenizer with a chat template; token texts are unique, so texts and ids match alike."""
 

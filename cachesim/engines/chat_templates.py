@@ -9,13 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.base import Message
 from cachesim.errors import TemplateError
 
 TURN_START: Final = "<|im_start|>"
 TURN_END: Final = "<|im_end|>"
 THINK_START: Final = "<think>"
 THINK_END: Final = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a chat."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import walk_packages
 
-from cachesim.engines.base import ROOMS
 from cachesim.engines.causes import Cause, declared
 from cachesim.engines.events import Event
+from cachesim.engines.family import FAMILIES, family_of
 
 
 def engines() -> tuple[str, ...]:
     """The names of all engines."""
-    return tuple(ROOMS)
+    return tuple(FAMILIES)
 
 
 def causes_of(engine: str) -> tuple[Cause, ...]:
@@ -34,7 +34,7 @@ def events_of(engine: str) -> tuple[type[Event], ...]:
 
 def _package(engine: str) -> str:
     """`cachesim.engines.llamacpp`: where an engine lives."""
-    return ROOMS[engine][0]
+    return family_of(engine).room
 
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:

@@ -2,16 +2,9 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Final
 
+from cachesim.engines.family import FAMILIES
 from cachesim.errors import ProfileError
-
-ALIASES: Final = {
-    ("llama.cpp", "b9094"): "b9093",
-    ("llama.cpp", "b9509"): "b9538",
-    ("llama.cpp", "b11434"): "b11549",
-}
-"""Builds whose cache logic is that of a release under another number."""
 
 _SHAPE = re.compile(r"(?P<engine>[^@+]+)@(?P<release>[^@+]+)(?P<patches>(\+[^@+]+)*)")
 
@@ -35,7 +28,9 @@ class Profile:
             raise ProfileError(msg)
         engine, release = shape["engine"], shape["release"]
         patches = tuple(part for part in shape["patches"].split("+") if part)
-        return cls(engine, ALIASES.get((engine, release), release), patches)
+        family = FAMILIES.get(engine)
+        current = release if family is None else family.current_name(release)
+        return cls(engine, current, patches)
 
     def with_patches(self, *patches: str) -> "Profile":
         """The same release with further patches laid over it."""

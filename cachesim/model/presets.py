@@ -55,6 +55,17 @@ PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType(
 )
 """The presets, by name."""
 
+ABOUT: Final[Mapping[str, str]] = {
+    "dense": "Llama: full attention",
+    "swa": "Gemma 3: every second layer sees a window of 32",
+    "recurrent": "Mamba-2: no attention at all",
+    "hybrid": "Granite 4 hybrid: Mamba-2, every third layer attends",
+    "hybrid-delta": "Qwen 3.5: gated delta nets, every second layer attends",
+    "hybrid-swa": "LFM2 with a window: short convolutions, every second layer sees a window",
+    "hybrid-mtp": "Qwen 3.5 with its head that guesses a further token",
+}
+"""Which real family each preset follows."""
+
 
 def preset(name: str, /, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
     """The preset of that name, with some fields changed."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.environment import EnvironmentUnavailableError
@@ -23,7 +24,7 @@ from cachesim.real.llama_cpp.compare import Difference, SideBySide, Tally
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
 from cachesim.real.llama_cpp.random_flags import PRESETS
-from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario, releases_of
+from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.server_log import calls_of
 from cachesim.real.llama_cpp.workload import Outcome, Workload
@@ -101,7 +102,7 @@ def real_llama_cpp(
     """
     if scenario is not None:
         return Stage(
-            releases_of=releases_of,
+            family=FAMILY,
             environment_for=environment_for,
             play=play_scenario,
             table=scenario_table,

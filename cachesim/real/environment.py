@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from cachesim.errors import CachesimError
+from cachesim.engines.family import Family, Package
+from cachesim.errors import CachesimError, ProfileError
 
 SET_UP_SECONDS: Final = 600
 """How long an installation may take before it counts as impossible."""
@@ -74,6 +75,18 @@ class Environment:
             if problem:
                 msg = f"cannot install {wanted} into {self.folder}: {problem}"
                 raise EnvironmentUnavailableError(msg)
+
+
+def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
+    """A release's own name, and the package that plays it for real."""
+    known = family.release(release)
+    if known.package is None:
+        msg = (
+            f"no package plays {family.name}@{known.name} for real; "
+            f"there are {', '.join(family.real())}"
+        )
+        raise ProfileError(msg)
+    return known.name, known.package
 
 
 def environments_folder() -> Path:

@@ -3,12 +3,15 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
+from cachesim.engines.family import Family
+from cachesim.errors import ScenarioError
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
+from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 
@@ -22,18 +25,34 @@ class Compared(Protocol):
         ...
 
 
-R = TypeVar("R", bound=str)
 S = TypeVar("S", bound=Compared)
 
 
+def releases_of(family: Family[Any, Any], scenario: Scenario) -> tuple[str, ...]:
+    """The releases among a scenario's profiles that a package plays; patches have none."""
+    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    found = tuple(
+        each.release
+        for each in profiles
+        if each.engine == family.name and not each.patches and each.release in family.real()
+    )
+    if not found:
+        msg = (
+            f"{scenario.name}: none of its profiles is an unpatched release that a package of "
+            f"{family.name} plays; there are {', '.join(family.real())}"
+        )
+        raise ScenarioError(msg)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage(Generic[R, S]):
+class Stage(Generic[S]):
     """How one engine plays a scenario."""
 
-    releases_of: Callable[[Scenario], Sequence[R]]
-    environment_for: Callable[[R], Environment]
-    play: Callable[[Scenario, R], Sequence[S]]
-    table: Callable[[str, R, Sequence[S]], Table]
+    family: Family[Any, Any]
+    environment_for: Callable[[str], Environment]
+    play: Callable[[Scenario, str], Sequence[S]]
+    table: Callable[[str, str, Sequence[S]], Table]
 
     def play_named(self, name: str) -> int:
         """Play what a name stands for on every release that it names; the exit status."""
@@ -41,7 +60,7 @@ class Stage(Generic[R, S]):
 
     def _play(self, scenario: Scenario) -> int:
         agree = True
-        for release in self.releases_of(scenario):
+        for release in releases_of(self.family, scenario):
             try:
                 self.environment_for(release).ready()
             except EnvironmentUnavailableError as error:

@@ -7,11 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.engines.family import FAMILIES
+from cachesim.engines.profile import Profile
 from cachesim.report.cells import short_profile
 from cachesim.report.rules import Fact, checkpoint_word, is_same_checkpoint, rule_facts
-
-PROVABLE = frozenset({"llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"})
-"""Releases that `cachesim real` plays scenarios on."""
 
 
 def paragraph(
@@ -52,8 +51,16 @@ def step_facts(
     yield from wrong_facts(step)
     yield from slipped(run, index)
     yield from _elsewhere(step, index, runs)
-    if step["answer"] == "diverged" and source and run["profile"] in PROVABLE:
-        yield "prove it", f"cachesim real llama.cpp --scenario {source}"
+    if step["answer"] == "diverged" and source and is_provable(run["profile"]):
+        engine = run["profile"].partition("@")[0]
+        yield "prove it", f"cachesim real {engine} --scenario {source}"
+
+
+def is_provable(text: str) -> bool:
+    """Whether `cachesim real` plays scenarios on a profile: a release with a package, unpatched."""
+    profile = Profile.parse(text)
+    family = FAMILIES.get(profile.engine)
+    return family is not None and not profile.patches and profile.release in family.real()
 
 
 def consumed(run: Mapping[str, Any], index: int) -> Iterator[Fact]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from cachesim.engines.base import Engine
+from cachesim.engines.family import FAMILIES, did_you_mean
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError
@@ -107,10 +107,10 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
     name = scenario.engine.name
     if not name:
         yield Problem(("engine", "name"), "missing; say which server answers")
-    elif name not in Engine.families:
-        known = sorted(Engine.families)
-        hint = nearest(name, known) or f"; there are {', '.join(known)}"
-        yield Problem(("engine", "name"), f"there is no engine {short(name)}{hint}")
+    elif name not in FAMILIES:
+        known = sorted(FAMILIES)
+        hint = did_you_mean(name, known) or f"there are {', '.join(known)}"
+        yield Problem(("engine", "name"), f"there is no engine {short(name)}; {hint}")
     for key, most in (("ctx_size", limits.CONTEXT), ("parallel", limits.SLOTS)):
         value = scenario.engine.options.get(key, 1)
         if isinstance(value, int) and value > most:
@@ -151,7 +151,7 @@ def _profile(engine: str, text: str, path: Path) -> Iterator[Problem]:
     except InputError as error:
         yield Problem(path, str(error))
         return
-    problem = refused_profile(profile) if profile.engine in Engine.families else ""
+    problem = refused_profile(profile) if profile.engine in FAMILIES else ""
     if problem:
         yield Problem(path, problem)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.chat_templates import Message
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.scenario.spans import draw_spans
 from cachesim.units import Tokens, as_tokens

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, Protocol, runtime_checkable
 
-from cachesim.engines.base import Engine, Message, Reply, Request, Ticket
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import ArithmeticName
@@ -28,13 +30,6 @@ NOT_RUN: Final = "not-run"
 
 ENDLESS: Final = "endless"
 """The error of steps during which the server never comes to rest."""
-
-
-WRITES_DOWN: Final = frozenset({"mlx-lm"})
-"""Engines that keep a ledger of what their states have folded in, unless told not to."""
-
-RENDERS: Final = frozenset({"llama.cpp", "mlx-lm"})
-"""Servers that are given the messages of a chat and render them with their own template."""
 
 
 @runtime_checkable
@@ -122,6 +117,7 @@ class Session:
         self.looks = looks
         self.scenario = scenario
         self.profile = profile
+        self.family = family_of(profile.engine)
         self.network = build(spec_of(scenario.model), arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
@@ -156,8 +152,8 @@ class Session:
         chats = any(step.messages for step in self.scenario.step)
         if chats and self._renders:
             options.setdefault("chat_template", self.scenario.chat.template)
-        if not self.looks and self.profile.engine in WRITES_DOWN:
-            options.setdefault("provenance", False)
+        if not self.looks and self.family.records_provenance:
+            options[self.family.records_provenance] = False
         return options
 
     def run(self) -> Iterator[Record]:
@@ -253,7 +249,7 @@ class Session:
 
     @property
     def _renders(self) -> bool:
-        return self.profile.engine in RENDERS
+        return self.family.renders_chats
 
     def _drafts(self, step: Step) -> tuple[Tokens, ...] | None:
         if step.drafts is None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.draws import Draws
@@ -20,9 +21,6 @@ NEAR_THE_END: Final = (1, 2, 4, 5, 6, 8, 12)
 SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 EDGES: Final = (1, 4, 5, 6, 32, 64)
 """Lengths at which servers change their minds: what is left before the end, an ubatch."""
-
-WITHOUT_SLOTS: Final = frozenset({"mlx-lm"})
-"""Engines whose requests name no slot and cannot decline the cache; they always batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,8 @@ def draw_workload(
     draws: Draws, profile: Profile, model: str, shape: Shape = DEFAULT, name: str = "workload"
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
-    numbered = profile.engine not in WITHOUT_SLOTS
-    tree = _Tree(draws, shape, may_decline=numbered)
+    family = family_of(profile.engine)
+    tree = _Tree(draws, shape, may_decline=family.may_decline)
     options = draw_flags(draws, profile, model) if shape.flags else {}
     options |= shape.fixed
     slots = options.get("parallel", 1)
@@ -56,8 +54,8 @@ def draw_workload(
         alone = index == 0 or not shape.together
         if slots > 1:
             step = _placed(draws, step, slots, first=alone)
-        elif not numbered:
-            step = _batched(draws, step, first=alone)
+        elif not family.has_slots:
+            step = _batched(draws, step, family.asks, first=alone)
         steps.append(step)
     return Scenario(
         format=FORMAT,
@@ -80,13 +78,13 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
     return replace(step, **changes)
 
 
-def _batched(draws: Draws, step: Step, *, first: bool) -> Step:
-    """Together with the one before; or seeded, which mlx-lm serves alone and on another path."""
+def _batched(draws: Draws, step: Step, asks: Mapping[str, Any], *, first: bool) -> Step:
+    """Together with the one before; or with fields that the server serves on another path."""
     changes: dict[str, Any] = {}
     if not first and draws.integer(0, 4) == 4:
         changes["with_previous"] = True
-    if draws.integer(0, 4) == 4:
-        changes["options"] = {"seed": 0}
+    if asks and draws.integer(0, 4) == 4:
+        changes["options"] = dict(asks)
     return replace(step, **changes)
 
 

@@ -1,19 +1,15 @@
 """Releases, patches, and the rules in which they differ."""
 
-import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from cachesim.cli import catalogue
-from cachesim.engines.profile import ALIASES, Profile
+from cachesim.engines import FAMILIES
+from cachesim.engines.family import Family, Patch
+from cachesim.engines.profile import Profile
 from pages.source import FOLDERS, classes
 from pages.tables import code, linked, plain, table
-
-RULES_OF: Final[Mapping[str, Callable[[Profile], Any]]] = {
-    engine: importlib.import_module(module).rules_of for engine, module in catalogue.MODULES.items()
-}
 
 INTRODUCTION = """\
 # Releases and patches
@@ -35,46 +31,48 @@ and never asks which release it plays.
 def page() -> str:
     """Releases, then patches, engine by engine."""
     blocks = [INTRODUCTION]
-    for engine in RULES_OF:
-        blocks += [f"## {engine}", _releases(engine), f"### Patches of {engine}", _patches(engine)]
+    for name, family in FAMILIES.items():
+        blocks += [f"## {name}", _releases(family), f"### Patches of {name}", _patches(family)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _releases(engine: str) -> str:
-    rows = []
-    for item in catalogue.releases():
-        if item.name.startswith(f"{engine}@"):
-            release = item.name.partition("@")[2]
-            others = [
-                old for (name, old), new in ALIASES.items() if (name, new) == (engine, release)
-            ]
-            rows.append((code(item.name), plain(item.about), ", ".join(map(code, others))))
-    return table(("profile", "what it is", "other names"), rows)
-
-
-def _patches(engine: str) -> str:
-    rows = []
-    for item in catalogue.patches():
-        name, _, patch = item.name.partition(" +")
-        if name != engine:
-            continue
-        upstream = (
-            linked(f"#{item.upstream.partition('#')[2]}", engine) if "#" in item.upstream else ""
+def _releases(family: Family[Any, Any]) -> str:
+    rows = [
+        (
+            code(f"{family.name}@{each.name}"),
+            each.date,
+            plain(each.about),
+            code(each.follows),
+            ", ".join(map(code, each.aliases)),
+            "" if each.package is None else code(f"{each.package.name}=={each.package.version}"),
         )
-        fits = ", ".join(map(code, item.fits))
-        changes = ", ".join(_changes(engine, patch, item.fits))
-        rows.append((code(patch), plain(item.about), upstream or "our own", fits, changes))
+        for each in family.releases
+    ]
+    titles = ("profile", "date", "what it is", "follows", "other names", "played for real by")
+    return table(titles, rows)
+
+
+def _patches(family: Family[Any, Any]) -> str:
+    rows = [
+        (
+            code(each.name),
+            plain(each.about),
+            linked(f"#{each.pull}", family.name) if each.pull else "our own",
+            ", ".join(map(code, each.fits)),
+            ", ".join(_changes(family, each)),
+        )
+        for each in family.patches
+    ]
     return table(("patch", "what it does", "upstream", "fits", "fields it changes"), rows)
 
 
-def _changes(engine: str, patch: str, fits: tuple[str, ...]) -> Iterator[str]:
+def _changes(family: Family[Any, Any], patch: Patch[Any]) -> Iterator[str]:
     """The fields that a patch sets, on the newest release that it changes."""
-    bases = fits or tuple(catalogue.FAMILIES[engine].releases)
     found: dict[str, str] = {}
-    for release in bases:
-        base = Profile(engine, release)
-        before = flat(RULES_OF[engine](base))
-        after = flat(RULES_OF[engine](base.with_patches(patch)))
+    for release in patch.fits:
+        base = Profile(family.name, release)
+        before = flat(family.rules(base))
+        after = flat(family.rules(base.with_patches(patch.name)))
         found |= {name: after[name] for name in after if before.get(name) != after[name]}
     for name, value in found.items():
         yield f"{code(name)} = {code(value)}"
@@ -85,8 +83,7 @@ def rules_page() -> str:
     blocks = [RULES]
     for engine, folder in FOLDERS.items():
         blocks.append(f"## {engine}")
-        releases = tuple(catalogue.FAMILIES[engine].releases)
-        values = {each: flat(RULES_OF[engine](Profile(engine, each))) for each in releases}
+        values = {each.name: flat(each.rules) for each in FAMILIES[engine].releases}
         for path in sorted(folder.rglob("*.py")):
             blocks += list(_groups(engine, path, values))
     return "\n\n".join(blocks) + "\n"

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 import cachesim
+from cachesim.engines import FAMILIES
 
 PACKAGE = Path(cachesim.__file__).parent
 
-FOLDERS = {
-    "llama.cpp": PACKAGE / "engines" / "llamacpp",
-    "ik_llama.cpp": PACKAGE / "engines" / "ik_llama",
-    "mlx-lm": PACKAGE / "engines" / "mlx_lm",
-}
+FOLDERS = {name: PACKAGE.joinpath(*family.room.split(".")[1:]) for name, family in FAMILIES.items()}
 """Where each engine lives."""
 
 Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef

@@ -3,11 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
-UPSTREAMS = {
-    "llama.cpp": "ggml-org/llama.cpp",
-    "ik_llama.cpp": "ikawrakow/ik_llama.cpp",
-    "mlx-lm": "ml-explore/mlx-lm",
-}
+from cachesim.engines import FAMILIES
+
+UPSTREAMS = {name: family.repository for name, family in FAMILIES.items()}
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -56,5 +56,5 @@ def test_a_place_that_cannot_be_made_is_said(
 
 
 def test_a_release_without_a_wheel_is_refused_with_those_that_have_one() -> None:
-    with pytest.raises(ProfileError, match="b9093, b9538, b11549"):
+    with pytest.raises(ProfileError, match="the nearest is b"):
         as_release("b1")

@@ -10,13 +10,15 @@ import pytest
 from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ScenarioError
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
-from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario, releases_of
+from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
 from cachesim.real.mlx_lm.server_tokenizer import WordVocabulary
 from cachesim.real.mlx_lm.server_workloads import draw_workload
+from cachesim.real.playing import releases_of
 from cachesim.real.vectors.mlx_server import Mismatch
 from cachesim.scenario.checks import scenario_of
 
@@ -136,10 +138,10 @@ SCENARIO: dict[str, Any] = {
 
 
 def test_only_releases_that_can_be_installed_are_played() -> None:
-    assert ("0.31.3",) == releases_of(scenario_of(SCENARIO))
+    assert ("0.31.3",) == releases_of(FAMILY, scenario_of(SCENARIO))
     patched = SCENARIO | {"engine": {"name": "mlx-lm", "profiles": ["after-906+923"]}}
-    with pytest.raises(ScenarioError, match="installed"):
-        releases_of(scenario_of(patched))
+    with pytest.raises(ScenarioError, match="package of mlx-lm plays"):
+        releases_of(FAMILY, scenario_of(patched))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from cachesim.engines.base import Engine
-from tests.scenario.fake_server import FakeServer
+from cachesim.engines.family import FAMILIES, register
+from tests.scenario.fake_server import FAKE
 
 
 @pytest.fixture(autouse=True)
 def fake_family() -> Iterator[None]:
-    Engine.families["fake"] = FakeServer
+    register(FAKE)
     yield
-    del Engine.families["fake"]
+    del FAMILIES["fake"]

@@ -2,21 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Cause
 from cachesim.engines.events import Event
+from cachesim.engines.family import Family, Release
 from cachesim.engines.ledger import Ledger
+from cachesim.engines.option import option
 from cachesim.engines.profile import Profile
-from cachesim.errors import OptionError, ProfileError, UpstreamAbort
+from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.oracle import Oracle
 
-RELEASES = ("r1", "r2", "r3")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """Two flags."""
+
+    parallel: int = option("--parallel", default=1, low=1, high=64)
+    ctx_size: int = option("--ctx-size", default=4096, low=1, high=1 << 24)
 
 
 FORGETFUL = Cause(
@@ -47,14 +55,10 @@ class FakeServer(Engine):
         network: Network,
         options: Mapping[str, Any],
         store: ByteStore | None,
+        family: Family[str, FakeOptions],
     ) -> None:
-        if profile.release not in RELEASES:
-            msg = f"{profile.release!r} is no release of fake; there are {', '.join(RELEASES)}"
-            raise ProfileError(msg)
-        for name in options:
-            if name not in {"parallel", "ctx_size"}:
-                msg = f"fake has no option {name!r}"
-                raise OptionError(msg)
+        family.rules(profile)
+        family.read(profile, options)
         self.profile, self.network, self.store = profile, network, store
         self.held: Tokens = ()
         self.queue: list[tuple[Ticket, Request]] = []
@@ -138,3 +142,14 @@ class FakeServer(Engine):
 
     def check_integrity(self) -> None:
         """There is nothing that could disagree."""
+
+
+FAKE: Final[Family[str, FakeOptions]] = Family(
+    name="fake",
+    about="one slot, longest common prefix, replies as asked for",
+    repository="nobody/fake",
+    room="fake",
+    engine=FakeServer,
+    releases=tuple(Release(name=name, about=name, rules=name) for name in ("r1", "r2", "r3")),
+    options=FakeOptions,
+)

@@ -141,7 +141,7 @@ def test_the_profile_asked_for_overrides_the_list() -> None:
 
 
 def test_an_option_the_server_does_not_have_names_its_place() -> None:
-    with pytest.raises(ScenarioError, match=r"engine\.options: fake has no option 'paralel'"):
+    with pytest.raises(ScenarioError, match=r"engine\.options: fake@r1 has no option 'paralel'"):
         play(engine={"name": "fake", "options": {"paralel": 1}})
     assert issubclass(OptionError, ValueError)
 

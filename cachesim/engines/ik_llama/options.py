@@ -1,45 +1,197 @@
 """The server's options under upstream's flag names, with upstream's defaults."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
 
-from cachesim.engines.ik_llama.rules import Rules
-from cachesim.engines.profile import Profile
+from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.option import option
 from cachesim.errors import OptionError
 
 Companion: TypeAlias = Literal["none", "attn", "strict_tail", "window"]
 RollbackMode: TypeAlias = Literal["auto", "per-step", "gpu-fallback", "cpu"]
 Eviction: TypeAlias = Literal["fifo", "variance"]
 
+LATER: Final = "8337e4cd3"
+MOST: Final = 1 << 24
+MOST_CELLS: Final = 1 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a server was started with; see `rules` for the fields that only some releases have."""
+    """What a server was started with."""
 
-    parallel: int = 1
-    ctx_size: int = 4096
-    batch_size: int = 2048
-    ubatch_size: int = 512
-    slot_prompt_similarity: float = 0.1
-    cache_ram: int = 8192
-    cache_ram_similarity: float = 0.5
-    cache_ram_n_min: int = 0
-    cache_ram_reuse_n_min: int = 0
-    reasoning_tokens: str = "auto"
-    ctx_checkpoints: int = 32
-    ctx_checkpoints_interval: int = 512
-    ctx_checkpoints_tolerance: int = 5
-    ctx_checkpoints_eviction: Eviction = "fifo"
-    context_shift: bool = True
-    recurrent_ckpt_mode: RollbackMode = "auto"
-    companion: Companion = "none"  # the memory model of the MTP companion; none: no -mtp
-    companion_window: int = 128
-    draft_max: int = 16
-    draft_min: int = 0
-    draft_p_min: float = 0.75
-    chat_template: str = "chatml"  # decides which token texts open and close reasoning
+    parallel: int = option(
+        "-np, --parallel",
+        "how many slots",
+        default=1,
+        low=1,
+        high=64,
+        unit="slots",
+        tried=(1, 1, 2),
+    )
+    ctx_size: int = option(
+        "-c, --ctx-size",
+        "the whole context, of which each slot may fill an equal share",
+        default=4096,
+        low=1,
+        high=MOST_CELLS,
+        unit="tokens",
+        tried=(4096, 1024),
+    )
+    batch_size: int = option(
+        "-b, --batch-size",
+        "the most tokens of one decode call",
+        default=2048,
+        low=1,
+        high=MOST_CELLS,
+        unit="tokens",
+        tried=(2048, 256, 64, 32),
+    )
+    ubatch_size: int = option(
+        "-ub, --ubatch-size",
+        "the most tokens that go through the network at once",
+        default=512,
+        low=1,
+        high=MOST_CELLS,
+        unit="tokens",
+        tried=(512, 64, 32, 16),
+    )
+    ctx_checkpoints: int = option(
+        "--ctx-checkpoints",
+        "the most checkpoints a slot keeps; 0 makes none",
+        default=32,
+        low=0,
+        high=1 << 16,
+        unit="checkpoints",
+        tried=(32, 8, 3, 1, 0),
+    )
+    ctx_checkpoints_interval: int = option(
+        "--ctx-checkpoints-interval",
+        "the distance at which checkpoints are made; 0 makes none by distance",
+        default=512,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        tried=(512, 64, 16),
+    )
+    ctx_checkpoints_tolerance: int = option(
+        "--ctx-checkpoints-tolerance",
+        "so many tokens before a prompt's end a checkpoint is made; 0: at its end",
+        default=5,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        tried=(5, 8, 1, 0),
+    )
+    ctx_checkpoints_eviction: Eviction = option(
+        "--ctx-checkpoints-eviction",
+        "which checkpoint makes room: the oldest, or the one whose loss spreads the rest best",
+        default="fifo",
+        choices=get_args(Eviction),
+        since=LATER,
+        later={LATER: "variance"},
+    )
+    slot_prompt_similarity: float = option(
+        "-sps, --slot-prompt-similarity",
+        "the share of a prompt that a slot must hold to be chosen for it; 0 never looks",
+        default=0.1,
+        low=0,
+        high=1,
+        tried=(0.1, 0.0, 0.5),
+    )
+    cache_ram: int = option(
+        "-cram, --cache-ram",
+        "what the prompt cache in host memory may take; 0 is none, -1 has no limit",
+        default=8192,
+        low=-1,
+        high=MOST,
+        unit="MiB",
+        tried=(8192, 1, 0),
+    )
+    cache_ram_similarity: float = option(
+        "--cache-ram-similarity",
+        "a slot that keeps less than this share of its tokens is parked first",
+        default=0.5,
+        low=0,
+        high=1,
+        tried=(0.5, 0.2, 0.8),
+    )
+    cache_ram_n_min: int = option(
+        "--cache-ram-n-min",
+        "the least tokens that are parked; -1 parks nothing (it is compared as unsigned)",
+        default=0,
+        low=-1,
+        high=MOST,
+        unit="tokens",
+    )
+    cache_ram_reuse_n_min: int = option(
+        "--cache-ram-reuse-n-min",
+        "the least common prefix for which a parked conversation is fetched",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        patch="1877",
+    )
+    reasoning_tokens: str = option(
+        "--reasoning-tokens",
+        "what is left out when token lists are compared: auto, none, or BEGIN,END",
+        default="auto",
+    )
+    context_shift: bool = option(
+        "--context-shift",
+        "drop old tokens where the context is full, instead of ending the reply",
+        default=True,
+    )
+    recurrent_ckpt_mode: RollbackMode = option(
+        "--recurrent-ckpt-mode",
+        "how recurrent states are rolled back after a draft",
+        default="auto",
+        choices=get_args(RollbackMode),
+    )
+    companion: Companion = option(  # the memory model of the MTP companion; none: no -mtp
+        "-mtp",
+        "the memory of the companion that drafts; none: the server drafts nothing",
+        default="none",
+        choices=get_args(Companion),
+        arrived={"window": LATER},
+    )
+    companion_window: int = option(
+        "--swa-compress",
+        "the window of a companion whose memory is one",
+        default=128,
+        low=1,
+        high=MOST_CELLS,
+        unit="tokens",
+        since=LATER,
+    )
+    draft_max: int = option(
+        "--draft-max", "the most tokens of a draft", default=16, low=0, high=1024
+    )
+    draft_min: int = option(
+        "--draft-min", "a shorter draft is not used", default=0, low=0, high=1024
+    )
+    draft_p_min: float = option(
+        "--draft-p-min",
+        "a draft ends where its likeliest token is less likely",
+        default=0.75,
+        low=0,
+        high=1,
+    )
+    chat_template: str = option(
+        "--chat-template",
+        "decides which token texts open and close reasoning",
+        default="chatml",
+        choices=tuple(TEMPLATES),
+    )
+
+    def __post_init__(self) -> None:
+        """What the server refuses when it starts."""
+        if self.companion != "none" and self.parallel > 1:
+            msg = (
+                "a companion works with parallel = 1 only: the server refuses -mtp with more slots"
+            )
+            raise OptionError(msg)
 
     @property
     def tags(self) -> tuple[str, str] | None:
@@ -50,65 +202,3 @@ class Options:
             return "<think>", "</think>"
         opening, _, closing = self.reasoning_tokens.partition(",")
         return opening, closing
-
-
-MINIMA: Final = {
-    "parallel": 1,
-    "ctx_size": 1,
-    "batch_size": 1,
-    "ubatch_size": 1,
-    "ctx_checkpoints": 0,
-    "companion_window": 1,
-    "draft_max": 0,
-    "draft_min": 0,
-}
-MAXIMA: Final = {"parallel": 64, "ctx_size": 1 << 20, "batch_size": 1 << 20}
-CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "companion": get_args(Companion),
-    "recurrent_ckpt_mode": get_args(RollbackMode),
-    "ctx_checkpoints_eviction": get_args(Eviction),
-}
-
-
-def read_options(profile: Profile, rules: Rules, given: Mapping[str, Any]) -> Options:
-    """Check what was given against what the release has; errors name the value and the remedy."""
-    known = {each.name: each for each in fields(Options)}
-    only_with = {
-        "cache_ram_reuse_n_min": (rules.ram_reuse_n_min, "patch 1877 adds it"),
-        "ctx_checkpoints_eviction": (rules.eviction == "variance", "8337e4cd3 has it"),
-        "companion_window": (rules.swa_compress, "8337e4cd3 has it"),
-    }
-    for name, value in given.items():
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
-            msg = f"{profile} has no option {name!r}{hint}"
-            raise OptionError(msg)
-        has, where = only_with.get(name, (True, ""))
-        if not has:
-            msg = f"{profile} has no option {name!r}: {where}"
-            raise OptionError(msg)
-        _check(name, value, known[name].default)
-    if given.get("companion") == "window" and not rules.swa_compress:
-        msg = f"{profile} has no window companion: 8337e4cd3 has it (--swa-compress)"
-        raise OptionError(msg)
-    if given.get("companion", "none") != "none" and given.get("parallel", 1) > 1:
-        msg = "a companion works with parallel = 1 only: the server refuses -mtp with more slots"
-        raise OptionError(msg)
-    defaults = {"ctx_checkpoints_eviction": rules.eviction}
-    return Options(**{**defaults, **given})
-
-
-def _check(name: str, value: object, default: object) -> None:
-    kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        msg = f"option {name!r} is {value!r}; write a {kinds[-1].__name__}, such as {default!r}"
-        raise OptionError(msg)
-    if name in CHOICES and value not in CHOICES[name]:
-        msg = f"option {name!r} is {value!r}; write one of {', '.join(CHOICES[name])}"
-        raise OptionError(msg)
-    if isinstance(value, int | float):
-        low, high = MINIMA.get(name), MAXIMA.get(name)
-        if (low is not None and value < low) or (high is not None and value > high):
-            msg = f"option {name!r} is {value!r}; write a number from {low} to {high or 'any'}"
-            raise OptionError(msg)

@@ -1,10 +1,8 @@
 """What differs between releases and proposals of ik_llama.cpp, as one frozen value."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
-from cachesim.engines.profile import Profile
-from cachesim.errors import ProfileError
 from cachesim.units import Count
 
 CompanionReset: TypeAlias = Literal["everything", "companion only"]
@@ -64,88 +62,3 @@ LATER: Final = Rules(
     commit_keeps_pending_row=True,
     swa_compress=True,
 )
-
-RELEASES: Final[dict[str, Rules]] = {"d2da6da05": SEED_ERA, "8337e4cd3": LATER}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """A proposal: the fields it replaces, and what it is about."""
-
-    about: str
-    upstream: str
-    fields: dict[str, Any]
-    releases: tuple[str, ...] = ("d2da6da05", "8337e4cd3")
-
-
-PATCHES: Final[dict[str, Patch]] = {
-    "1889": Patch(
-        about="a companion whose trim fails is emptied alone; the primary keeps its prefix",
-        upstream="ikawrakow/ik_llama.cpp#1889",
-        fields={"companion_reset": "companion only"},
-    ),
-    "1888": Patch(
-        about="a checkpoint may also be used when pos_max <= pos_next; checkpoints from 4 tokens",
-        upstream="ikawrakow/ik_llama.cpp#1888",
-        fields={"rewind": "pos_min below or pos_max reaches", "minimum": Count(4)},
-        releases=("d2da6da05",),
-    ),
-    "1877": Patch(
-        about="prompt cache entries that cannot be rewound are skipped; lists are cloned",
-        upstream="ikawrakow/ik_llama.cpp#1877",
-        fields={
-            "ram_floor": True,
-            "ram_rewindable_only": True,
-            "ram_ties_to_longer_prefix": True,
-            "ram_reuse_n_min": True,
-            "clones_token_lists": True,
-            "keeps_earliest": True,
-        },
-        releases=("d2da6da05",),
-    ),
-    "1854": Patch(
-        about="--cache-ram-n-min is a minimum common prefix everywhere; lists are cloned",
-        upstream="ikawrakow/ik_llama.cpp#1854",
-        fields={"n_min_is_a_prefix": True, "clones_token_lists": True},
-        releases=("d2da6da05",),
-    ),
-    "1689": Patch(
-        about="recurrent and hybrid models apply no checkpoint and keep the whole prefix",
-        upstream="ikawrakow/ik_llama.cpp#1689",
-        fields={"skips_recurrent": True},
-        releases=("d2da6da05",),
-    ),
-    "2105": Patch(
-        about="a floor for prompt cache loads; tolerant match only; last-token rule first",
-        upstream="ikawrakow/ik_llama.cpp#2105",
-        fields={"ram_floor": True, "tolerant_only": True, "minus_one_first": True},
-        releases=("d2da6da05",),
-    ),
-    "2459": Patch(
-        about="a context shift shortens the token list of requests without cache_prompt too",
-        upstream="ikawrakow/ik_llama.cpp#2459",
-        fields={"shift_always_drops_tokens": True},
-    ),
-}
-
-
-def rules_of(profile: Profile) -> Rules:
-    """The rules of a release with its patches laid over it, in order."""
-    if profile.release not in RELEASES:
-        msg = (
-            f"ik_llama.cpp has no release {profile.release!r} here; there are {', '.join(RELEASES)}"
-        )
-        raise ProfileError(msg)
-    rules = RELEASES[profile.release]
-    for name in profile.patches:
-        patch = PATCHES.get(name)
-        if patch is None:
-            msg = f"ik_llama.cpp has no patch {name!r} here; there are {', '.join(PATCHES)}"
-            raise ProfileError(msg)
-        if profile.release not in patch.releases:
-            msg = (
-                f"patch {name} does not fit {profile.release}; it fits {', '.join(patch.releases)}"
-            )
-            raise ProfileError(msg)
-        rules = replace(rules, **patch.fields)
-    return rules

@@ -8,6 +8,7 @@ import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family
 from cachesim.engines.held import Held
 from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.batching import Batching
@@ -19,12 +20,13 @@ from cachesim.engines.ik_llama.companion import (
     WindowCompanion,
 )
 from cachesim.engines.ik_llama.context import Context
+from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.held import held
 from cachesim.engines.ik_llama.matching import token_prefix
-from cachesim.engines.ik_llama.options import Options, read_options
+from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.prompt_cache import PromptCache
-from cachesim.engines.ik_llama.rules import rules_of
+from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.selection import Selection
 from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
 from cachesim.engines.ik_llama.slot_actions import SlotActions
@@ -48,11 +50,12 @@ class IkLlama(Engine):
         network: Network,
         options: Mapping[str, Any],
         store: ByteStore | None = None,
+        family: Family[Rules, Options] = FAMILY,
     ) -> None:
         self.profile = profile
         self.network = network
-        self.rules = rules_of(profile)
-        self.options: Options = read_options(profile, self.rules, options)
+        self.rules = family.rules(profile)
+        self.options = family.read(profile, options)
         text_of = texts(self.options.chat_template)
         self._record = EventLog()
         self._replies: dict[Ticket, Reply] = {}

@@ -1,5 +1,6 @@
 """llama.cpp: the server, and below it the memory layer in `memory`.
 
+    family                      what tools must know: releases, patches, flags, abilities
     rules, profiles             the releases' and patches' differences, as data
     options, build              the server's flags; opening a server
     requests, spans, task       what a request asks for, and how it waits
@@ -19,7 +20,3 @@
 One turn (`server.LlamaCpp.step`): queue -> `selection` -> `swap` -> `reuse` -> `depth` ->
 `checkpointing` -> `batching` -> `memory` -> `generation` -> reply.
 """
-
-from cachesim.engines.llamacpp.server import LlamaCpp
-
-__all__ = ["LlamaCpp"]

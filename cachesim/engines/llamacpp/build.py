@@ -1,38 +1,26 @@
 """Opening a server: contexts, slots and the prompt cache, as the flags say."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import open_drafter
 from cachesim.engines.llamacpp.memory.capability import SeqRm, seq_rm_type
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
-from cachesim.engines.llamacpp.options import Options, check_name, read_options
-from cachesim.engines.llamacpp.profiles import DEFAULTS, HAD_BY, rules_of
+from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
-from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count
 
 MEBIBYTE = 1 << 20
 
 
-def open_server(profile: Profile, network: Network, given: Mapping[str, Any]) -> ServerContext:
+def open_server(rules: ServerRules, network: Network, options: Options) -> ServerContext:
     """Start a server with a model already loaded (upstream: `load_model` and `init`)."""
-    rules = rules_of(profile)
-    flags = {name: value for name, value in given.items() if name != "model_draft"}
-    if "model_draft" in given:
-        check_name("model_draft", profile.release, HAD_BY)
-    options = read_options(
-        flags, release=profile.release, defaults=DEFAULTS[profile.release], had_by=HAD_BY
-    )
     n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
     params = context_params(options, n_rs_seq)
     target = create_context(network, params, rules.memory)
-    drafter = open_drafter(options, params, network, given.get("model_draft"), rules.memory)
+    drafter = open_drafter(options, params, network, rules.memory)
     return ServerContext(
         rules=rules,
         options=options,

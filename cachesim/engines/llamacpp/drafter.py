@@ -147,12 +147,11 @@ def open_drafter(
     options: Options,
     params: ContextParams,
     network: Network,
-    model_draft: object,
     rules: MemoryRules,
 ) -> Drafter | None:
     """The companion that `--spec-type` asks for."""
     if options.spec_type == "none":
-        if model_draft is not None:
+        if options.model_draft is not None:
             msg = "option 'model_draft' needs 'spec_type'; write spec_type = \"draft-simple\""
             raise OptionError(msg)
         return None
@@ -163,7 +162,7 @@ def open_drafter(
             msg = f"spec_type 'draft-mtp' needs an MTP head, and {network.spec.name!r} has none"
             raise OptionError(msg)
         return MtpHead(create_context(head, params, rules))
-    draft = _draft_network(model_draft, network)
+    draft = _draft_network(options.model_draft, network)
     return DraftModel(create_context(draft, params, rules), params)
 
 

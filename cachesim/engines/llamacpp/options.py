@@ -1,11 +1,10 @@
 """The server's flags: upstream's names, the release's defaults for a server with one slot."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.chat_templates import TEMPLATES
+from cachesim.engines.option import Option, option
 from cachesim.errors import OptionError
 
 SpecType: TypeAlias = Literal["none", "draft-mtp", "draft-simple"]
@@ -13,35 +12,209 @@ SpecType: TypeAlias = Literal["none", "draft-mtp", "draft-simple"]
 CONTEXT_STEP: Final = 256
 """Contexts are rounded up to multiples of this."""
 
+MOST: Final = 1 << 24
+"""More than any server is started with: what counts tokens ends here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How a server was started; the defaults are those of `-np 1` (an automatic `-np` is -1)."""
 
-    parallel: int = 1
-    kv_unified: bool = False
-    kv_unified_per_slot: int = 0
-    ctx_size: int = 4096
-    batch_size: int = 2048
-    ubatch_size: int = 512
-    cache_prompt: bool = True
-    cache_reuse: int = 0
-    cache_ram: int = 8192
-    cache_idle_slots: bool = True
-    ctx_checkpoints: int = 32
-    checkpoint_min_step: int = 256
-    checkpoint_every_nt: int = 8192
-    slot_prompt_similarity: float = 0.1
-    swa_full: bool = False
-    context_shift: bool = False
-    cont_batching: bool = True
-    keep: int = 0
-    predict: int = -1
-    ignore_eos: bool = True  # workloads are played with it; the toy vocabulary ends at 2 and 260
-    chat_template: str = "chatml"
-    spec_type: SpecType = "none"
-    spec_draft_n_max: int = 3
-    spec_draft_n_min: int = 0
+    parallel: int = option(
+        "-np, --parallel",
+        "how many slots; -1 is automatic: four, with a unified cache",
+        default=1,
+        low=-1,
+        high=256,
+        unit="slots",
+        tried=(1, 1, 2, 3),
+    )
+    kv_unified: bool = option(
+        "-kvu, --kv-unified",
+        "one pool of cells for all slots instead of an equal share for each",
+        default=False,
+        tried=(False, True),
+    )
+    kv_unified_per_slot: int = option(
+        "--kv-unified-per-slot",
+        "the most that one slot may fill of a unified cache; 0 is no limit",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        since="b11549",
+    )
+    ctx_size: int = option(
+        "-c, --ctx-size",
+        "the whole context, rounded up to a multiple of 256",
+        default=4096,
+        low=1,
+        high=MOST,
+        unit="tokens",
+        tried=(4096, 1024, 512, 256),
+    )
+    batch_size: int = option(
+        "-b, --batch-size",
+        "the most tokens of one decode call",
+        default=2048,
+        low=1,
+        high=MOST,
+        unit="tokens",
+        tried=(2048, 256, 64, 32),
+    )
+    ubatch_size: int = option(
+        "-ub, --ubatch-size",
+        "the most tokens that go through the network at once; 0 is the batch size",
+        default=512,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        tried=(512, 64, 32, 16),
+    )
+    ctx_checkpoints: int = option(
+        "-ctxcp, --ctx-checkpoints",
+        "the most checkpoints a slot keeps; 0 makes none",
+        default=32,
+        low=0,
+        high=1 << 16,
+        unit="checkpoints",
+        tried=(32, 8, 3, 1, 0),
+    )
+    checkpoint_min_step: int = option(
+        "-cms, --checkpoint-min-step",
+        "the least distance of a checkpoint from the one before",
+        default=256,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        since="b9538",
+        later={"b11549": 8192},
+        tried=(256, 64, 16, 0),
+    )
+    checkpoint_every_nt: int = option(
+        "-cpent, --checkpoint-every-n-tokens",
+        "the distance at which checkpoints are made while a prompt is read; -1 makes none",
+        default=8192,
+        low=-1,
+        high=MOST,
+        unit="tokens",
+        until="b9093",
+        tried=(8192, 64),
+    )
+    slot_prompt_similarity: float = option(
+        "-sps, --slot-prompt-similarity",
+        "the share of a prompt that a slot must hold to be chosen for it; 0 never looks",
+        default=0.1,
+        low=0,
+        high=1,
+        tried=(0.1, 0.0, 0.5, 0.9),
+    )
+    cache_ram: int = option(
+        "-cram, --cache-ram",
+        "what the prompt cache in host memory may take; 0 is none, -1 has no limit",
+        default=8192,
+        low=-1,
+        high=MOST,
+        unit="MiB",
+        tried=(8192, 1, 0, -1),
+    )
+    cache_reuse: int = option(
+        "--cache-reuse",
+        "the least length of a moved chunk that is kept; 0 moves none",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        tried=(0, 4, 16),
+    )
+    context_shift: bool = option(
+        "--context-shift",
+        "drop old tokens where the context is full, instead of ending the reply",
+        default=False,
+        tried=(False, True),
+    )
+    cache_idle_slots: bool = option(
+        "--cache-idle-slots",
+        "park idle slots in the prompt cache when a request starts",
+        default=True,
+        tried=(True, False),
+    )
+    swa_full: bool = option(
+        "--swa-full",
+        "give window layers as many cells as the others",
+        default=False,
+        tried=(False, True),
+    )
+    cache_prompt: bool = option(
+        "--cache-prompt",
+        "reuse what a slot holds; a request may say otherwise",
+        default=True,
+    )
+    cont_batching: bool = option(
+        "-cb, --cont-batching",
+        "read new prompts while other slots generate",
+        default=True,
+    )
+    keep: int = option(
+        "--keep",
+        "tokens at the start that a context shift spares; -1 spares the whole prompt",
+        default=0,
+        low=-1,
+        high=MOST,
+        unit="tokens",
+    )
+    predict: int = option(
+        "-n, --predict",
+        "the most tokens of a reply, where the request does not say; -1 has no limit",
+        default=-1,
+        low=-1,
+        high=MOST,
+        unit="tokens",
+    )
+    ignore_eos: bool = option(
+        # workloads are played with it; the toy vocabulary ends at 2 and 260
+        "--ignore-eos",
+        "a reply does not end at the end-of-text token (the real server's default is off)",
+        default=True,
+    )
+    chat_template: str = option(
+        "--chat-template",
+        "how messages become tokens",
+        default="chatml",
+        choices=tuple(TEMPLATES),
+    )
+    spec_type: SpecType = option(
+        "--spec-type",
+        "what drafts tokens: the model's own MTP head, or a second model",
+        default="none",
+        choices=("none", "draft-mtp", "draft-simple"),
+        since="b9538",
+    )
+    spec_draft_n_max: int = option(
+        "--spec-draft-n-max", "the most tokens of a draft", default=3, low=0, high=64, since="b9538"
+    )
+    spec_draft_n_min: int = option(
+        "--spec-draft-n-min",
+        "a shorter draft is not used",
+        default=0,
+        low=0,
+        high=64,
+        since="b9538",
+    )
+    model_draft: object = option(
+        "-md, --model-draft",
+        "the second model of spec_type 'draft-simple': the name of a preset",
+        default=None,
+        kind="any",
+        since="b9538",
+        may_be_silent=True,
+    )
+
+    def __post_init__(self) -> None:
+        """A server has at least one slot."""
+        if self.parallel == 0:
+            msg = "option 'parallel' is 0; write a number of slots, or -1 for the automatic four"
+            raise OptionError(msg)
 
     @property
     def n_parallel(self) -> int:
@@ -85,82 +258,53 @@ def _round_up(count: int) -> int:
     return -(-count // CONTEXT_STEP) * CONTEXT_STEP
 
 
-_RANGES: Final[Mapping[str, tuple[int, int]]] = {
-    "parallel": (-1, 256),
-    "kv_unified_per_slot": (0, 1 << 24),
-    "ctx_size": (1, 1 << 24),
-    "batch_size": (1, 1 << 24),
-    "ubatch_size": (0, 1 << 24),
-    "cache_reuse": (0, 1 << 24),
-    "cache_ram": (-1, 1 << 24),
-    "ctx_checkpoints": (0, 1 << 16),
-    "checkpoint_min_step": (0, 1 << 24),
-    "checkpoint_every_nt": (-1, 1 << 24),
-    "keep": (-1, 1 << 24),
-    "predict": (-1, 1 << 24),
-    "spec_draft_n_max": (0, 64),
-    "spec_draft_n_min": (0, 64),
-}
-
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "chat_template": tuple(TEMPLATES),
-    "spec_type": ("none", "draft-mtp", "draft-simple"),
-}
-
-_KNOWN: Final = {each.name: each.default for each in fields(Options)}
-
-
-def read_options(
-    given: Mapping[str, Any],
-    *,
-    release: str,
-    defaults: Mapping[str, Any],
-    had_by: Mapping[str, tuple[str, ...]],
-) -> Options:
-    """Check what was handed in against what the release has, and fill in its defaults.
-
-    `had_by` names, for every option that not all releases have, those that have it.
-    """
-    for name, value in given.items():
-        check_name(name, release, had_by)
-        _check_value(name, value)
-    options = Options(**(dict(defaults) | dict(given)))
-    if options.parallel == 0:
-        msg = "option 'parallel' is 0; write a number of slots, or -1 for the automatic four"
-        raise OptionError(msg)
-    return options
-
-
-def check_name(name: str, release: str, had_by: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse an option that does not exist, or not in this release."""
-    if name not in _KNOWN and name not in had_by:
-        near = get_close_matches(name.replace("-", "_").lstrip("_"), _KNOWN, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_KNOWN))}"
-        msg = f"llama.cpp@{release} has no option {name!r}; {hint}"
-        raise OptionError(msg)
-    if name in had_by and release not in had_by[name]:
-        msg = (
-            f"llama.cpp@{release} has no option {name!r}; the releases that have it are "
-            f"{', '.join(had_by[name])}"
-        )
-        raise OptionError(msg)
-
-
-def _check_value(name: str, value: Any) -> None:  # noqa: ANN401 - whatever a file holds
-    default = _KNOWN[name]
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise OptionError(_wrong(name, value, "true or false"))
-    elif isinstance(default, int):
-        low, high = _RANGES[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise OptionError(_wrong(name, value, f"a whole number from {low} to {high}"))
-    elif isinstance(default, float):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise OptionError(_wrong(name, value, "a number from 0 to 1"))
-    elif value not in _CHOICES[name]:
-        raise OptionError(_wrong(name, value, "one of " + ", ".join(_CHOICES[name])))
-
-
-def _wrong(name: str, value: object, want: str) -> str:
-    return f"option {name!r} is {value!r}; write {want}"
+FIELDS: Final = (
+    Option(
+        name="n_keep",
+        kind="whole number",
+        low=-1,
+        high=MOST,
+        unit="tokens",
+        about="as the flag --keep, for one request",
+    ),
+    Option(
+        name="n_discard",
+        kind="whole number",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        about="what a context shift drops; 0: half of what --keep does not spare",
+    ),
+    Option(
+        name="n_cache_reuse",
+        kind="whole number",
+        low=0,
+        high=MOST,
+        unit="tokens",
+        about="as the flag --cache-reuse, for one request",
+    ),
+    Option(
+        name="ignore_eos",
+        kind="yes or no",
+        about="as the flag --ignore-eos, for one request",
+    ),
+    Option(
+        name="prompt_string",
+        kind="yes or no",
+        about="the prompt is sent as a text, which may be empty, instead of token ids",
+    ),
+    Option(
+        name="message_delimiters",
+        kind="any",
+        about="by which token texts messages begin, as tables with 'role' and 'delimiter'",
+        since="b11549",  # #24176
+    ),
+    Option(
+        name="message_spans",
+        kind="any",
+        about="where messages begin, as tables with 'role' and 'start'; offsets are cachesim's own",
+        since="b9538",  # #22929
+    ),
+)
+"""Further fields of a request."""

@@ -1,10 +1,13 @@
-"""The releases and patches of llama-server that are known, each as a value of rules."""
+"""The releases and patches of llama-server that are known, each as a value of rules.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+A release is one entry of `RELEASES`, a patch one of `PATCHES`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
+from cachesim.engines.family import Package, Patch, Release
 from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.rules import (
     CheckpointRules,
@@ -15,8 +18,6 @@ from cachesim.engines.llamacpp.rules import (
     ServerRules,
     SlotRules,
 )
-from cachesim.engines.profile import Profile
-from cachesim.errors import ProfileError
 from cachesim.units import Count
 
 B9093: Final = ServerRules(
@@ -117,37 +118,44 @@ B11549: Final = replace(
 )
 """October 2026; the cache rules are those of b11434."""
 
-RELEASES: Final[Mapping[str, ServerRules]] = {"b9093": B9093, "b9538": B9538, "b11549": B11549}
+RELEASES: Final[tuple[Release[ServerRules], ...]] = (
+    Release(
+        name="b9093",
+        about="May 2026; has the cache rules of b9094",
+        rules=B9093,
+        date="2026-05",
+        upstream="b9094",
+        aliases=("b9094",),
+        package=Package(name="xllamacpp", version="2026.5.9093"),
+    ),
+    Release(
+        name="b9538",
+        about="June 2026; has the cache rules of b9509",
+        rules=B9538,
+        date="2026-06",
+        upstream="b9509",
+        aliases=("b9509",),
+        package=Package(name="xllamacpp", version="2026.6.9538"),
+    ),
+    Release(
+        name="b11549",
+        about="October 2026; has the cache rules of b11434",
+        rules=B11549,
+        date="2026-10",
+        upstream="b11434",
+        aliases=("b11434",),
+        package=Package(name="xllamacpp", version="2026.10.11549"),
+    ),
+)
+"""The releases, oldest first."""
 
-ALL: Final = tuple(RELEASES)
-SINCE_JUNE: Final = ("b9538", "b11549")
-
-HAD_BY: Final[Mapping[str, tuple[str, ...]]] = {
-    "checkpoint_every_nt": ("b9093",),
-    "checkpoint_min_step": SINCE_JUNE,
-    "kv_unified_per_slot": ("b11549",),
-    "spec_type": SINCE_JUNE,
-    "spec_draft_n_max": SINCE_JUNE,
-    "spec_draft_n_min": SINCE_JUNE,
-    "model_draft": SINCE_JUNE,
-}
-"""Options that only some releases have."""
-
-DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "b9093": {},
-    "b9538": {"checkpoint_min_step": 256},
-    "b11549": {"checkpoint_min_step": 8192},
-}
-"""Defaults in which the releases differ."""
+ALL: Final = tuple(each.name for each in RELEASES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """A proposed or foreign change, laid over a release."""
-
-    about: str
-    fits: tuple[str, ...]
-    lay: Callable[[ServerRules], ServerRules]
+def _since(first: str, last: str = "") -> tuple[str, ...]:
+    """The releases from one on, up to another where one is named."""
+    end = ALL.index(last) + 1 if last else len(ALL)
+    return ALL[ALL.index(first) : end]
 
 
 def _reuse(**fields: Any) -> Callable[[ServerRules], ServerRules]:  # noqa: ANN401 - rule fields
@@ -198,79 +206,74 @@ def _no_minimum(rules: ServerRules) -> ServerRules:
     )
 
 
-PATCHES: Final[Mapping[str, Patch]] = {
-    "24035": Patch(
+PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
+    Patch(
+        name="24035",
+        pull=24035,
         about="checkpoints know where they end; none beyond the common prefix is used or kept",
-        fits=SINCE_JUNE,
+        fits=_since("b9538"),
         lay=_reuse(exact_search="pos_end", erasure="pos_end"),
     ),
-    "24035-lcp": Patch(
+    Patch(
+        name="24035-lcp",
+        pull=24035,
         about="the later form of 24035: the longest checkpoint inside the common prefix is used",
-        fits=SINCE_JUNE,
+        fits=_since("b9538"),
         lay=_longest_prefix,
     ),
-    "24143": Patch(
+    Patch(
+        name="24143",
+        pull=24143,
         about="a conversation loaded from the prompt cache stays in it",
         fits=ALL,
         lay=_keep_loaded,
     ),
-    "24411": Patch(
+    Patch(
+        name="24411",
+        pull=24411,
         about="a checkpoint that ends beyond the next position is not restored",
-        fits=("b9093", "b9538"),
+        fits=_since("b9093", "b9538"),
         lay=_reuse(search_limit="beyond"),
     ),
-    "24891": Patch(
+    Patch(
+        name="24891",
+        pull=24891,
         about="only checkpoints beyond the whole prompt are erased; a refused cut is a warning",
-        fits=SINCE_JUNE,
+        fits=_since("b9538"),
         lay=_reuse(erasure="prompt", seq_rm_failure="warn"),
     ),
-    "25592": Patch(
+    Patch(
+        name="25592",
+        pull=25592,
         about="a recurrent state is restored only at its exact position inside the common prefix",
-        fits=SINCE_JUNE,
+        fits=_since("b9538"),
         lay=_exact_position,
     ),
-    "22384": Patch(
+    Patch(
+        name="22384",
+        pull=22384,
         about="recurrent checkpoints are accepted by where they end, and made from 4 tokens on",
-        fits=("b9093",),
+        fits=_since("b9093", "b9093"),
         lay=_short_prompts,
     ),
-    "20428": Patch(
+    Patch(
+        name="20428",
+        pull=20428,
         about="recurrent checkpoints for prompts of any length; a refused cut goes back to one",
-        fits=("b9093",),
+        fits=_since("b9093", "b9093"),
         lay=_no_minimum,
     ),
-    "erase-equal": Patch(
+    Patch(
+        name="erase-equal",
         about="a checkpoint whose last token lies exactly at the next position is erased too",
         fits=ALL,
         lay=_reuse(erasure="equal"),
     ),
-    "search-read-again": Patch(
+    Patch(
+        name="search-read-again",
         about="as 24411, and none is restored that ends behind a last token to be read again",
         fits=ALL,
         lay=_reuse(search_limit="read-again"),
     ),
-}
-"""Patches by the number of their pull request at ggml-org/llama.cpp; names are our own."""
-
-
-def rules_of(profile: Profile) -> ServerRules:
-    """The rules of a release with its patches laid over it, in order."""
-    rules = RELEASES.get(profile.release)
-    if rules is None:
-        msg = f"there is no llama.cpp release {profile.release!r}; there are {', '.join(RELEASES)}"
-        raise ProfileError(msg)
-    for name in profile.patches:
-        patch = PATCHES.get(name)
-        if patch is None:
-            near = get_close_matches(name, PATCHES, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PATCHES)}"
-            msg = f"there is no llama.cpp patch {name!r}; {hint}"
-            raise ProfileError(msg)
-        if profile.release not in patch.fits:
-            msg = (
-                f"patch {name!r} does not fit llama.cpp@{profile.release}; "
-                f"it fits {', '.join(patch.fits)}"
-            )
-            raise ProfileError(msg)
-        rules = patch.lay(rules)
-    return rules
+)
+"""Numbered patches are pull requests at ggml-org/llama.cpp; names are our own."""

@@ -1,12 +1,11 @@
 """From a request to a task: the fields of the HTTP call, checked."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
-from cachesim.engines.base import Message, Request, Ticket
+from cachesim.engines.base import Request, Ticket
 from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.llamacpp.rules import Placement
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.spans import Start, message_starts, user_starts
 from cachesim.engines.llamacpp.task import Task, TaskParams
@@ -14,51 +13,38 @@ from cachesim.engines.rope import as_rope
 from cachesim.errors import OptionError, TokenError
 from cachesim.units import Pos, Token, Tokens
 
-FIELDS: Final[tuple[str, ...]] = (
-    "n_keep",
-    "n_discard",
-    "n_cache_reuse",
-    "ignore_eos",
-    "message_delimiters",
-    "message_spans",
-    "prompt_string",
-)
-
-KNOWS: Final[Mapping[str, tuple[Placement, ...]]] = {
-    "message_delimiters": ("user-starts",),  # #24176
-    "message_spans": ("last-user", "user-starts"),  # #22929; offsets are ours for token prompts
-}
 ASSISTANT: Final = "assistant"
 SPACE: Final = "\u2581"
 """What the tokenizer of the toy models reads a space as: three bytes."""
 
-HAD_BY: Final = {"message_delimiters": "b11549", "message_spans": "b9538, b11549"}
 
-
-def to_task(request: Request, *, number: int, ticket: Ticket, server: ServerContext) -> Task:
-    """Read a completion request as the HTTP side does."""
+def to_task(
+    request: Request,
+    fields: Mapping[str, Any],
+    *,
+    number: int,
+    ticket: Ticket,
+    server: ServerContext,
+) -> Task:
+    """Read a completion request as the HTTP side does; `fields` are its further ones, checked."""
     options = server.options
     _check_counts(request)
-    fields = dict(request.options or {})
-    for name in fields:
-        _check_field(name, server.rules.checkpoints.placement)
     prompt: Tokens = request.prompt
     starts: tuple[Start, ...] = ()
     if request.messages:
         prompt, starts = _chat_prompt(request, server)
     check_tokens(request, prompt, server.network.spec.vocabulary)
-    _flag(fields, "prompt_string", default=False)
     if server.rules.checkpoints.placement == "every":
         starts = ()
     starts = (*starts, *message_starts(prompt, fields))
     users = sorted(user_starts(starts))
     params = TaskParams(
         n_predict=request.predict,
-        n_keep=_whole(fields, "n_keep", options.keep, least=-1),
-        n_discard=_whole(fields, "n_discard", 0, least=0),
-        n_cache_reuse=_whole(fields, "n_cache_reuse", options.cache_reuse, least=0),
+        n_keep=fields.get("n_keep", options.keep),
+        n_discard=fields.get("n_discard", 0),
+        n_cache_reuse=fields.get("n_cache_reuse", options.cache_reuse),
         cache_prompt=request.cache_prompt and options.cache_prompt,
-        ignore_eos=_flag(fields, "ignore_eos", default=options.ignore_eos),
+        ignore_eos=fields.get("ignore_eos", options.ignore_eos),
         reply=request.reply,
         drafts=request.drafts,
         user_starts=frozenset(users),
@@ -149,30 +135,3 @@ def _chat_prompt(request: Request, server: ServerContext) -> tuple[Tokens, tuple
         )
         raise TokenError(msg)
     return prompt, starts
-
-
-def _check_field(name: str, placement: Placement) -> None:
-    if name not in FIELDS:
-        near = get_close_matches(name, FIELDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FIELDS)}"
-        msg = f"a llama.cpp request has no field {name!r}; {hint}"
-        raise OptionError(msg)
-    if placement not in KNOWS.get(name, (placement,)):
-        msg = f"this release has no request field {name!r}; the releases that have it are "
-        raise OptionError(msg + HAD_BY[name])
-
-
-def _flag(fields: Mapping[str, Any], name: str, *, default: bool) -> bool:
-    value = fields.get(name, default)
-    if not isinstance(value, bool):
-        msg = f"request field {name!r} is {value!r}; write true or false"
-        raise OptionError(msg)
-    return value
-
-
-def _whole(fields: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
-    value = fields.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        msg = f"request field {name!r} is {value!r}; write a whole number from {least} on"
-        raise OptionError(msg)
-    return value

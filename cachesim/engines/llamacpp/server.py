@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cachesim.engines.base import ByteStore, Engine, Message, Reply, Request, Ticket
+from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
+from cachesim.engines.family import Family
 from cachesim.engines.held import Held
 from cachesim.engines.llamacpp.batching import (
     Failure,
@@ -17,11 +19,14 @@ from cachesim.engines.llamacpp.batching import (
 )
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.forced import pass_over_replies
 from cachesim.engines.llamacpp.generation import sample_slots
 from cachesim.engines.llamacpp.held import held
 from cachesim.engines.llamacpp.integrity import check_integrity
+from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.requests import render_chat, to_task, why_refused
+from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
 from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
@@ -54,11 +59,13 @@ class LlamaCpp(Engine):
         network: Network,
         options: Mapping[str, Any],
         store: ByteStore | None = None,
+        family: Family[ServerRules, Options] = FAMILY,
     ) -> None:
         self.profile = profile
         self.network = network
         self._store = store
-        self._server = open_server(profile, network, options)
+        self._family = family
+        self._server = open_server(family.rules(profile), network, family.read(profile, options))
 
     @property
     def events(self) -> Sequence[Event]:
@@ -74,7 +81,8 @@ class LlamaCpp(Engine):
         """Queue a completion; with several completions, their tasks wait as one."""
         server = self._server
         ticket = Ticket(server.next_task)  # a ticket is the number of its first task
-        task = to_task(request, number=server.next_task, ticket=ticket, server=server)
+        fields = self._family.read_fields(self.profile, request.options or {})
+        task = to_task(request, fields, number=server.next_task, ticket=ticket, server=server)
         server.next_task += request.completions
         message = why_refused(request, task, server)
         if message:

@@ -5,12 +5,14 @@ from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family
 from cachesim.engines.held import Held
 from cachesim.engines.mlx_lm.events import ModelCalled
 from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import recurrent_rules_of, rules_of
+from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.server.held import held
 from cachesim.engines.mlx_lm.server.integrity import check_books, entries_of
 from cachesim.engines.mlx_lm.server.request import Job, job_of
@@ -30,20 +32,20 @@ class MlxLm(Engine):
         network: Network,
         options: Mapping[str, Any],
         store: ByteStore | None = None,
+        family: Family[MlxRules, MlxOptions] = FAMILY,
     ) -> None:
         del store  # the server saves nothing
         self.profile = profile
         self.network = network
-        rules = rules_of(profile)
-        self.options, self.tokenizer = MlxOptions.read(
-            options, rules.server, vocabulary=network.spec.vocabulary
-        )
+        rules = family.rules(profile)
+        self.options = family.read(profile, options)
+        self.tokenizer = self.options.chat_tokenizer(network.spec.vocabulary)
         traced = network if isinstance(network, Traced) else Traced(network)
         self._events = EventLog()
         self.model = Forward(
             traced if self.options.provenance else network,
             rules.caches,
-            recurrent=recurrent_rules_of(profile, family_of(network.spec)),
+            recurrent=rules.recurrent(family_of(network.spec), profile.release),
             element_bytes=self.options.element_bytes,
             on_call=self._tell_call,
         )

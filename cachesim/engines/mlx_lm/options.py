@@ -1,27 +1,16 @@
 """The options of `mlx_lm.server` that decide what is cached, under upstream's names."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.chat_templates import TEMPLATES
-from cachesim.engines.mlx_lm.server.rules import (
-    COMMON_OPTIONS,
-    SIZE_OPTIONS,
-    STEP_OPTION,
-    ServerRules,
-)
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
+from cachesim.engines.option import MOST_BYTES, option
 from cachesim.errors import OptionError
-from cachesim.model.spec import F16_BYTES
-
-SINCE: Final = {
-    **dict.fromkeys(sorted(COMMON_OPTIONS), "0.30.6"),
-    **dict.fromkeys(sorted(SIZE_OPTIONS | STEP_OPTION), "0.31.0"),
-}
-"""The first release that has an option."""
+from cachesim.model.spec import F16_BYTES, F32_BYTES
 
 TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatTokenizer]]]] = {
     "bytes": (tuple(TEMPLATES), lambda template, _size: ByteTokenizer(template)),
@@ -29,67 +18,105 @@ TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatT
 }
 """Name -> the chat templates it has, and how to build it for a template and a vocabulary."""
 
+MOST: Final = 1 << 24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlxOptions:
     """What the server was started with; the defaults are upstream's.
 
-    `tokenizer` names one of `TOKENIZERS` or is a `ChatTokenizer`; `chat_template` one of its
-    templates. Both, and the element size, are the model's business in the real server.
+    `tokenizer` names one of `TOKENIZERS` or is a `ChatTokenizer`; it and the element size are the
+    model's business in the real server. They are handed in by programs, as is `provenance`.
     """
 
-    prompt_cache_size: int = 10
-    prompt_cache_bytes: int | None = None
-    prefill_step_size: int = 2048
-    prompt_concurrency: int = 8
-    decode_concurrency: int = 32
-    max_tokens: int = 512
-    chat_template: str = "chatml"
-    tokenizer: "str | ChatTokenizer" = "bytes"
-    element_bytes: int = F16_BYTES  # of a key or value: 4 for a model in float32
-    provenance: bool = True  # write down which tokens every state has folded in
+    prompt_cache_size: int = option(
+        "--prompt-cache-size",
+        "the most conversations that are stored",
+        default=10,
+        low=0,
+        high=MOST,
+        unit="entries",
+        since="after-906",
+        tried=(10, 3, 1),
+    )
+    prompt_cache_bytes: int | None = option(
+        "--prompt-cache-bytes",
+        "what stored conversations may take; silent: no limit",
+        default=None,
+        kind="size",
+        low=0,
+        high=MOST_BYTES,
+        unit="bytes",
+        since="after-906",
+        may_be_silent=True,
+    )
+    prefill_step_size: int = option(
+        "--prefill-step-size",
+        "the most tokens of one prefill step",
+        default=2048,
+        low=1,
+        high=MOST,
+        unit="tokens",
+        since="0.31.0",
+        tried=(2048, 64, 16),
+    )
+    prompt_concurrency: int = option(
+        "--prompt-concurrency",
+        "the most prompts that are read together",
+        default=8,
+        low=1,
+        high=MOST,
+        unit="prompts",
+        tried=(8, 2, 1),
+    )
+    decode_concurrency: int = option(
+        "--decode-concurrency",
+        "the most replies that are generated together",
+        default=32,
+        low=1,
+        high=MOST,
+        unit="replies",
+        tried=(32, 2, 1),
+    )
+    max_tokens: int = option(
+        "--max-tokens",
+        "the most tokens of a reply, where the request does not say",
+        default=512,
+        low=1,
+        high=MOST,
+        unit="tokens",
+    )
+    chat_template: str = option(
+        "--chat-template",
+        "how messages become tokens",
+        default="chatml",
+        kind="text",  # which there are depends on the tokenizer
+        choices=tuple(TEMPLATES),
+    )
+    tokenizer: object = option(default="bytes", kind="any", internal=True)
+    element_bytes: int = option(  # of a key or value: 4 for a model in float32
+        default=F16_BYTES, low=F16_BYTES, high=F32_BYTES, internal=True
+    )
+    provenance: bool = option(
+        default=True, internal=True
+    )  # write down what every state has folded in
 
-    @classmethod
-    def read(
-        cls, given: Mapping[str, Any], rules: ServerRules, *, vocabulary: int
-    ) -> "tuple[MlxOptions, ChatTokenizer]":
-        """Check what a user asked for against what the release has."""
-        known = {each.name for each in fields(cls)}
-        for name, value in given.items():
-            if name not in known:
-                msg = f"mlx-lm's server has no option {name!r}; it has {', '.join(sorted(known))}"
+    def chat_tokenizer(self, vocabulary: int) -> ChatTokenizer:
+        """The tokenizer that was asked for, with its chat template."""
+        if not isinstance(self.tokenizer, str):
+            if not isinstance(self.tokenizer, ChatTokenizer):
+                msg = f"option 'tokenizer' is {self.tokenizer!r}; write {' or '.join(TOKENIZERS)}"
                 raise OptionError(msg)
-            if name in SINCE and name not in rules.options:
-                msg = f"this release has no option {name!r}: it came with {SINCE[name]}"
-                raise OptionError(msg)
-            _check_number(name, value)
-        options = cls(**given)
-        return options, _tokenizer(options, vocabulary)
-
-
-def _check_number(name: str, value: object) -> None:
-    if name in {"chat_template", "tokenizer", "provenance"} or (
-        name == "prompt_cache_bytes" and value is None
-    ):
-        return
-    least = 0 if name in SIZE_OPTIONS else 1
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        msg = f"option {name!r} is {value!r}: write an integer that is at least {least}"
-        raise OptionError(msg)
-
-
-def _tokenizer(options: MlxOptions, vocabulary: int) -> ChatTokenizer:
-    if not isinstance(options.tokenizer, str):
-        return options.tokenizer
-    if options.tokenizer not in TOKENIZERS:
-        known = ", ".join(TOKENIZERS)
-        msg = f"there is no tokenizer {options.tokenizer!r}; there are {known}"
-        raise OptionError(msg)
-    templates, build = TOKENIZERS[options.tokenizer]
-    if options.chat_template not in templates:
-        msg = (
-            f"the tokenizer {options.tokenizer!r} has no chat template {options.chat_template!r}; "
-            f"it has {', '.join(templates)}"
-        )
-        raise OptionError(msg)
-    return build(options.chat_template, vocabulary)
+            return self.tokenizer
+        if self.tokenizer not in TOKENIZERS:
+            known = ", ".join(TOKENIZERS)
+            msg = f"there is no tokenizer {self.tokenizer!r}; there are {known}"
+            raise OptionError(msg)
+        templates, build = TOKENIZERS[self.tokenizer]
+        if self.chat_template not in templates:
+            msg = (
+                f"option 'chat_template' is {self.chat_template!r}; "
+                f"write one of {', '.join(templates)}"
+            )
+            raise OptionError(msg)
+        return build(self.chat_template, vocabulary)

@@ -1,19 +1,32 @@
-"""Which rules each release and patch of mlx-lm stands for."""
+"""Which rules each release and patch of mlx-lm stands for.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+A release is one entry of `RELEASES`, a patch one of `PATCHES`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from cachesim.engines.family import Package, Patch, Release
 from cachesim.engines.mlx_lm.families import ModelFamily, RecurrentRules
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
-from cachesim.engines.mlx_lm.server.rules import (
-    SERVER_PATCHES,
-    SERVER_RELEASES,
-    ServerRules,
-    patched,
-)
-from cachesim.engines.profile import Profile
-from cachesim.errors import ProfileError
+from cachesim.engines.mlx_lm.server.rules import ServerRules, SnapshotRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlxRules:
+    """All rules of one profile."""
+
+    caches: CacheRules
+    store: StoreRules
+    server: ServerRules
+    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What patches do to the layers of a model class."""
+
+    def recurrent(self, family: ModelFamily, release: str) -> RecurrentRules:
+        """What a model class does with padding at a release, with the patches laid over it."""
+        return replace(family.rules_at(release, ALL), **self.classes.get(family.name, {}))
+
 
 _C_0_30_7: Final = CacheRules(
     state_form="sliced",
@@ -57,19 +70,7 @@ _C_0_31_3: Final = replace(
     arrays_merge_of_empties="zero-padded",
     batch_extend="own-side",
 )
-
-CACHE_RELEASES: Final[Mapping[str, CacheRules]] = {
-    "0.30.7": _C_0_30_7,
-    "after-906": _C_AFTER_906,
-    "0.31.0": _C_0_31_1,
-    "0.31.1": _C_0_31_1,
-    "0.31.1-main": _C_0_31_1,
-    "after-1019": _C_0_31_1,
-    "0.31.2": _C_0_31_2,
-    "0.31.3": _C_0_31_3,
-    "0.32.2": CacheRules(),
-}
-"""The layer caches of each release."""
+_C_0_32_2: Final = CacheRules()
 
 _G0: Final = StoreRules(
     consumes=True,
@@ -94,75 +95,237 @@ _G2: Final = replace(
 _G3: Final = StoreRules(
     prunes="all-but-nearest", empty_query_is_exact=True, passes_empty_queues=False
 )
+_G4: Final = StoreRules()
 
-STORE_RELEASES: Final[Mapping[str, StoreRules]] = {
-    "0.30.7": _G0,
-    "after-906": _G1,
-    "0.31.0": _G2,
-    "0.31.1": _G2,
-    "0.31.1-main": _G2,
-    "after-1019": _G3,
-    "0.31.2": StoreRules(),
-    "0.31.3": StoreRules(),
-    "0.32.2": StoreRules(),
-}
-"""The store of each release."""
-
-ON_923: Final = ("923", "929", "929.1", "929.2", "929.3")
-"""#929 stands on #923, so each of its mends brings that along."""
-
-CACHE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
-    **{patch: {"bytes_skip_missing_slots": True} for patch in ON_923},
-    "999": {"rotating_unrolls_on_trim": True},
-    "ring-mask": {"ring_mask_counts_rows": True},
-    "1253": {"arrays_trim_resets": True},
-    "1254": {"arrays_trim_resets": True},
-}
-STORE_PATCHES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "999": {"checks_trimmed": True, "prunes": "within-size"},
-    "1186": {"reuses_untrimmed": True},
-}
+_R0_30_7: Final = ServerRules(reports_cached=False)
+_AFTER_906: Final = replace(_R0_30_7, reports_cached=True)
+_R0_31_0: Final = replace(_AFTER_906, checkpoint=True, binds_late=True)
+_R0_31_1: Final = replace(_R0_31_0, binds_late=False)
+_R0_31_2: Final = replace(
+    _R0_31_1,
+    segments=True,
+    checkpoint=False,
+    stop_words_end_generation=True,
+)
+_R0_32_2: Final = replace(_R0_31_2, refuses_empty_prompts=True, when_dead="refused")
 
 
-FAMILY_PATCHES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-    "1908": {"granitemoehybrid": {"scan_at_lengths": True}},
-}
-"""What a change does to the layers of a model class."""
+def _wheel(version: str, runtime: str) -> Package:
+    """A release on the package index; the older ones need the older array runtime."""
+    return Package(name="mlx-lm", version=version, beside=(f"mlx[cpu]=={runtime}",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlxRules:
-    """All rules of one profile."""
+RELEASES: Final[tuple[Release[MlxRules], ...]] = (
+    Release(
+        name="0.30.7",
+        about="no checkpoints",
+        rules=MlxRules(caches=_C_0_30_7, store=_G0, server=_R0_30_7),
+        date="2026-02-12",
+        upstream="v0.30.7",
+        package=_wheel("0.30.7", "0.30.6"),
+    ),
+    Release(
+        name="after-906",
+        about="main after #906, on which #923 stands",
+        rules=MlxRules(caches=_C_AFTER_906, store=_G1, server=_AFTER_906),
+        date="2026-02",
+        upstream="main after #906",
+    ),
+    Release(
+        name="0.31.0",
+        about="one checkpoint per request (#911)",
+        rules=MlxRules(caches=_C_0_31_1, store=_G2, server=_R0_31_0),
+        date="2026-03-06",
+        upstream="v0.31.0",
+    ),
+    Release(
+        name="0.31.1",
+        about="one checkpoint per request (#911)",
+        rules=MlxRules(caches=_C_0_31_1, store=_G2, server=_R0_31_1),
+        date="2026-03-11",
+        upstream="v0.31.1",
+        package=_wheel("0.31.1", "0.30.6"),
+    ),
+    Release(
+        name="0.31.1-main",
+        about="main after 0.31.1, on which #1006 stands",
+        rules=MlxRules(caches=_C_0_31_1, store=_G2, server=_R0_31_1),
+        date="2026-03",
+        upstream="main after v0.31.1",
+    ),
+    Release(
+        name="after-1019",
+        about="main after #1019",
+        rules=MlxRules(caches=_C_0_31_1, store=_G3, server=_R0_31_1),
+        date="2026-03",
+        upstream="main after #1019",
+    ),
+    Release(
+        name="0.31.2",
+        about="segments (#1072)",
+        rules=MlxRules(caches=_C_0_31_2, store=_G4, server=_R0_31_2),
+        date="2026-04-06",
+        upstream="v0.31.2",
+    ),
+    Release(
+        name="0.31.3",
+        about="segments (#1072)",
+        rules=MlxRules(caches=_C_0_31_3, store=_G4, server=_R0_31_2),
+        date="2026-04-22",
+        upstream="v0.31.3",
+        package=_wheel("0.31.3", "0.32.4"),
+    ),
+    Release(
+        name="0.32.2",
+        about="segments; empty prompts refused",
+        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
+        date="2026-08",
+        upstream="v0.32.2",
+        package=_wheel("0.32.2", "0.32.4"),
+    ),
+)
+"""The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
-    caches: CacheRules
-    store: StoreRules
-    server: ServerRules
+ALL: Final = tuple(each.name for each in RELEASES)
+SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.2")
 
 
-def recurrent_rules_of(profile: Profile, family: ModelFamily) -> RecurrentRules:
-    """What a model class does with padding at a release, with the patches laid over it."""
-    rules = family.rules_at(profile.release, tuple(CACHE_RELEASES))
-    for patch in profile.patches:
-        rules = replace(rules, **FAMILY_PATCHES.get(patch, {}).get(family.name, {}))
-    return rules
+def _lay(
+    *,
+    caches: Mapping[str, Any] | None = None,
+    store: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
+    snapshots: Mapping[str, Any] | None = None,
+    classes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Callable[[MlxRules], MlxRules]:
+    """A patch as the fields it sets; #929's fixes are changes to #923's snapshots, and add up."""
+
+    def lay(rules: MlxRules) -> MlxRules:
+        serving = replace(rules.server, **(server or {}))
+        if snapshots is not None:
+            taken = replace(serving.snapshots or SnapshotRules(), **snapshots)
+            serving = replace(serving, snapshots=taken)
+        return MlxRules(
+            caches=replace(rules.caches, **(caches or {})),
+            store=replace(rules.store, **(store or {})),
+            server=serving,
+            classes={**rules.classes, **(classes or {})},
+        )
+
+    return lay
 
 
-def rules_of(profile: Profile) -> MlxRules:
-    """The release's rules with the patches laid over them, in order."""
-    if profile.release not in CACHE_RELEASES:
-        known = ", ".join(CACHE_RELEASES)
-        msg = f"there is no mlx-lm release {profile.release!r}; there are {known}"
-        raise ProfileError(msg)
-    caches = CACHE_RELEASES[profile.release]
-    store = STORE_RELEASES[profile.release]
-    server = SERVER_RELEASES[profile.release]
-    for patch in profile.patches:
-        tables = (CACHE_PATCHES, STORE_PATCHES, SERVER_PATCHES, FAMILY_PATCHES)
-        if not any(patch in table for table in tables):
-            known = ", ".join(sorted({name for table in tables for name in table}))
-            msg = f"there is no patch {patch!r} of mlx-lm; there are {known}"
-            raise ProfileError(msg)
-        caches = replace(caches, **CACHE_PATCHES.get(patch, {}))
-        store = replace(store, **STORE_PATCHES.get(patch, {}))
-        server = patched(server, patch)
-    return MlxRules(caches=caches, store=store, server=server)
+_ON_923: Final = {"bytes_skip_missing_slots": True}
+_FIXES_929: Final = (
+    "always_the_last_boundary",
+    "boundary_after_every_message",
+    "trims_each_layer_it_can",
+)
+_AT_LAST_USER: Final = {"checkpoint_at_last_user": True}
+
+PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
+    Patch(
+        name="923",
+        pull=923,
+        about="snapshots at message boundaries",
+        fits=("after-906",),
+        lay=_lay(caches=_ON_923, snapshots={}),
+    ),
+    Patch(
+        name="929",
+        pull=929,
+        about="#923 with all three fixes of #929",
+        fits=("after-906",),
+        lay=_lay(caches=_ON_923, snapshots=dict.fromkeys(_FIXES_929, True)),
+    ),
+    Patch(
+        name="929.1",
+        pull=929,
+        about="#923 with the first fix: always a snapshot at the last boundary",
+        fits=("after-906",),
+        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[0]: True}),
+    ),
+    Patch(
+        name="929.2",
+        pull=929,
+        about="#923 with the second fix: a boundary after every message",
+        fits=("after-906",),
+        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[1]: True}),
+    ),
+    Patch(
+        name="929.3",
+        pull=929,
+        about="#923 with the third fix: each layer is trimmed that can be",
+        fits=("after-906",),
+        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[2]: True}),
+    ),
+    Patch(
+        name="999",
+        pull=999,
+        about="rotating caches unroll when they are trimmed",
+        fits=("0.31.1-main",),
+        lay=_lay(
+            caches={"rotating_unrolls_on_trim": True},
+            store={"checks_trimmed": True, "prunes": "within-size"},
+        ),
+    ),
+    Patch(
+        name="1006.1",
+        pull=1006,
+        about="checkpoint before the last user message, first commit",
+        fits=("0.31.1-main",),
+        lay=_lay(server=_AT_LAST_USER),
+    ),
+    Patch(
+        name="1006.2",
+        pull=1006,
+        about="the same, second commit: padded tails",
+        fits=("0.31.1-main",),
+        lay=_lay(server=_AT_LAST_USER | {"tails": "padded"}),
+    ),
+    Patch(
+        name="1006",
+        pull=1006,
+        about="the same, last commit: a checkpoint at each request's own distance",
+        fits=("0.31.1-main",),
+        lay=_lay(
+            server=_AT_LAST_USER | {"tails": "padded", "checkpoint_only_at_own_distance": True}
+        ),
+    ),
+    Patch(
+        name="1186",
+        pull=1186,
+        about="an untrimmed hybrid cache is reused from the common prefix on",
+        fits=SEGMENTED,
+        lay=_lay(store={"reuses_untrimmed": True}),
+    ),
+    Patch(
+        name="1253",
+        pull=1253,
+        about="a trim resets the recurrent state",
+        fits=SEGMENTED,
+        lay=_lay(caches={"arrays_trim_resets": True}),
+    ),
+    Patch(
+        name="1254",
+        pull=1254,
+        about="a trim resets the recurrent state",
+        fits=SEGMENTED,
+        lay=_lay(caches={"arrays_trim_resets": True}),
+    ),
+    Patch(
+        name="1908",
+        pull=1908,
+        about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
+        fits=("0.31.2", "0.31.3"),
+        lay=_lay(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
+        landed="0.32.2",
+    ),
+    Patch(
+        name="ring-mask",
+        about="the mask on a ring that has turned counts its rows: no padded row loses a token",
+        fits=ALL,
+        lay=_lay(caches={"ring_mask_counts_rows": True}),
+    ),
+)
+"""Numbered patches are pull requests at ml-explore/mlx-lm, with a dot one of several commits."""

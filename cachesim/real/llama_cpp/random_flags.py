@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.model.presets import PRESETS as MODELS
 from cachesim.real.llama_cpp.workload import Release
 
+SINCE: Final[Mapping[str, Release]] = {"hybrid-swa": "b11549", "hybrid-mtp": "b9538"}
+"""Presets that not every release loads, with the first one that does."""
+
 PRESETS: Final[Mapping[str, tuple[Release, ...]]] = {
-    "dense": ("b9093", "b9538", "b11549"),
-    "swa": ("b9093", "b9538", "b11549"),
-    "recurrent": ("b9093", "b9538", "b11549"),
-    "hybrid": ("b9093", "b9538", "b11549"),
-    "hybrid-delta": ("b9093", "b9538", "b11549"),
-    "hybrid-swa": ("b11549",),
-    "hybrid-mtp": ("b9538", "b11549"),
+    preset: tuple(each for each in FAMILY.since(SINCE.get(preset, "")) if each in FAMILY.real())
+    for preset in MODELS
 }
 """Preset -> the releases whose server loads such a model."""
 
@@ -29,17 +29,14 @@ class Choice:
 
     values: tuple[Any, ...]
     often: float
-    releases: tuple[Release, ...] = ("b9093", "b9538", "b11549")
 
 
 CHOICES: Final[Mapping[str, Choice]] = {
     "batch_size": Choice(values=(32, 48, 64, 100, 256, 1024), often=0.65),
     "ubatch_size": Choice(values=(8, 12, 16, 32, 64, 100, 256), often=0.65),
     "ctx_checkpoints": Choice(values=(0, 0, 1, 2, 3, 4, 5, 8), often=0.5),
-    "checkpoint_min_step": Choice(
-        values=(0, 1, 16, 64, 200, 256), often=0.5, releases=("b9538", "b11549")
-    ),
-    "checkpoint_every_nt": Choice(values=(-1, 16, 40, 100), often=0.3, releases=("b9093",)),
+    "checkpoint_min_step": Choice(values=(0, 1, 16, 64, 200, 256), often=0.5),
+    "checkpoint_every_nt": Choice(values=(-1, 16, 40, 100), often=0.3),
     "slot_prompt_similarity": Choice(values=(0.0, 0.0, 0.5, 0.9, 1.0), often=0.5),
     "cache_ram": Choice(values=(0, 0, 1, 2, 3, -1), often=0.3),
     "cache_reuse": Choice(values=(1, 4, 16), often=0.2),
@@ -58,10 +55,10 @@ def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any
     }
     if rng.random() < (0.1 if options["parallel"] == 1 else 0.45):
         options["kv_unified"] = True
-        if release == "b11549" and rng.random() < 0.15:
+        if _has(release, "kv_unified_per_slot") and rng.random() < 0.15:
             options["kv_unified_per_slot"] = rng.choice((200, 256, 300))
     for flag, choice in CHOICES.items():
-        if release in choice.releases and rng.random() < choice.often:
+        if _has(release, flag) and rng.random() < choice.often:
             options[flag] = rng.choice(choice.values)
     if preset in WINDOWED and rng.random() < 0.2:
         options["swa_full"] = True
@@ -70,6 +67,10 @@ def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any
         if rng.random() < 0.5:
             options["spec_draft_n_max"] = rng.choice((1, 2, 4, 5))
     return options
+
+
+def _has(release: Release, flag: str) -> bool:
+    return release in FAMILY.having(FAMILY.option(flag))
 
 
 def draw_preset(rng: Random, *, release: Release, presets: tuple[str, ...]) -> tuple[str, int]:

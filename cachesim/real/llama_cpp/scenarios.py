@@ -7,14 +7,15 @@ from tempfile import TemporaryDirectory
 from typing import Final, get_args
 
 from cachesim.engines.base import Engine
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.server import WHEELS, RealServer, as_release
+from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Action, Outcome, Release, Step
 from cachesim.real.llama_cpp.wrong_answers import VOCABULARY, distance
-from cachesim.scenario.checks import DEFAULT_PREDICT, full_profile, step_name
+from cachesim.scenario.checks import DEFAULT_PREDICT, step_name
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
@@ -55,17 +56,6 @@ class StepPlayed:
         return self.real.agrees_with(self.simulated)
 
 
-def releases_of(scenario: Scenario) -> tuple[Release, ...]:
-    """The releases among a scenario's profiles that there is a wheel of, patches left aside."""
-    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
-    named = [each for each in profiles if each.engine == "llama.cpp" and not each.patches]
-    found = tuple(as_release(each.release) for each in named if each.release in WHEELS)
-    if not found:
-        msg = f"{scenario.name}: none of its profiles is an unpatched release with a wheel"
-        raise ScenarioError(msg)
-    return found
-
-
 def play_scenario(scenario: Scenario, release: Release) -> tuple[StepPlayed, ...]:
     """Play a scenario on the real server, and on the simulator with the real replies.
 
@@ -95,7 +85,7 @@ def _steps(
     scenario: Scenario, release: Release, real: RealServer, model: Path
 ) -> Iterator[StepPlayed]:
     engine = Engine.create(
-        Profile("llama.cpp", release),
+        Profile(FAMILY.name, release),
         model=spec_of(scenario.model),
         options=scenario.engine.options,
         arithmetic="ring",

@@ -15,21 +15,14 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from cachesim.errors import ProfileError
-from cachesim.real.environment import Environment
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.real.environment import Environment, package_of
 from cachesim.real.llama_cpp.calls import RealServerError, arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
 from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
 
 Json: TypeAlias = dict[str, Any]
-
-WHEELS: Final[Mapping[Release, str]] = {
-    "b9093": "2026.5.9093",
-    "b9538": "2026.6.9538",
-    "b11549": "2026.10.11549",
-}
-"""Release -> version of the wheel that is that build."""
 
 SILENT, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
@@ -45,17 +38,13 @@ SECONDS_FOR_ONE_CALL: Final = 40
 
 def as_release(name: str) -> Release:
     """Read the name of a release that there is a wheel of."""
-    for release in WHEELS:
-        if name == release:
-            return release
-    msg = f"there is no wheel of llama.cpp {name!r}; there are {', '.join(WHEELS)}"
-    raise ProfileError(msg)
+    return package_of(FAMILY, name)[0]
 
 
 def environment_for(release: Release) -> Environment:
     """The environment that holds a release's wheel."""
-    version = WHEELS[release]
-    return Environment(name=f"xllamacpp-{version}", requirements=(f"xllamacpp=={version}",))
+    package = package_of(FAMILY, release)[1]
+    return Environment(name=f"{package.name}-{package.version}", requirements=package.requirements)
 
 
 class RealServer(AbstractContextManager["RealServer"]):

@@ -7,7 +7,9 @@ from typing import Any, Final, Literal, TypeAlias
 from cachesim.engines.base import Message
 from cachesim.units import Token, Tokens, as_tokens
 
-Release: TypeAlias = Literal["b9093", "b9538", "b11549"]
+Release: TypeAlias = str
+"""A release of llama.cpp that a wheel plays."""
+
 Action: TypeAlias = Literal["complete", "slot-save", "slot-restore", "slot-erase"]
 
 CRASH: Final = "crash"

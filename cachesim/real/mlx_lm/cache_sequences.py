@@ -15,7 +15,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     CacheList,
     LayerCache,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.real.mlx_lm.cache_player import CachePlayer
 from cachesim.real.mlx_lm.rows import write_row
 
@@ -50,7 +50,7 @@ class _Drawing:
         self.group = group
         self.single = BATCHES.get(group, group)
         self.random = random
-        self.player = CachePlayer(CACHE_RELEASES[release])
+        self.player = CachePlayer(FAMILY.release(release).rules.caches)
         self.ops: list[Operation] = []
         self.window = random.choice((2, 3, 4, 5, 8, 16, 300))
         self.slots = random.choice((1, 2, 3))

@@ -6,11 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.mlx_lm.classes import Agreement, compare_classes
 from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for
-from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario, releases_of
+from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import differing
@@ -53,7 +54,7 @@ def real_mlx_lm(
     """
     if scenario is not None:
         return Stage(
-            releases_of=releases_of,
+            family=FAMILY,
             environment_for=environment_for,
             play=play_mlx_scenario,
             table=scenario_table,

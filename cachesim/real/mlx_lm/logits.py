@@ -19,10 +19,10 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.families import FAMILIES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.batch_generator_old import batch_form_of
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
-from cachesim.engines.mlx_lm.profiles import recurrent_rules_of, rules_of
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
@@ -101,7 +101,7 @@ def compare_mlx_logits(
     seed: int = 0,
 ) -> list[LogitsAgreement]:
     """Play the same prompts and batches on mlx-lm's models and on the network, for each family."""
-    new = rules_of(Profile("mlx-lm", release)).server.segments
+    new = FAMILY.release(release).rules.server.segments
     found = []
     for name in names or tuple(CLASSES):
         spec = spec_of(name, seed=seed)
@@ -116,7 +116,7 @@ def compare_mlx_logits(
 def _compare(
     release: str, spec: ModelSpec, cut: list[list[list[int]]], planted: list[Planted]
 ) -> LogitsAgreement:
-    old = not rules_of(Profile("mlx-lm", release)).server.segments
+    old = not FAMILY.release(release).rules.server.segments
     with TemporaryDirectory() as folder:
         order = order_of(spec, Path(folder) / "weights.npz")
         order |= {"prompts": cut, "batches": [_as_order(each, old) for each in planted]}
@@ -153,8 +153,8 @@ def _compare(
 def play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
     """A batch on the port: logits of every step and sequence, (steps, sequences, vocabulary)."""
     profile = Profile("mlx-lm", release)
-    rules = rules_of(profile)
-    recurrent = recurrent_rules_of(profile, FAMILIES[spec.family])
+    rules = FAMILY.rules(profile)
+    recurrent = rules.recurrent(FAMILIES[spec.family], profile.release)
     forward = Forward(build(spec), rules.caches, recurrent=recurrent)
     left, calls = planted.calls(before_1072=not rules.server.segments)
     if left is not None:

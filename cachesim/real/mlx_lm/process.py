@@ -4,18 +4,11 @@ import json
 import subprocess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
-from cachesim.errors import CachesimError, ProfileError
-from cachesim.real.environment import Environment
-
-RUNTIMES: Final = {
-    "0.30.7": "0.30.6",
-    "0.31.1": "0.30.6",
-    "0.31.3": "0.32.4",
-    "0.32.2": "0.32.4",
-}
-"""Release of mlx-lm -> the array runtime it runs with: the older ones need the older one."""
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.errors import CachesimError
+from cachesim.real.environment import Environment, package_of
 
 
 class RealMlxError(CachesimError):
@@ -24,13 +17,8 @@ class RealMlxError(CachesimError):
 
 def environment_for(release: str) -> Environment:
     """The environment that holds a release of mlx-lm on a CPU."""
-    if release not in RUNTIMES:
-        msg = f"there is no real mlx-lm {release!r} here; there are {', '.join(RUNTIMES)}"
-        raise ProfileError(msg)
-    runtime = RUNTIMES[release]
-    return Environment(
-        name=f"mlx-{release}", requirements=(f"mlx[cpu]=={runtime}", f"mlx-lm=={release}")
-    )
+    name, package = package_of(FAMILY, release)
+    return Environment(name=f"mlx-{name}", requirements=package.requirements)
 
 
 class RealProcess:

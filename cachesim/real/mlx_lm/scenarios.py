@@ -11,11 +11,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.mlx_lm.process import RUNTIMES
 from cachesim.real.mlx_lm.server import RealMlxServer
-from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.session import Record, Session, groups_of
@@ -60,25 +59,10 @@ class ScenarioStep:
         return self.real == self.simulated
 
 
-def releases_of(scenario: Scenario) -> tuple[str, ...]:
-    """The releases among a scenario's profiles that can be installed; patches cannot."""
-    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
-    found = tuple(
-        each.release
-        for each in profiles
-        if each.engine == "mlx-lm" and not each.patches and each.release in RUNTIMES
-    )
-    if not found:
-        known = ", ".join(RUNTIMES)
-        msg = f"{scenario.name}: none of its profiles is a release to be installed; those: {known}"
-        raise ScenarioError(msg)
-    return found
-
-
 def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
     """Play a scenario on the simulator, then on the real server with the same replies."""
     kind = _kind_of(scenario)
-    session = Session(scenario, Profile("mlx-lm", release))
+    session = Session(scenario, Profile(FAMILY.name, release))
     records = list(session.run())
     oracle = Oracle(session.network)
     words = Words(session.vocabulary.tokenizer)

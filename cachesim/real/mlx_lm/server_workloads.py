@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from cachesim.engines.mlx_lm.profiles import rules_of
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
-from cachesim.engines.profile import Profile
 from cachesim.units import as_tokens
 
 Workload: TypeAlias = dict[str, Any]
@@ -138,17 +137,22 @@ class Drawer:
         return messages
 
 
+def _is_set_on(release: str, name: str) -> bool:
+    """Whether a release can be given an option; the size of its store it has in any case."""
+    return name == "prompt_cache_size" or release in FAMILY.having(FAMILY.option(name))
+
+
 def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")  # noqa: S311 - not for secrets
-    rules = rules_of(Profile.parse(f"mlx-lm@{release}")).server
+    rules = FAMILY.release(release).rules.server
     kind = KINDS[number % len(KINDS)]
     model = {"kind": kind} | ({"window": random.choice(WINDOWS)} if kind == "swa" else {})
     template = random.choice(("chatml", "chatml", "think", "think-tools"))
     options = {
         name: random.choice(values)
         for name, values in OPTIONS.items()
-        if random.random() < 0.25 and (name in rules.options or name == "prompt_cache_size")
+        if random.random() < 0.25 and _is_set_on(release, name)
     }
     tokenizer = WordTokenizer(template, VOCABULARY)
     drawer = Drawer(random, tokenizer, rules.stop_words_end_generation)

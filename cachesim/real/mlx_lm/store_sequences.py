@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES, STORE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.real.mlx_lm.cache_sequences import Operation, Sequenced
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.store_player import StorePlayer
@@ -15,7 +15,7 @@ TYPES: Final = ("assistant", "assistant", "user", "system")
 def draw_store_sequence(release: str, random: Random) -> Sequenced:
     """10 to 30 operations on a store; some conversations use one kind of model, some mix them."""
     args: dict[str, int] = {"max_size": random.choice((1, 2, 3, 5, 10))}
-    if STORE_RELEASES[release].limits_bytes and random.random() < 0.4:
+    if FAMILY.release(release).rules.store.limits_bytes and random.random() < 0.4:
         args["max_bytes"] = random.choice((60, 200, 1000, 7000))
     drawing = _StoreDrawing(release, args, random)
     for _ in range(random.randint(10, 30)):
@@ -35,8 +35,8 @@ class _StoreDrawing:
 
     def __init__(self, release: str, args: dict[str, int], random: Random) -> None:
         self.random = random
-        self.rules = STORE_RELEASES[release]
-        self.player = StorePlayer(CACHE_RELEASES[release], self.rules, args)
+        self.rules = FAMILY.release(release).rules.store
+        self.player = StorePlayer(FAMILY.release(release).rules.caches, self.rules, args)
         self.ops: list[Operation] = []
         self.kinds = KINDS if random.random() < 0.4 else (random.choice(KINDS),)
         self.alphabet = random.choice((2, 3, 5))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.blob import Blob
@@ -12,7 +13,6 @@ from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.rules import rules_of
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.real.vectors.memory_counter import counter_context
 
@@ -43,7 +43,7 @@ class MemoryPlayer:
 
     def __init__(self, build: str, memory: Mapping[str, Any]) -> None:
         # The recorded stand-in graph leaves the planes behind a short ubatch alone in all builds.
-        rules = replace(rules_of(build), short_ubatch="kept")
+        rules = replace(FAMILY.release(build).rules.memory, short_ubatch="kept")
         self.context = counter_context(memory, rules)
         self.n_seq_max: int = memory["n_seq_max"]
         self.parts = parts_of(self.context.memory)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES, STORE_RELEASES
-from cachesim.errors import ScenarioError
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.mlx_lm.cache_player import CachePlayer, Json, Operation
 from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
 
@@ -32,15 +32,16 @@ class Mismatch:
 def player_for(line: Mapping[str, Any]) -> Player:
     """Fresh objects of the release that a sequence was recorded with."""
     release = line["version"]
-    if release not in CACHE_RELEASES:
-        known = ", ".join(CACHE_RELEASES)
-        msg = f"sequence {line['id']}: there is no mlx-lm release {release!r}; there are {known}"
-        raise ScenarioError(msg)
+    try:
+        rules = FAMILY.release(release).rules
+    except ProfileError as error:
+        msg = f"sequence {line['id']}: {error}"
+        raise ScenarioError(msg) from None
     if line["group"] == "trie":
         return TriePlayer()
     if line["group"] == "store":
-        return StorePlayer(CACHE_RELEASES[release], STORE_RELEASES[release], line["args"])
-    return CachePlayer(CACHE_RELEASES[release])
+        return StorePlayer(rules.caches, rules.store, line["args"])
+    return CachePlayer(rules.caches)
 
 
 def played(line: Mapping[str, Any]) -> Iterator[dict[str, Json]]:

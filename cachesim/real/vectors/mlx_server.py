@@ -6,7 +6,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.base import Message, Reply, Request, Ticket
+from cachesim.engines.base import Reply, Request, Ticket
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
@@ -16,8 +17,8 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
-from cachesim.engines.mlx_lm.profiles import rules_of
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
@@ -69,7 +70,7 @@ class ServerPlayer:
     def __init__(self, line: Mapping[str, Any]) -> None:
         self.spec = spec_of(line["model"])
         self.profile = Profile.parse(f"mlx-lm@{line['version']}")
-        self.rules = rules_of(self.profile)
+        self.rules = FAMILY.rules(self.profile)
         self.engine = self._started(line["template"], dict(line["options"]))
         self.engine.server.store.watch = self._watch
         self._cold = ColdStates(build(self.spec))
@@ -79,7 +80,7 @@ class ServerPlayer:
         self._seen = 0
 
     def _started(self, template: str, options: dict[str, Any]) -> MlxLm:
-        known = STORE_OPTION in self.rules.server.options
+        known = FAMILY.has(FAMILY.option(STORE_OPTION), self.profile)
         size = None if known else options.pop(STORE_OPTION, None)
         more = {
             "tokenizer": "words",

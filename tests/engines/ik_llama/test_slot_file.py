@@ -3,7 +3,7 @@
 import pytest
 
 from cachesim.engines import Engine, Request
-from cachesim.engines.ik_llama import IkLlama
+from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.slot_file import decode
 from cachesim.errors import BlobError
 from cachesim.model.presets import preset

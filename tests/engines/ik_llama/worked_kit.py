@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cachesim.engines import Engine, Reply, Request
-from cachesim.engines.ik_llama import IkLlama
+from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens

@@ -2,23 +2,25 @@
 
 import pytest
 
-from cachesim.engines.llamacpp.profiles import PATCHES, RELEASES, rules_of
+from cachesim.engines.family import Patch
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.profile import Profile
 from tests.engines.llamacpp.play import Play, run
 
 MAY, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
 
 
-@pytest.mark.parametrize("name", PATCHES)
-def test_every_patch_changes_the_rules_of_each_release_it_fits(name: str) -> None:
-    for release in PATCHES[name].fits:
-        plain = RELEASES[release]
-        assert rules_of(Profile("llama.cpp", release, (name,))) != plain
-        assert rules_of(Profile("llama.cpp", release)) == plain
+@pytest.mark.parametrize("patch", FAMILY.patches, ids=lambda patch: patch.name)
+def test_every_patch_changes_the_rules_of_each_release_it_fits(patch: Patch[ServerRules]) -> None:
+    for release in patch.fits:
+        plain = FAMILY.release(release).rules
+        assert FAMILY.rules(Profile("llama.cpp", release, (patch.name,))) != plain
+        assert FAMILY.rules(Profile("llama.cpp", release)) == plain
 
 
 def test_patches_are_laid_in_order() -> None:
-    both = rules_of(Profile.parse(OCTOBER + "+24143+erase-equal"))
+    both = FAMILY.rules(Profile.parse(OCTOBER + "+24143+erase-equal"))
     assert not both.cache.load_consumes
     assert both.reuse.erasure == "equal"
 

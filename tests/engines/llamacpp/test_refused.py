@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import (
     ContractError,
@@ -61,7 +62,7 @@ def test_a_wrong_option_is_refused_with_what_to_write(
 @pytest.mark.parametrize(
     ("profile", "words"),
     [
-        ("llama.cpp@b1", ("b9093, b9538, b11549",)),
+        ("llama.cpp@b1", (f"the nearest is {FAMILY.names()[0]}",)),
         ("llama.cpp@b9538+24142", ("24142", "did you mean '24143'")),
         ("llama.cpp@b11549+22384", ("does not fit", "b9093")),
         ("llama.cpp@b9093+24035", ("does not fit", "b9538, b11549")),

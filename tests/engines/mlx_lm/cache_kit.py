@@ -11,14 +11,15 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     KVCache,
     RotatingKVCache,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.units import Array
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.2", "0.31.3", "0.32.2")
 BEFORE_0_31_2 = ("0.30.7", "0.31.1")
 SINCE_0_31_2 = ("0.31.2", "0.31.3", "0.32.2")
 
-RULES = CACHE_RELEASES["0.32.2"]
+NEWEST = FAMILY.release("0.32.2").rules
+RULES = NEWEST.caches
 
 Rows = KVCache | RotatingKVCache | ChunkedKVCache | BatchKVCache | BatchRotatingKVCache
 
@@ -59,7 +60,7 @@ def used(cache: Rows) -> list[list[int]]:
 
 def kv(*tokens_: int, release: str = "0.32.2") -> KVCache:
     """A `KVCache` that was given these tokens at once."""
-    cache = KVCache(CACHE_RELEASES[release])
+    cache = KVCache(FAMILY.release(release).rules.caches)
     if tokens_:
         write(cache, tokens_)
     return cache
@@ -69,7 +70,7 @@ def ring(
     max_size: int, *tokens_: int, keep: int = 0, release: str = "0.32.2", step: int = 0
 ) -> RotatingKVCache:
     """A ring that was given these tokens at once, or one by one (`step` 1)."""
-    cache = RotatingKVCache(CACHE_RELEASES[release], max_size, keep)
+    cache = RotatingKVCache(FAMILY.release(release).rules.caches, max_size, keep)
     if step:
         singly(cache, tokens_)
     elif tokens_:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cachesim.engines.base import Engine, Message, Reply, Request, Ticket
-from cachesim.engines.mlx_lm import MlxLm
+from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion, ModelCalled, PromptProgress
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec

@@ -6,7 +6,7 @@ from itertools import cycle
 from typing import Any
 
 from cachesim.engines.base import Message, Reply, Request, Ticket
-from cachesim.engines.mlx_lm import MlxLm
+from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.profile import Profile

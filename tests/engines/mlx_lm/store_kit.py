@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 from cachesim.engines.mlx_lm.caches.prompt_cache import LayerCache
-from cachesim.engines.mlx_lm.profiles import STORE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
 from tests.engines.mlx_lm.cache_kit import RULES
 
 GENERATIONS = {
-    "G0": STORE_RELEASES["0.30.7"],
-    "G1": STORE_RELEASES["after-906"],
-    "G2": STORE_RELEASES["0.31.1"],
-    "G3": STORE_RELEASES["after-1019"],
-    "G4": STORE_RELEASES["0.32.2"],
+    "G0": FAMILY.release("0.30.7").rules.store,
+    "G1": FAMILY.release("after-906").rules.store,
+    "G2": FAMILY.release("0.31.1").rules.store,
+    "G3": FAMILY.release("after-1019").rules.store,
+    "G4": FAMILY.release("0.32.2").rules.store,
 }
 
 

@@ -18,7 +18,7 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamTypeError,
     UpstreamValueError,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from tests.engines.mlx_lm.cache_kit import (
     BEFORE_0_31_2,
     RULES,
@@ -46,7 +46,7 @@ def merged_rings(*caches: RotatingKVCache) -> BatchRotatingKVCache:
 
 
 def states(*values: int | None, release: str = "0.32.2") -> ArraysCache:
-    cache = ArraysCache(CACHE_RELEASES[release], 1)
+    cache = ArraysCache(FAMILY.release(release).rules.caches, 1)
     if values:
         cache[0] = np.array([[each] for each in values])
     return cache
@@ -117,12 +117,12 @@ def test_an_empty_side_joins_with_its_own_batch_size_since_1141(release: str, co
 
 @pytest.mark.parametrize("release", BEFORE_0_31_2)
 def test_until_0_31_1_an_empty_side_cannot_join(release: str) -> None:
-    empty = BatchKVCache(CACHE_RELEASES[release], [0])
+    empty = BatchKVCache(FAMILY.release(release).rules.caches, [0])
 
     with pytest.raises(UpstreamAttributeError):
         merged(kv(1, release=release)).extend(empty)
     with pytest.raises(UpstreamAttributeError):
-        empty.extend(BatchKVCache(CACHE_RELEASES[release], [0]))
+        empty.extend(BatchKVCache(FAMILY.release(release).rules.caches, [0]))
 
 
 @pytest.mark.parametrize("release", SINCE_0_31_2)

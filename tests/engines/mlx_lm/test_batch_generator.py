@@ -7,12 +7,12 @@ from chat_kit import HYB
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamIndexError, UpstreamValueError
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, PromptResponse, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.profiles import rules_of
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.histories import NodeId
@@ -28,7 +28,7 @@ class Bench:
     """A batch generator over the hybrid toy, and what each of its calls fed."""
 
     def __init__(self, release: str = "0.32.2", **options: int) -> None:
-        rules = rules_of(Profile("mlx-lm", release))
+        rules = FAMILY.rules(Profile("mlx-lm", release))
         self.network = Traced(build(HYB, "ring"))
         self.fed: list[tuple[int, int]] = []
         self.model = Forward(self.network, rules.caches, on_call=self._note)

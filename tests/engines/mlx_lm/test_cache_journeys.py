@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from cachesim.engines.mlx_lm.caches.prompt_cache import BatchRotatingKVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise
-from cachesim.engines.mlx_lm.profiles import CACHE_PATCHES, CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
 from tests.engines.mlx_lm.cache_journeys import ACTS, DivergedError, Journey, Step, UnsoundError
-from tests.engines.mlx_lm.cache_kit import RULES, ring, write
+from tests.engines.mlx_lm.cache_kit import NEWEST, RULES, ring, write
 
 WINDOW = 6
 TINY: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_a_ledger_says_of_every_cache_that_it_holds_what_it_claims(
 
 
 def test_a_ledger_sees_a_wrong_state_that_no_answer_has_shown_yet() -> None:
-    rules = CACHE_RELEASES["0.31.3"]
+    rules = FAMILY.release("0.31.3").rules.caches
     names = [("admit", 0, 0), ("admit", 0, 0), ("prefill", 0, 1), ("look", 0, 0)]
 
     with pytest.raises(UnsoundError):
@@ -144,7 +144,7 @@ def test_a_bug_that_is_put_back_is_found_out(
 
 
 def test_0_31_3_is_wrong_about_fresh_hybrids_of_unequal_length_and_about_nothing_else() -> None:
-    rules = CACHE_RELEASES["0.31.3"]
+    rules = FAMILY.release("0.31.3").rules.caches
 
     assert {"diverged"} == outcomes("hybrid", rules, 12, set())
     assert set() == outcomes("dense", rules, 12, set()) | outcomes("swa", rules, 12, set())
@@ -185,13 +185,13 @@ def test_turned_rings_hide_the_first_token_of_a_padded_row() -> None:
 
 @given(steps=STEPS)
 def test_with_the_mask_mended_turned_rings_hide_nothing(steps: list[Step]) -> None:
-    rules = replace(RULES, **CACHE_PATCHES["ring-mask"])
+    rules = FAMILY.patch("ring-mask").lay(NEWEST).caches
 
     Journey(tiny("swa"), rules, avoids_turned_rings=False).walk(steps)
 
 
 def test_the_found_journey_is_right_with_the_mask_mended() -> None:
-    rules = replace(RULES, **CACHE_PATCHES["ring-mask"])
+    rules = FAMILY.patch("ring-mask").lay(NEWEST).caches
     journey = Journey(tiny("swa"), rules, avoids_turned_rings=False)
     journey.walk(TURNED)
 

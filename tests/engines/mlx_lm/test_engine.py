@@ -7,14 +7,14 @@ from chat_kit import ATTN, HYB, Chat, system, user
 
 from cachesim.engines.base import Engine, Message, Request
 from cachesim.engines.byte_tokenizer import ByteTokenizer
-from cachesim.engines.mlx_lm import MlxLm
+from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
     ModelCalled,
     RequestAdmitted,
     RequestFinished,
     WorkerDied,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ContractError, OptionError, ProfileError, TokenError
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
@@ -34,7 +34,7 @@ def ask(engine: Engine, prompt: Tokens, **more: Any) -> Any:
     return engine.reply(ticket)
 
 
-@pytest.mark.parametrize("release", CACHE_RELEASES)
+@pytest.mark.parametrize("release", FAMILY.names())
 def test_every_release_answers_as_a_cold_run_does(release: str) -> None:
     engine = server(release)
     first = ask(engine, PROMPT)

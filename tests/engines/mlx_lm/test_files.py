@@ -16,15 +16,15 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamRuntimeError,
     UpstreamValueError,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import BlobError
 from tests.engines.mlx_lm.cache_kit import kv, ring, rows, used, write
 
-NEW, OLD = CACHE_RELEASES["0.32.2"], CACHE_RELEASES["0.31.3"]
+NEW, OLD = FAMILY.release("0.32.2").rules.caches, FAMILY.release("0.31.3").rules.caches
 
 
 def half_filled(release: str) -> ArraysCache:
-    cache = ArraysCache(CACHE_RELEASES[release], 2)
+    cache = ArraysCache(FAMILY.release(release).rules.caches, 2)
     cache[0] = np.array([[1]])
     return cache
 
@@ -58,7 +58,7 @@ def test_the_two_formats_cannot_read_each_other() -> None:
 
 @pytest.mark.parametrize("release", ["0.31.3", "0.32.2"])
 def test_a_ring_comes_back_with_its_numbers(release: str) -> None:
-    rules = CACHE_RELEASES[release]
+    rules = FAMILY.release(release).rules.caches
     cache = ring(4, 0, 1, 2, 3, 4, 5, step=1, release=release)
     loaded, metadata = load_prompt_cache(
         save_prompt_cache([cache], {"who": "me"}, rules=rules), rules=rules
@@ -73,7 +73,7 @@ def test_a_ring_comes_back_with_its_numbers(release: str) -> None:
 
 @pytest.mark.parametrize(("release", "kept"), [("0.31.3", 3), ("0.32.2", 256)])
 def test_only_the_new_format_keeps_allocated_rows(release: str, kept: int) -> None:
-    rules = CACHE_RELEASES[release]
+    rules = FAMILY.release(release).rules.caches
     blob = save_prompt_cache([kv(1, 2, 3, release=release)], rules=rules)
     loaded, _ = load_prompt_cache(blob, rules=rules)
 
@@ -84,7 +84,7 @@ def test_only_the_new_format_keeps_allocated_rows(release: str, kept: int) -> No
 def test_lists_of_caches_come_back_since_886() -> None:
     found = {}
     for release in ("0.31.1", "0.31.3", "0.32.2"):
-        rules = CACHE_RELEASES[release]
+        rules = FAMILY.release(release).rules.caches
         states = half_filled(release)
         states[1] = np.array([[2]])
         together = CacheList(rules, states, kv(1, 2, release=release))
@@ -97,7 +97,7 @@ def test_lists_of_caches_come_back_since_886() -> None:
 
 
 def test_before_886_a_list_of_caches_cannot_be_restored() -> None:
-    rules = CACHE_RELEASES["0.30.7"]
+    rules = FAMILY.release("0.30.7").rules.caches
     blob = save_prompt_cache([CacheList(rules, kv(1, release="0.30.7"))], rules=rules)
 
     with pytest.raises(UpstreamAttributeError):

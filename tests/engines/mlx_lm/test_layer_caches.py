@@ -15,7 +15,7 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamNotImplementedError,
     UpstreamValueError,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from tests.engines.mlx_lm.cache_kit import RELEASES, RULES, kv, ring, rows, singly, used, write
 
 
@@ -181,7 +181,7 @@ def test_layers_that_trim_different_amounts_report_the_first() -> None:
 
 
 def chunked(release: str) -> ChunkedKVCache:
-    cache = ChunkedKVCache(CACHE_RELEASES[release], 4)
+    cache = ChunkedKVCache(FAMILY.release(release).rules.caches, 4)
     write(cache, [1, 2, 3, 4, 5, 6])
     cache.maybe_trim_front()
     return cache
@@ -242,7 +242,7 @@ def test_an_empty_list_can_be_trimmed_and_trims_nothing() -> None:
 
 def test_the_oldest_release_has_no_bytes() -> None:
     with pytest.raises(UpstreamAttributeError):
-        _ = KVCache(CACHE_RELEASES["0.30.7"]).nbytes
+        _ = KVCache(FAMILY.release("0.30.7").rules.caches).nbytes
 
 
 def test_rings_cannot_be_quantised() -> None:

@@ -12,12 +12,12 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     can_trim_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.profiles import CACHE_PATCHES, CACHE_RELEASES, rules_of
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ProfileError
-from tests.engines.mlx_lm.cache_kit import RULES, kv, rows, singly, tokens, write
+from tests.engines.mlx_lm.cache_kit import NEWEST, kv, rows, singly, tokens, write
 
-R999 = rules_of(Profile.parse("mlx-lm@0.31.1-main+999")).caches
+R999 = FAMILY.rules(Profile.parse("mlx-lm@0.31.1-main+999")).caches
 
 
 def ring(*pieces: list[int]) -> RotatingKVCache:
@@ -72,7 +72,7 @@ def test_999_trims_turning_batches_too() -> None:
 
 @pytest.mark.parametrize("patch", ["1253", "1254"])
 def test_a_state_that_is_reset_hides_behind_a_trim(patch: str) -> None:
-    rules = replace(RULES, **CACHE_PATCHES[patch])
+    rules = FAMILY.patch(patch).lay(NEWEST).caches
     states, beside = ArraysCache(rules, 1), kv(1, 2, 3)
     states[0] = np.array([[3]])
 
@@ -84,10 +84,10 @@ def test_a_state_that_is_reset_hides_behind_a_trim(patch: str) -> None:
 
 
 def test_a_patch_replaces_fields_and_leaves_the_release_alone() -> None:
-    base = rules_of(Profile.parse("mlx-lm@0.31.3"))
-    patched = rules_of(Profile.parse("mlx-lm@0.31.3+1254"))
+    base = FAMILY.rules(Profile.parse("mlx-lm@0.31.3"))
+    patched = FAMILY.rules(Profile.parse("mlx-lm@0.31.3+1254"))
 
-    assert CACHE_RELEASES["0.31.3"] == base.caches
+    assert FAMILY.release("0.31.3").rules.caches == base.caches
     assert replace(base.caches, arrays_trim_resets=True) == patched.caches
     assert base.store == patched.store
 
@@ -96,9 +96,9 @@ def test_a_patch_replaces_fields_and_leaves_the_release_alone() -> None:
     ("text", "message"),
     [
         ("mlx-lm@9.9", r"no mlx-lm release '9\.9'; there are 0\.30\.7"),
-        ("mlx-lm@0.32.2+77", r"no patch '77' of mlx-lm; there are 1006"),
+        ("mlx-lm@0.32.2+77", r"no mlx-lm patch '77'; there are 923"),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(text: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
-        rules_of(Profile.parse(text))
+        FAMILY.rules(Profile.parse(text))

@@ -4,7 +4,7 @@ import pytest
 from chat_kit import system, tool, user
 
 from cachesim.engines.base import Message
-from cachesim.engines.mlx_lm.server.rules import SERVER_RELEASES, patched
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.segments import (
     Checkpoint,
     common_prefix,
@@ -16,6 +16,7 @@ from cachesim.engines.mlx_lm.server.segments import (
     without_cached,
 )
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
+from cachesim.engines.profile import Profile
 from cachesim.units import Token, as_tokens
 
 PLAIN, THINKS = WordTokenizer("chatml"), WordTokenizer("think")
@@ -94,7 +95,7 @@ def checkpoint(
     release: str, tokenizer: WordTokenizer, *messages: Message, trimmable: bool = False
 ) -> Checkpoint:
     base, _, patch = release.partition("+")
-    rules = patched(SERVER_RELEASES[base], patch) if patch else SERVER_RELEASES[base]
+    rules = FAMILY.rules(Profile.parse(f"mlx-lm@{base}+{patch}".rstrip("+"))).server
     prompt = tokenizer.apply_chat_template(messages)
     return prompt_checkpoint(rules, tokenizer, messages, prompt, trimmable=trimmable)
 

@@ -4,7 +4,7 @@ import pytest
 from chat_kit import ATTN, HYB, PLAIN_REPLY, Chat, said, system, user
 
 from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken
-from cachesim.engines.mlx_lm.profiles import rules_of
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.rules import SnapshotRules
 from cachesim.engines.profile import Profile
 
@@ -163,7 +163,7 @@ def test_reuse_of_states_that_cannot_be_cut_is_wrong(patch: str) -> None:
 
 
 def test_the_mends_of_929_add_up() -> None:
-    rules = rules_of(Profile.parse("mlx-lm@after-906+923+929.1+929.3")).server
+    rules = FAMILY.rules(Profile.parse("mlx-lm@after-906+923+929.1+929.3")).server
 
     assert SnapshotRules(always_the_last_boundary=True, trims_each_layer_it_can=True) == (
         rules.snapshots

@@ -4,7 +4,7 @@ import pytest
 
 from cachesim.engines.mlx_lm.caches.prompt_cache import ArraysCache, KVCache, LayerCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamKeyError
-from cachesim.engines.mlx_lm.profiles import CACHE_RELEASES, STORE_RELEASES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.rules import SnapshotRules
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
     SnapshotPromptCache,
@@ -12,7 +12,7 @@ from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
 )
 from cachesim.real.mlx_lm.store_player import feed
 
-RULES = CACHE_RELEASES["after-906"]
+RULES = FAMILY.release("after-906").rules.caches
 R923 = SnapshotRules()
 R929 = SnapshotRules(
     always_the_last_boundary=True, boundary_after_every_message=True, trims_each_layer_it_can=True
@@ -21,7 +21,7 @@ MODEL = "m"
 
 
 def store(rules: SnapshotRules = R923, max_size: int = 10) -> SnapshotPromptCache:
-    return SnapshotPromptCache(STORE_RELEASES["after-906"], rules, max_size)
+    return SnapshotPromptCache(FAMILY.release("after-906").rules.store, rules, max_size)
 
 
 def conversation(count: int, *, hybrid: bool = True) -> list[LayerCache]:

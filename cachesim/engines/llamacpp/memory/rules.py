@@ -8,7 +8,6 @@ B11434  autumn 2026, the releases b11434 and b11549
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from cachesim.errors import ProfileError
 from cachesim.model.spec import LayerKind
 
 RollbackSplit: TypeAlias = Literal["equal", "sequence", "keep-tail"]
@@ -134,23 +133,3 @@ B11434: Final = MemoryRules(
     counts_positions=False,
     probe="at-once",
 )
-
-RELEASES: Final = {
-    "b9093": B9094,
-    "b9094": B9094,
-    "b9509": B9509,
-    "b9538": B9509,
-    "b11434": B11434,
-    "b11549": B11434,
-}
-"""The rules of every build that is known, under each number it goes by."""
-
-
-def rules_of(release: str) -> MemoryRules:
-    """Look up the rules of a release."""
-    rules = RELEASES.get(release)
-    if rules is None:
-        known = ", ".join(RELEASES)
-        msg = f"no memory rules for llama.cpp {release!r}; there are {known}"
-        raise ProfileError(msg)
-    return rules

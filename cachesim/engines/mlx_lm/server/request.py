@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.base import Message, Reply, Request, Ticket
+from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions

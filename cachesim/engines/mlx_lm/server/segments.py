@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from cachesim.engines.base import Message
 from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.units import Count, Token, Tokens
 

@@ -8,8 +8,8 @@ The key leaves out what the state has folded in, so every state is longer than i
 
 from collections.abc import Sequence
 
-from cachesim.engines.base import Message
 from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.chat_templates import Message
 from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.mlx_lm.server.segments import message_boundaries
 from cachesim.units import Count, Tokens

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from cachesim.engines.base import Message
+from cachesim.engines.chat_templates import Message
 from cachesim.errors import TokenError
 from cachesim.units import Count, Token, Tokens
 

@@ -9,9 +9,9 @@ from cachesim.engines.llamacpp.memory.context import SEQ_HEADER
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules, rules_of
+from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 from cachesim.engines.llamacpp.memory.window import WindowPair
-from cachesim.errors import OptionError, ProfileError
+from cachesim.errors import OptionError
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset, tiny
@@ -147,8 +147,6 @@ def test_a_traced_network_has_the_same_sizes(name: str) -> None:
     assert size(plain) == size(Traced(plain))
 
 
-def test_wrong_sizes_and_releases_are_refused() -> None:
+def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(OptionError, match="at least 1"):
         create_context(build(tiny("dense"), "ring"), ContextParams(n_ctx=Count(0)), B9509)
-    with pytest.raises(ProfileError, match="b9093"):
-        rules_of("b1")

@@ -1,0 +1,327 @@
+"""What every tool must know of an engine, as one value: `Family`.
+
+    Family     a server family: where it lives, what it can do, and the tables below
+    Release    one release of it: the rules it has, the commit it follows, the real package
+    Patch      a change that may be laid over the rules of the releases it fits
+    Option     a flag of the server, or a field of its requests
+
+An engine's package holds its value in `family.py`; `cachesim.engines` registers it. Nothing else
+keeps a list of engines, releases, patches or options. These values are plain data: no array and
+no engine is loaded for them.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from cachesim.engines.option import Option, options_of
+from cachesim.errors import OptionError, ProfileError
+
+if TYPE_CHECKING:
+    from cachesim.engines.profile import Profile
+
+R = TypeVar("R")
+"""An engine's value of rules."""
+
+S = TypeVar("S")
+"""An engine's options, as a dataclass whose fields are written with `option`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """What plays a release for real: a package at one version, and what it is installed with."""
+
+    name: str
+    version: str
+    beside: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What to install."""
+        return (*self.beside, f"{self.name}=={self.version}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(Generic[R]):
+    """One release: its rules, and where they come from."""
+
+    name: str
+    about: str
+    rules: R
+    date: str = ""
+    upstream: str = ""  # the tag or commit whose code the rules follow; the release itself if empty
+    aliases: tuple[str, ...] = ()  # builds under another number with the same cache logic
+    package: Package | None = None
+
+    @property
+    def follows(self) -> str:
+        """The tag or commit whose code the rules follow."""
+        return self.upstream or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch(Generic[R]):
+    """A proposed or foreign change, laid over the rules of a release."""
+
+    name: str
+    about: str
+    fits: tuple[str, ...]
+    lay: Callable[[R], R]
+    pull: int = 0  # its number where it was proposed; 0: our own
+    landed: str = ""  # the first release that has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Family(Generic[R, S]):
+    """A server family, with everything that tools ask about it."""
+
+    name: str
+    about: str
+    repository: str
+    room: str  # the package that holds the engine
+    engine: str | Callable[..., Any]  # its class, or "module:Class", so that a list loads none
+    releases: tuple[Release[R], ...]  # oldest first
+    options: type[S]
+    patches: tuple[Patch[R], ...] = ()
+    fields: tuple[Option, ...] = ()  # further fields of its requests
+    kin: tuple[str, ...] = ()  # engines whose code this one is built from
+
+    has_slots: bool = True  # requests may name a slot
+    may_decline: bool = True  # a request may ask that nothing be reused (`cache_prompt`)
+    renders_chats: bool = False  # it is handed messages and renders them with its own template
+    records_provenance: str = ""  # the option that switches off its account of what states hold
+    drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
+    asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that a search turns on
+    exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
+
+    # -- releases ----------------------------------------------------------------------------
+
+    def names(self) -> tuple[str, ...]:
+        """The releases' names, oldest first."""
+        return tuple(each.name for each in self.releases)
+
+    def since(self, first: str = "", last: str = "") -> tuple[str, ...]:
+        """The releases from one on, up to another; both ends may be left open."""
+        names = self.names()
+        begin = names.index(first) if first else 0
+        end = names.index(last) + 1 if last else len(names)
+        return names[begin:end]
+
+    def real(self) -> tuple[str, ...]:
+        """The releases that a real package plays, oldest first."""
+        return tuple(each.name for each in self.releases if each.package is not None)
+
+    def current_name(self, name: str) -> str:
+        """A release's own name, where this is another name of it."""
+        return next((each.name for each in self.releases if name in each.aliases), name)
+
+    def release(self, name: str) -> Release[R]:
+        """A release under any of its names."""
+        own = self.current_name(name)
+        for each in self.releases:
+            if each.name == own:
+                return each
+        msg = f"there is no {self.name} release {name!r}; {_near_release(name, self.names())}"
+        raise ProfileError(msg)
+
+    # -- patches -----------------------------------------------------------------------------
+
+    def patch(self, name: str) -> Patch[R]:
+        """A patch by its name."""
+        for each in self.patches:
+            if each.name == name:
+                return each
+        known = [each.name for each in self.patches]
+        hint = did_you_mean(name, known) or f"there are {', '.join(known) or 'none'}"
+        msg = f"there is no {self.name} patch {name!r}; {hint}"
+        raise ProfileError(msg)
+
+    def upstream_of(self, patch: Patch[R]) -> str:
+        """Where a patch was proposed; empty if it is cachesim's own."""
+        return f"{self.repository}#{patch.pull}" if patch.pull else ""
+
+    def fitting(self, release: str) -> tuple[str, ...]:
+        """The patches that may be laid over a release."""
+        return tuple(each.name for each in self.patches if release in each.fits)
+
+    def rules(self, profile: "Profile") -> R:
+        """The rules of a release with the patches laid over it, in order."""
+        release = self.release(profile.release)
+        rules, laid = release.rules, set()
+        for name in profile.patches:
+            patch = self.patch(name)
+            if release.name not in patch.fits:
+                msg = (
+                    f"patch {name!r} does not fit {self.name}@{release.name}; "
+                    f"it fits {', '.join(patch.fits)}"
+                )
+                raise ProfileError(msg)
+            if name in laid:
+                msg = f"patch {name!r} is laid twice over {self.name}@{release.name}; write it once"
+                raise ProfileError(msg)
+            laid.add(name)
+            rules = patch.lay(rules)
+        return rules
+
+    # -- options -----------------------------------------------------------------------------
+
+    @property
+    def declared(self) -> tuple[Option, ...]:
+        """The server's options, those among them that only programs hand in."""
+        made: Any = self.options
+        return options_of(made)
+
+    def option(self, name: str) -> Option:
+        """An option, or a further field of a request, by its name."""
+        return next(each for each in (*self.declared, *self.fields) if each.name == name)
+
+    def table(self) -> tuple[Option, ...]:
+        """The server's options, those that only programs hand in left out."""
+        return tuple(each for each in self.declared if not each.internal)
+
+    def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
+        """The options of a server: what is given, checked, and the release's own defaults."""
+        known = {each.name: each for each in self.declared}
+        values = {
+            name: self.default(each, profile.release) for name, each in known.items() if each.later
+        }
+        for name, value in given.items():
+            values[name] = self._read_one(profile, known, name, value, "option")
+        return self.options(**values)
+
+    def read_fields(self, profile: "Profile", given: Mapping[str, Any]) -> dict[str, Any]:
+        """The further fields of a request, checked."""
+        known = {each.name: each for each in self.fields}
+        return {
+            name: self._read_one(profile, known, name, value, "request field")
+            for name, value in given.items()
+        }
+
+    def refuse_internal(self, profile: "Profile", given: Mapping[str, Any]) -> None:
+        """Refuse options that only programs hand in, as if there were none of that name."""
+        shown = {each.name: each for each in self.table()}
+        for name in given:
+            if any(each.name == name and each.internal for each in self.declared):
+                self._read_one(profile, shown, name, given[name], "option")
+
+    def default(self, option: Option, release: str) -> Any:  # noqa: ANN401 - an option's value
+        """An option's default at a release: the last one that came in until then."""
+        names = self.names()
+        at = names.index(self.release(release).name)
+        value = option.default
+        for since in sorted(option.later, key=names.index):
+            if names.index(since) <= at:
+                value = option.later[since]
+        return value
+
+    def having(self, option: Option, value: object = None) -> tuple[str, ...]:
+        """The releases that have an option, or this choice of it, oldest first."""
+        if option.patch:
+            return ()
+        having = self.since(option.since, option.until)
+        if isinstance(value, str) and value in option.arrived:
+            arrived = self.since(option.arrived[value])
+            having = tuple(each for each in having if each in arrived)
+        return having
+
+    def has(self, option: Option, profile: "Profile", value: object = None) -> bool:
+        """Whether a profile has an option, or this choice of it."""
+        if option.patch:
+            return option.patch in profile.patches
+        return self.current_name(profile.release) in self.having(option, value)
+
+    def _read_one(
+        self, profile: "Profile", known: Mapping[str, Option], name: str, value: object, what: str
+    ) -> Any:  # noqa: ANN401 - an option's value
+        option = known.get(name)
+        if option is None:
+            shown = [each.name for each in known.values() if not each.internal]
+            near = did_you_mean(name.replace("-", "_").strip("_"), shown)
+            hint = near or f"there are {', '.join(sorted(shown)) or 'none'}"
+            msg = f"{self.name}@{profile.release} has no {what} {name!r}; {hint}"
+            raise OptionError(msg)
+        if not self.has(option, profile):
+            msg = f"{profile} has no {what} {name!r}; {self._where(option)}"
+            raise OptionError(msg)
+        read = option.read(value, what)
+        if not self.has(option, profile, read):
+            msg = f"{profile} has no {name} {read!r}; {self._where(option, read)}"
+            raise OptionError(msg)
+        return read
+
+    def _where(self, option: Option, value: object = None) -> str:
+        if option.patch:
+            fits = self.patch(option.patch).fits
+            return f"the patch +{option.patch} adds it, which fits {', '.join(fits)}"
+        return f"the releases that have it are {', '.join(self.having(option, value))}"
+
+    # -- the engine --------------------------------------------------------------------------
+
+    def open(self, profile: "Profile", **parts: Any) -> Any:  # noqa: ANN401 - an Engine, loaded late
+        """Start a server: the engine's class is loaded now."""
+        made = self.engine
+        if isinstance(made, str):
+            module, _, name = made.partition(":")
+            made = getattr(importlib.import_module(module), name)
+        return made(profile, family=self, **parts)
+
+
+FAMILIES: Final[dict[str, Family[Any, Any]]] = {}
+"""Every engine that is known, by its name; `cachesim.engines` registers those that are built in."""
+
+
+def register(family: Family[Any, Any]) -> None:
+    """Make an engine known."""
+    FAMILIES[family.name] = family
+
+
+def family_of(engine: str) -> Family[Any, Any]:
+    """An engine's family by its name."""
+    family = FAMILIES.get(engine)
+    if family is None:
+        known = sorted(FAMILIES)
+        hint = did_you_mean(engine, known) or f"there are {', '.join(known)}"
+        msg = f"there is no engine {engine!r}; {hint}"
+        raise ProfileError(msg)
+    return family
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` where a known name is so near that it must have been meant."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+def _near_release(name: str, known: tuple[str, ...]) -> str:
+    """The releases beside an unknown one, where both are numbered alike, else all of them."""
+    neighbours = list(_beside(name, known))
+    if neighbours:
+        return (
+            f"the nearest are {' and '.join(neighbours)}"
+            if len(neighbours) > 1
+            else (f"the nearest is {neighbours[0]}")
+        )
+    return did_you_mean(name, known) or f"there are {', '.join(known)}"
+
+
+def _beside(name: str, known: tuple[str, ...]) -> Iterator[str]:
+    """The last release with smaller numbers, and the first with larger ones."""
+    alike = {_numbers(each): each for each in known if _form(each) == _form(name)}
+    wanted = _numbers(name)
+    below = [numbers for numbers in alike if numbers < wanted]
+    above = [numbers for numbers in alike if numbers > wanted]
+    if wanted and below:
+        yield alike[max(below)]
+    if wanted and above:
+        yield alike[min(above)]
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(digits[:18]) for digits in re.findall(r"\d+", name))
+
+
+def _form(name: str) -> str:
+    return re.sub(r"\d+", "#", name)

@@ -1,0 +1,22 @@
+"""What tools must know of llama.cpp's server."""
+
+from typing import Final
+
+from cachesim.engines.family import Family
+from cachesim.engines.llamacpp.options import FIELDS, Options
+from cachesim.engines.llamacpp.profiles import PATCHES, RELEASES
+from cachesim.engines.llamacpp.rules import ServerRules
+
+FAMILY: Final[Family[ServerRules, Options]] = Family(
+    name="llama.cpp",
+    about="llama-server: slots, prompt cache in RAM, context checkpoints",
+    repository="ggml-org/llama.cpp",
+    room=__package__,
+    engine=f"{__package__}.server:LlamaCpp",
+    releases=RELEASES,
+    patches=PATCHES,
+    options=Options,
+    fields=FIELDS,
+    renders_chats=True,
+    drafting={"spec_type": "draft-mtp"},
+)

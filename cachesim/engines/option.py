@@ -1,0 +1,135 @@
+"""One option of a server: upstream's flag, what it may be, and since when there is one.
+
+The fields of an engine's options are written with `option`: name and default stand in the field,
+everything else beside it, so that what a server is started with and what is said of it are one.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import isfinite
+from typing import Any, Final, Literal, TypeAlias
+
+from cachesim.errors import OptionError
+
+Kind: TypeAlias = Literal["yes or no", "whole number", "number", "choice", "text", "size", "any"]
+
+UNITS: Final[Mapping[str, int]] = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
+"""Suffixes of a size in bytes: powers of ten."""
+
+MOST_BYTES: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A flag of a server, or a field of its requests."""
+
+    name: str
+    flag: str = ""  # as upstream spells it
+    about: str = ""
+    kind: Kind
+    default: Any = None
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    choices: tuple[str, ...] = ()
+    since: str = ""  # the first release that has it; the first of all if empty
+    until: str = ""  # the last one
+    patch: str = ""  # the patch without which no release has it
+    later: Mapping[str, Any] = field(default_factory=dict)  # release -> its default from there on
+    arrived: Mapping[str, str] = field(default_factory=dict)  # choice -> its first release
+    tried: tuple[Any, ...] = ()  # what a search sets it to, the default first
+    internal: bool = False  # handed in by programs, never by users
+    may_be_silent: bool = False  # None stands for "not given"
+
+    @property
+    def shape(self) -> str:
+        """What to write, in words."""
+        if self.kind == "yes or no":
+            return "true or false"
+        if self.kind == "choice":
+            return f"one of {', '.join(self.choices)}"
+        if self.kind == "size":
+            return "a number of bytes, or a text such as '8GB' (M, MB, G, GB: powers of ten)"
+        if self.kind in {"whole number", "number"}:
+            what = f"a {self.kind}{self._bounds()}"
+            return f"{what} ({self.unit})" if self.unit else what
+        return "a text"
+
+    def _bounds(self) -> str:
+        if self.low is None:
+            return "" if self.high is None else f" up to {self.high:,}".replace(",", "")
+        return f" from {self.low} on" if self.high is None else f" from {self.low} to {self.high}"
+
+    def read(self, value: object, what: str = "option") -> Any:  # noqa: ANN401 - of any kind
+        """The value, or OptionError with what to write instead."""
+        if value is None and self.may_be_silent:
+            return None
+        if self.kind == "size":
+            value = _bytes(value)
+        if not self._takes(value):
+            msg = f"{what} {self.name!r} is {_short(value)}; write {self.shape}"
+            raise OptionError(msg)
+        return value
+
+    def _takes(self, value: object) -> bool:
+        if self.kind == "any":
+            return True
+        if self.kind == "yes or no":
+            return isinstance(value, bool)
+        if self.kind in {"choice", "text"}:
+            return isinstance(value, str) and (self.kind == "text" or value in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return (self.kind == "number" or isinstance(value, int)) and self._holds(value)
+
+    def _holds(self, value: float) -> bool:
+        low = value if self.low is None else self.low
+        high = value if self.high is None else self.high
+        return isfinite(value) and low <= value <= high
+
+
+def _bytes(value: object) -> object:
+    """`8GB` as 8000000000; anything that is no size stays what it is."""
+    if not isinstance(value, str) or len(value) > 40:
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", value)
+    if found is None or found[2].upper() not in UNITS:
+        return value
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write an integer of thousands of digits
+        return "a huge number"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def option(flag: str = "", about: str = "", *, default: Any, **said: Any) -> Any:  # noqa: ANN401
+    """A field of an engine's options: its default, and what else `Option` says of it."""
+    kind = said.pop("kind", None) or _kind_of(default, said.get("choices", ()))
+    whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **said)
+    return field(default=default, metadata={Option: whole})
+
+
+def _kind_of(default: object, choices: tuple[str, ...]) -> Kind:
+    if isinstance(default, bool):
+        return "yes or no"
+    if isinstance(default, int):
+        return "whole number"
+    if isinstance(default, float):
+        return "number"
+    return "choice" if choices else "text"
+
+
+@cache
+def options_of(options: type) -> tuple[Option, ...]:
+    """The options that a dataclass declares, in its order."""
+    return tuple(
+        replace(each.metadata[Option], name=each.name)
+        for each in fields(options)
+        if Option in each.metadata
+    )
