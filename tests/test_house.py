@@ -17,10 +17,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"model", "engines"},
     "scenario": {"model", "engines", "verify"},
     "testing": {"model", "engines", "verify", "scenario"},
-    "real": {"model", "engines", "verify", "scenario", "testing"},
+    "logs": {"model", "engines", "verify", "scenario"},
+    "real": {"model", "engines", "verify", "scenario", "testing", "logs"},
     "report": {"model", "engines", "verify", "scenario"},
     "lessons": {"model", "engines", "verify", "scenario", "testing", "report"},
-    "cli": {"model", "engines", "verify", "scenario", "testing", "real", "report", "lessons"},
+    "cli": {
+        "model",
+        "engines",
+        "verify",
+        "scenario",
+        "testing",
+        "real",
+        "report",
+        "lessons",
+        "logs",
+    },
 }
 IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subprocess", "time"}
 

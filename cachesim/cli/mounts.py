@@ -38,6 +38,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         name="check",
         help="Search random workloads for an answer that is not the cold answer.",
     )
+    app.command(
+        "cachesim.cli.why:why",
+        name="why",
+        help="Read a llama-server's log, explain every miss, and say what would have helped.",
+    )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

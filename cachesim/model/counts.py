@@ -26,6 +26,10 @@ class CountsNetwork:
         self._mtp = mtp
         self._shapes = tuple(_emptied(shape) for shape in RingNetwork(spec, mtp=mtp).shapes)
 
+    def __deepcopy__(self, memo: object) -> "CountsNetwork":
+        """It keeps nothing."""
+        return self
+
     @property
     def spec(self) -> ModelSpec:
         """What it was built from."""

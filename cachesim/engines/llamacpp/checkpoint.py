@@ -23,6 +23,10 @@ class Checkpoint:
     drafter: Array | None = None  # what the companion carried beside its memory
     approximate: Approximation | None = None  # what was approximate when it was taken
 
+    def __deepcopy__(self, memo: object) -> "Checkpoint":
+        """It never changes."""
+        return self
+
     @property
     def size(self) -> int:
         """Bytes of all it keeps; a carried row is f32."""

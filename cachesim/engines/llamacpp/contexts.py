@@ -32,6 +32,10 @@ class SavedState:
         """Bytes of both."""
         return self.target_size + self.companion_size
 
+    def __deepcopy__(self, memo: object) -> "SavedState":
+        """It never changes."""
+        return self
+
     def emptied(self) -> "SavedState":
         """What a half-failed load leaves: the target's blob is gone, and loading it "works"."""
         return SavedState(target=None, companion=self.companion)

@@ -23,6 +23,7 @@ def pass_over_replies(server: ServerContext) -> None:
         return
     busy = [slot for slot in server.slots if slot.is_processing]
     turns = min((_turns(server, slot) for slot in busy), default=0)
+    turns = min(turns, server.most_turns)
     if turns < 2:
         return
     runs = [Advance(int(slot.id), int(slot.prompt.n_tokens), turns) for slot in busy]

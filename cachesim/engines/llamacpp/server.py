@@ -38,6 +38,7 @@ from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
 from cachesim.engines.llamacpp.swap import save_idle_slots
 from cachesim.engines.llamacpp.task import Task, TaskKind
 from cachesim.engines.profile import Profile
+from cachesim.engines.rope import Rope, as_rope
 from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
 from cachesim.units import Tokens
@@ -113,10 +114,14 @@ class LlamaCpp(Engine):
         if not server.queue and not any(slot.is_processing for slot in server.slots):
             return False
         self._hang_up()
-        while server.queue:
-            self._process(server.queue.popleft())
+        self.take_in()
         self._update_slots()
         return True
+
+    def take_in(self) -> None:
+        """Empty the task queue: requests get their slots, and nothing is decoded yet."""
+        while self._server.queue:
+            self._process(self._server.queue.popleft())
 
     def reply(self, ticket: Ticket) -> Reply | None:
         """The reply, or the parent's where several completions were asked for."""
@@ -165,6 +170,36 @@ class LlamaCpp(Engine):
     def held(self) -> Held:
         """The same with the ledgers of a traced network."""
         return held(self._server)
+
+    def conversations(self) -> tuple[list[Rope], list[Rope]]:
+        """What every slot and every parked conversation holds, where prompts are ropes."""
+        cache = self._server.cache
+        parked = [] if cache is None else [entry.tokens for entry in cache.entries]
+        slots = [slot.prompt.tokens for slot in self._server.slots]
+        return [as_rope(t) or Rope() for t in slots], [as_rope(t) or Rope() for t in parked]
+
+    def tokens_held_for(self, ticket: Ticket) -> int:
+        """How many tokens the slot holds that is at work on a request; 0 where none is."""
+        for slot in self._server.slots:
+            if slot.task is not None and slot.task.ticket == ticket:
+                return int(slot.prompt.n_tokens) if slot.n_prompt_tokens_cache is not None else 0
+        return 0
+
+    def held_bytes(self) -> int:
+        """Real bytes of what is parked and of all checkpoints, in host memory."""
+        cache = self._server.cache
+        parked = 0 if cache is None else cache.size
+        own = (each.size for slot in self._server.slots for each in slot.prompt.checkpoints)
+        return parked + sum(own)
+
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._server.replies.pop(ticket, None)
+        self._server.events.clear()
+
+    def limit_turns(self, most: int) -> None:
+        """Take no more than so many turns as one, where replies are known beforehand."""
+        self._server.most_turns = most
 
     def check_integrity(self) -> None:
         """Raise ContractError where slots, memory and cache disagree."""

@@ -48,6 +48,7 @@ class ServerContext:
     n_empty_consecutive: int = 0
     given_up: list[Ticket] = field(default_factory=list)  # calls that were answered by an error
     next_task: int = 0
+    most_turns: int = 1 << 30  # that may be taken as one
 
     @property
     def is_exact(self) -> bool:

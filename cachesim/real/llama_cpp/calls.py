@@ -32,6 +32,9 @@ GREEDY: Final[Mapping[str, Any]] = {
 AS_TEXT: Final = "prompt_string"
 """The request field of ours that asks for a prompt as text, as upstream calls such a prompt."""
 
+SECONDS_OF_PATIENCE: Final = 0.03
+"""A client that goes away does so after this time, in the middle of its reply."""
+
 
 class RealServerError(CachesimError):
     """The real server could not be started, or it answered what we do not understand."""
@@ -75,20 +78,32 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         "n_probs": probabilities,
         **{name: value for name, value in first.options.items() if name != AS_TEXT},
     }
+    if first.abandoned:
+        body["stream"] = True
     if first.slot >= 0:
         body["id_slot"] = first.slot
     if first.messages:
         del body["response_fields"]
         messages = [asdict(each) for each in first.messages]
-        return {"path": "/v1/chat/completions", "body": body | {"messages": messages}}
+        return {
+            "path": "/v1/chat/completions",
+            "body": body | {"messages": messages},
+            **_patience(first),
+        }
     return {
         "path": "/completion",
         "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
+        **_patience(first),
     }
 
 
 def _prompt_of(step: Step) -> list[int] | str:
     return text_of(step.prompt) if step.options.get(AS_TEXT) else list(step.prompt)
+
+
+def _patience(step: Step) -> Json:
+    """How long a client waits that will go away."""
+    return {"abandon": SECONDS_OF_PATIENCE} if step.abandoned else {}
 
 
 def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:

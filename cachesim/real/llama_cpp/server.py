@@ -55,8 +55,11 @@ class RealServer(AbstractContextManager["RealServer"]):
     ubatch size has a process of its own, as servers started from a shell have.
     """
 
-    def __init__(self, release: Release, *, log: Path | None = None) -> None:
+    def __init__(
+        self, release: Release, *, log: Path | None = None, verbosity: int = TALKATIVE
+    ) -> None:
         self.release = release
+        self._verbosity = verbosity
         self._python = environment_for(release).ready()
         self._log = log
         self._workers: dict[int, _Worker] = {}
@@ -68,7 +71,7 @@ class RealServer(AbstractContextManager["RealServer"]):
         """A fresh server with these flags."""
         values = parameters(options) | {
             "model.path": str(model),
-            "verbosity": TALKATIVE if self._log else SILENT,
+            "verbosity": self._verbosity if self._log else SILENT,
         }
         ubatch = effective_ubatch(values)
         worker = self._ready_worker(ubatch)

@@ -122,6 +122,9 @@ def _call(address: str, call: Json) -> Json:
         connection.request(
             call.get("method", "POST"), call["path"], body, {"Content-Type": "application/json"}
         )
+        if "abandon" in call:
+            time.sleep(call["abandon"])
+            return {"status": 499, "body": {"error": {"type": "cancelled", "message": ""}}}
         response = connection.getresponse()
         return {"status": response.status, "body": json.loads(response.read() or b"null")}
     except (OSError, http.client.HTTPException, ValueError) as error:

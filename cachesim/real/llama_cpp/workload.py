@@ -34,6 +34,7 @@ class Step:
     with_previous: bool = False
     turns: int = 0  # of the server's loop before it arrives; the real server's are not counted
     messages: tuple[Message, ...] = ()  # a chat, asked for in place of a prompt
+    abandoned: bool = False  # the client goes away while the reply is being given
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
 
@@ -64,6 +65,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "with_previous": False,
     "turns": 0,
     "messages": (),
+    "abandoned": False,
     "file": "",
     "options": {},
 }

@@ -17,6 +17,9 @@ from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
 FIRST_WORD: Final = 265  # the ids below are control and byte tokens
+ABANDONED: Final = 20_000
+"""Tokens asked for by a client that will not wait for them."""
+
 PREDICTIONS: Final = (0, 1, 1, 2, 2, 4, 4, 8, 8, 20, 20, 40)
 
 
@@ -43,6 +46,9 @@ class Setting:
     window: int
     options: dict[str, Any]
     rng: Random
+    slot_actions: bool = True
+    request_options: bool = True
+    cancels: float = 0.0  # how often a client goes away
 
     @property
     def context(self) -> int:
@@ -107,12 +113,15 @@ class _Tree:
 
     def next_group(self, number: int) -> tuple[Step, ...]:
         """One step, or several that go out together."""
-        if self._run or self._rng.random() < 0.06:
+        acts = self._setting.slot_actions
+        if acts and (self._run or self._rng.random() < 0.06):
             return (self._in_vain(number),)
-        if self._turns and self._rng.random() < (0.12 if self._files else 0.05):
+        if acts and self._turns and self._rng.random() < (0.12 if self._files else 0.05):
             return (self._slot_action(number),)
         first = self._completion(number)
         slots = self._setting.options["parallel"]
+        if self._setting.cancels and self._rng.random() < self._setting.cancels:
+            return (replace(first, abandoned=True, predict=ABANDONED),)
         if slots == 1 or self._speaks or self._rng.random() > 0.15:
             return (first,)
         first = replace(first, slot=-1)
@@ -197,6 +206,8 @@ class _Tree:
 
     def _request_options(self) -> dict[str, Any]:
         rng = self._rng
+        if not self._setting.request_options:
+            return {}
         fields: dict[str, Any] = {AS_TEXT: True} if rng.random() < 0.03 else {}
         if rng.random() < 0.04:
             fields["n_cache_reuse"] = rng.choice((0, 1, 4, 16))

@@ -1,0 +1,168 @@
+"""`cachesim why`: a server's log, every miss explained, and what would have been otherwise."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+from cyclopts import Parameter
+from rich.progress import Progress
+from rich.text import Text
+
+from cachesim.cli.status import AS_EXPECTED
+from cachesim.errors import InputError
+from cachesim.logs.extract import worst_scenario
+from cachesim.logs.rebuild import Replay
+from cachesim.logs.telling import worst as worst_of
+from cachesim.logs.what_if import answers, value_of
+from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
+from cachesim.logs.whole import why as why_of
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.why import page
+from cachesim.report.why import request as request_text
+from cachesim.report.why_page import html_page
+from cachesim.scenario.shipped import STDIN
+from cachesim.scenario.writing import to_toml
+
+SLOW: int = 2_000
+"""So many requests take long enough for a bar."""
+
+LOOKS_AGAIN: float = 1.0
+"""Seconds after which a log that is followed is looked at again."""
+
+
+def why(
+    *files: Annotated[str, Parameter(help="Logs of one server, in order; - for standard input.")],
+    follow: Annotated[bool, Parameter(negative="", help="Wait for more, and tell it.")] = False,
+    request: Annotated[
+        list[int] | None, Parameter(negative="", help="Only this request; may be repeated.")
+    ] = None,
+    worst: Annotated[int, Parameter(help="How many of the worst requests to explain.")] = 3,
+    what_if: Annotated[
+        list[str] | None,
+        Parameter(
+            negative="",
+            help="Another profile (b11549+24143) or flag (ctx_checkpoints=64); may be repeated.",
+        ),
+    ] = None,
+    scenario: Annotated[
+        Path | None, Parameter(help="Write the worst miss as a scenario, as short as it gets.")
+    ] = None,
+    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",  # noqa: A002
+    report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
+    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
+    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
+    window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
+    set: Annotated[  # noqa: A002
+        list[str] | None,
+        Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
+    ] = None,
+) -> int:
+    """Read a llama-server's log, explain every miss, and say what would have helped.
+
+    Example: cachesim why server.log --what-if ctx_checkpoints=64
+    """
+    wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
+    if follow:
+        return follow_command(files, wanted)
+    read, replays = _replayed(files, wanted)
+    found = why_of(read, replays)
+    found["what_if"] = list(answers(replays, what_if or ()))
+    if scenario is not None:
+        _write(scenario, to_toml(worst_scenario(replays)), "--scenario")
+    if report is not None:
+        _write(report, html_page(found), "--report")
+    if format == "json":
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    else:
+        _show(found, request or (), worst)
+    return AS_EXPECTED
+
+
+def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:
+    if not numbers:
+        show(results(), page(found, worst=worst_of(found["requests"], worst)))
+        return
+    by_number = {each["number"]: each for each in found["requests"]}
+    for number in numbers:
+        if number not in by_number:
+            msg = f"--request {number}: the log has requests 0 to {len(by_number) - 1}"
+            raise InputError(msg)
+        show(results(), request_text(by_number[number]))
+
+
+def _write(path: Path, text: str, flag: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
+        raise InputError(msg) from None
+    show(notes(), Text(f"{flag[2:]}: {path}"))
+
+
+def options_of(given: Sequence[str]) -> dict[str, Any]:
+    """Flags given as name=value."""
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            msg = f"--set {text}: write NAME=VALUE, as in --set parallel=2"
+            raise InputError(msg)
+        options[name.replace("-", "_").lstrip("_")] = value_of(value)
+    return options
+
+
+def _replayed(files: Sequence[str], wanted: Wanted) -> tuple[Read, list[Replay]]:
+    opened = _opened(files)
+    try:
+        read = read_files(opened)
+    finally:
+        for _, file in opened:
+            file.close()
+    requests = sum(len(each.requests) for each in read.servers)
+    screen = notes()
+    with Progress(
+        console=screen, transient=True, disable=not (screen.is_terminal and requests > SLOW)
+    ) as bar:
+        task = bar.add_task("replaying", total=read.lines)
+        return read, replays_of(read, wanted, lambda line: bar.update(task, completed=line))
+
+
+def _opened(files: Sequence[str]) -> list[tuple[str, BinaryIO]]:
+    if not files:
+        msg = "name a log: a file, several of one server, or - for standard input"
+        raise InputError(msg)
+    return [
+        ("standard input", sys.stdin.buffer) if name in {"-", STDIN} else open_log(name)
+        for name in files
+    ]
+
+
+def follow_command(files: Sequence[str], wanted: Wanted) -> int:
+    """Tell each request of a log that grows, when it has ended."""
+    if len(files) != 1 or files[0] in {"-", STDIN}:
+        msg = "--follow takes one file"
+        raise InputError(msg)
+    told = 0
+    name, file = open_log(files[0])
+    text = b""
+    while True:
+        more = file.read()
+        if more:
+            text += more
+            told = _tell_new(name, text, wanted, told)
+        time.sleep(LOOKS_AGAIN)
+
+
+def _tell_new(name: str, text: bytes, wanted: Wanted, told: int) -> int:
+    read = read_files([(name, BytesIO(text))])
+    if not read.servers:
+        return told
+    found = why_of(read, replays_of(read, wanted))
+    ended = [each for server in read.servers for each in server.requests if each.ended]
+    for each in found["requests"][told : len(ended)]:
+        show(results(), request_text(each))
+    return max(told, len(ended))

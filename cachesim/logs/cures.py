@@ -1,0 +1,82 @@
+"""What would help against each cause, and what kind of thing it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """A cause's kind, advice, and the report upstream where there is one."""
+
+    kind: Kind
+    advice: str
+    upstream: str = ""
+
+
+CURES: Final[Mapping[str, Cure]] = {
+    "last-token": Cure("design", "Nothing: one token is always processed for its logits."),
+    "cache-prompt-off": Cure("client", "Send the request without `cache_prompt: false`."),
+    "slot-busy": Cure("flag", "Start the server with more slots (`--parallel`)."),
+    "slot-pinned": Cure("client", "Leave `id_slot` out, so that the server may choose."),
+    "slot-similarity": Cure(
+        "flag", "Lower `--slot-prompt-similarity`, or give each conversation a slot (`--parallel`)."
+    ),
+    "slot-age": Cure("flag", "Leave `--slot-prompt-similarity` at its default instead of 0."),
+    "cache-unseen": Cure(
+        "defect", "Leave `id_slot` out: pinned requests do not search the prompt cache.",
+        "ggml-org/llama.cpp#24746",
+    ),
+    "f-keep": Cure(
+        "defect",
+        "Nothing to set: a slot that keeps half of its tokens is taken even where a parked "
+        "conversation would be better.",
+        "ggml-org/llama.cpp#28276",
+    ),
+    "cache-keep": Cure(
+        "design", "Nothing to set: less than a quarter of the parked conversation would be kept."
+    ),
+    "cache-not-better": Cure(
+        "design", "More slots (`--parallel`), so that conversations do not share one."
+    ),
+    "cache-better-entry": Cure("design", "Nothing: another parked conversation was better."),
+    "cache-obsolete-entry": Cure("design", "Nothing: the longer conversation was parked instead."),
+    "cache-making-room": Cure("flag", "Give the prompt cache more room (`--cache-ram`)."),
+    "cache-load-failed": Cure("flag", "Give the context more room (`--ctx-size`)."),
+    "slot-cleared": Cure("flag", "Give the context more room (`--ctx-size`)."),
+    "slot-tokens": Cure(
+        "client",
+        "Keep the history as it was sent: the client or its template changed it at that token.",
+    ),
+    "memory-depth": Cure(
+        "flag",
+        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`; "
+        "and have the client keep its history.",
+        "ggml-org/llama.cpp#24055",
+    ),
+    "full-reprocessing": Cure(
+        "flag",
+        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`; "
+        "with a sliding window `--swa-full` also helps. Have the client keep its history.",
+        "ggml-org/llama.cpp#24055",
+    ),
+    "checkpoint-restored": Cure(
+        "flag",
+        "Denser checkpoints (`--checkpoint-min-step`) would restore a later one.",
+    ),
+    "seq-rm-refused": Cure(
+        "defect", "Use a later release: since June it restores a checkpoint instead.",
+        "ggml-org/llama.cpp#22534",
+    ),
+    "request-refused": Cure("flag", "Give the context more room (`--ctx-size`)."),
+}  # fmt: skip
+"""Cause -> what helps."""
+
+UNKNOWN_CURE: Final = Cure("unknown", "Not known.")
+
+
+def cure_of(cause: str) -> Cure:
+    """What would help against a cause."""
+    return CURES.get(cause, UNKNOWN_CURE)

@@ -1,0 +1,175 @@
+"""From what a log prints of one request to what it proves: lengths, common prefixes, bounds."""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
+from math import ceil, floor
+from typing import Final
+
+from cachesim.logs.known import UNKNOWN, Known, bounded, computed, printed
+from cachesim.logs.observed import Observed
+from cachesim.logs.settings import prompt_length
+
+HALF_STEP: Final = 0.0005
+"""Three decimals are printed: the number lies within half of the last one."""
+
+SLACK: Final = 1e-6
+"""What single precision may add to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Whole numbers from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def __contains__(self, value: int) -> bool:
+        return self.low <= value <= self.high
+
+    def meet(self, other: "Interval | None") -> "Interval | None":
+        """What both allow."""
+        if other is None:
+            return self
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return Interval(low, high) if low <= high else None
+
+    def near(self, value: int) -> int:
+        """The number within that is nearest."""
+        return min(max(value, self.low), self.high)
+
+
+def counts_of(ratio: str | None, whole: int | None) -> Interval | None:
+    """How many of `whole` tokens a printed ratio stands for."""
+    if ratio is None or not whole:
+        return None
+    try:
+        value = float(ratio)
+    except ValueError:
+        return None
+    if not -HALF_STEP <= value <= 1 + HALF_STEP:
+        return None
+    low = ceil((value - HALF_STEP - SLACK) * whole)
+    high = floor((value + HALF_STEP + SLACK) * whole)
+    low, high = max(0, low), min(whole, high)
+    return Interval(low, high) if low <= high else None
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """The numbers that a reply has."""
+
+    prompt: Known
+    cached: Known
+    processed: Known
+    generated: Known
+
+
+def lengths_of(request: Observed) -> Lengths:
+    """Prompt, cached, processed, generated; each as well as the log knows it."""
+    whole = prompt_length(request.n_tokens, request.held_after, request.generated)
+    if request.shifts and request.n_tokens is None:
+        whole = _before_shifts(request)
+    generated = UNKNOWN if request.generated is None else printed(request.generated)
+    prompt = UNKNOWN
+    if request.n_tokens is not None:
+        prompt = printed(request.n_tokens)
+    elif whole is not None:
+        prompt = computed(whole)
+    cached = _cached(request, whole)
+    processed = UNKNOWN
+    if request.processed is not None:
+        processed = printed(request.processed)
+    elif whole is not None and cached.value is not None and not request.cancelled:
+        processed = computed(whole - cached.value)
+    if prompt.value is None and request.cancelled and request.held_after is not None:
+        low = max((n + 1 for _, _, n in request.created), default=1)
+        near = max((n + 4 for _, _, n in request.created), default=request.held_after)
+        prompt = Known(max(low, near), "bounded", low, None)
+    return Lengths(prompt, cached, processed, generated)
+
+
+def with_length_from_ratios(
+    lengths: Lengths, request: Observed, held: Sized, parked: Sequence[Sized]
+) -> Lengths:
+    """A length that no line prints, where two ratios of one common prefix give it.
+
+    keep * held = common = sim * length
+    """
+    guess, low = lengths.prompt.value or 1, lengths.prompt.low or 1
+    pairs = [(request.keep, request.sim, held)]
+    pairs += [(request.search.found_keep, request.search.found_sim, each) for each in parked]
+    pairs.append((request.search.keep, request.search.sim, held))
+    for keep, sim, tokens in pairs:
+        common = counts_of(keep, len(tokens))
+        if common is None or sim is None or common.low <= 0 or float(sim) <= 0:
+            continue
+        lowest = ceil(common.low / (float(sim) + HALF_STEP))
+        highest = floor(common.high / max(float(sim) - HALF_STEP, SLACK))
+        bounds = Interval(max(low, lowest), highest)
+        if bounds.low <= bounds.high:
+            known = Known(bounds.near(guess), "bounded", bounds.low, bounds.high)
+            return replace(lengths, prompt=known)
+    return lengths
+
+
+def _before_shifts(request: Observed) -> int | None:
+    if request.held_after is None or request.generated is None:
+        return None
+    gone = sum(discarded for _, discarded in request.shifts)
+    return request.held_after + gone - max(0, request.generated - 1)
+
+
+def _cached(request: Observed, whole: int | None) -> Known:
+    if request.too_long:
+        return UNKNOWN
+    if request.refused_cut:
+        return printed(0)
+    if request.first_cut is not None:
+        return printed(request.first_cut)
+    if whole is not None and request.processed is not None:
+        return computed(max(0, whole - request.processed))
+    if request.restored is not None:
+        less = 1 if whole is not None and request.restored == whole else 0
+        return printed(request.restored - less)
+    return computed(0) if request.forced else UNKNOWN
+
+
+def common_with_holder(
+    request: Observed, whole: int | None, window: int, *, verbose: bool
+) -> Known:
+    """The prompt's common prefix with what the slot held when memory was looked at.
+
+    n_past = N      May's releases print it
+    against N       it is N and the window more; one more still where nothing new follows
+    cached          where nothing stood in the way, and the log would say so if it did
+    """
+    if request.depth is not None:
+        return printed(request.depth[0])
+    if request.checked:
+        return _from_bound(request, whole, window)
+    if request.restored is not None or request.forced or not verbose or whole is None:
+        return UNKNOWN
+    cached = _cached(request, whole).value
+    if cached is None:
+        return UNKNOWN
+    return computed(whole if cached == whole - 1 and request.one_token else cached)
+
+
+def _from_bound(request: Observed, whole: int | None, window: int) -> Known:
+    bound = request.checked[-1][2]
+    common = bound + window
+    if bound == 0 and window > 0:
+        return Known(window, "bounded", 0, window)
+    if whole is not None and common == whole - 1 and request.sim in {None, "1.000"}:
+        return bounded(whole, whole - 1, whole) if request.sim is None else computed(whole)
+    return computed(common)
+
+
+__all__ = [
+    "Interval",
+    "Lengths",
+    "common_with_holder",
+    "counts_of",
+    "lengths_of",
+    "with_length_from_ratios",
+]

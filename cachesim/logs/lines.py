@@ -1,0 +1,128 @@
+r"""From bytes to lines of a server: encodings, colours, and what supervisors put in front.
+
+    Jun 02 10:11:12 host llama-server[812]: 0.00.042.511 I slot launch_slot_: id  0 | task 7 | ...
+    \------------ journald ------------/  \-- clock --/ level   function         message
+
+Docker writes one JSON object per line or a name and a bar, llama-swap and the router a port in
+brackets. All of that goes: a line begins where its component does.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+LONGEST_LINE: Final = 1 << 14
+"""Bytes of a line that are looked at; a server's own lines are far shorter."""
+
+COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+SLOT: Final = re.compile(r"\bslot +\S{1,40}: +id +(-?\d{1,6}) +\| +task +(-?\d{1,9}) +\| ?(.*)")
+OTHER: Final = re.compile(r"\b(srv|que|cmn) +(\S{1,40}): ?(.*)")
+CLOCK: Final = re.compile(r"(?:^|[\s|\]:])(\d{1,6})\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([A-Z]) ")
+LEVEL: Final = frozenset("DIWET")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line without what stands in front of it."""
+
+    number: int
+    text: str  # without colours, otherwise as it came
+    body: str  # the message
+    slot: int | None = None
+    task: int | None = None
+    component: str = ""  # slot, srv, que; nothing for lines that name none
+    seconds: float | None = None  # by the server's own clock
+
+
+def lines_of(file: BinaryIO) -> Iterator[Line]:
+    """The lines of a log, one after the other; a log of any size takes little memory."""
+    for number, raw in enumerate(pieces_of(file), 1):
+        line = read_line(number, raw)
+        if line is not None:
+            yield line
+
+
+def pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    """Lines as bytes, each cut to what is looked at; UTF-16 (PowerShell) becomes UTF-8."""
+    head = file.readline(LONGEST_LINE)
+    wide = next((name for mark, name in WIDE if head.startswith(mark)), None)
+    if wide is not None:
+        yield from _wide_lines(head, file, wide)
+        return
+    while head:
+        yield head
+        if not head.endswith(b"\n") and len(head) >= LONGEST_LINE:
+            _skip_rest(file)
+        head = file.readline(LONGEST_LINE)
+
+
+WIDE: Final = ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+
+
+def _wide_lines(head: bytes, file: BinaryIO, encoding: str) -> Iterator[bytes]:
+    rest = head[2:]
+    while True:
+        more = file.read(LONGEST_LINE)
+        if not more:
+            break
+        rest += more
+        even = len(rest) // 2 * 2
+        *whole, last = rest[:even].decode(encoding, "replace").split("\n")
+        yield from (each.encode("utf-8", "replace") for each in whole)
+        rest = last[-LONGEST_LINE:].encode(encoding, "replace") + rest[even:]
+    yield rest.decode(encoding, "replace").encode("utf-8", "replace")
+
+
+def _skip_rest(file: BinaryIO) -> None:
+    """Leave out the rest of a line that is far too long."""
+    while True:
+        more = file.readline(LONGEST_LINE)
+        if not more or more.endswith(b"\n"):
+            return
+
+
+def read_line(number: int, raw: bytes) -> Line | None:
+    """One line; nothing for an empty one."""
+    text = raw.decode("utf-8", "replace").rstrip("\r\n\x00 ")
+    if not text:
+        return None
+    if text.startswith("{") and '"log"' in text:
+        text = _from_docker(text)
+    if "\x1b" in text:
+        text = COLOUR.sub("", text)
+    seconds = _clock(text)
+    found = SLOT.search(text)
+    if found:
+        slot, task = int(found[1]), int(found[2])
+        return Line(number, text, found[3], slot, task, "slot", seconds)
+    found = OTHER.search(text)
+    if found:
+        return Line(number, text, found[3], component=found[1], seconds=seconds)
+    return Line(number, text, text, seconds=seconds)
+
+
+def _from_docker(text: str) -> str:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    said = entry.get("log") if isinstance(entry, dict) else None
+    return said.rstrip("\r\n") if isinstance(said, str) else text
+
+
+def _clock(text: str) -> float | None:
+    """Minutes, seconds, milliseconds, microseconds since the server started."""
+    found = CLOCK.search(text[:200])
+    if found is None or found[5] not in LEVEL:
+        return None
+    return int(found[1]) * 60 + int(found[2]) + int(found[3]) / 1e3 + int(found[4]) / 1e6
+
+
+def lines_of_text(lines: Iterable[str]) -> Iterator[Line]:
+    """The same for lines that are text already."""
+    for number, text in enumerate(lines, 1):
+        line = read_line(number, text.encode("utf-8", "replace"))
+        if line is not None:
+            yield line

@@ -1,0 +1,106 @@
+"""What a log says, request by request, before anything is concluded from it."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
+
+
+@dataclass(slots=True)
+class Compared:
+    """One parked conversation, as the search for a better prompt printed it."""
+
+    n_tokens: int
+    lcp: int
+
+
+@dataclass(slots=True)
+class Search:
+    """The swap with the prompt cache that comes before a request."""
+
+    saved: int | None = None  # tokens of the slot's prompt that was parked
+    keep: str | None = None  # of the slot itself
+    sim: str | None = None
+    found_keep: str | None = None  # of the entry that was loaded
+    found_sim: str | None = None
+    compared: list[Compared] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)  # tokens of each, afterwards
+    happened: bool = False
+
+
+@dataclass(slots=True)
+class Observed:
+    """One request, as far as the log shows it."""
+
+    number: int
+    line: int
+    slot: int
+    task: int
+    road: Road = "unknown"
+    sim: str | None = None
+    keep: str | None = None
+    threshold: str | None = None
+    search: Search = field(default_factory=Search)
+    n_tokens: int | None = None  # as printed
+    depth: tuple[int, int, int] | None = None  # n_past, tokens held, n_swa
+    checked: list[tuple[int, int, int]] = field(default_factory=list)
+    restored: int | None = None
+    restored_at: int | None = None  # tokens of the restored checkpoint
+    forced: bool = False
+    refused_cut: bool = False
+    erased: list[tuple[int, int | None]] = field(default_factory=list)  # tokens, pos_next
+    created: list[tuple[int, int, int]] = field(default_factory=list)  # pos_min, pos_max, n_tokens
+    one_token: bool = False
+    first_cut: int | None = None
+    cuts: list[int] = field(default_factory=list)
+    done_at: int | None = None  # tokens of the slot when the prompt had been read
+    processed: int | None = None
+    generated: int | None = None
+    accepted: int | None = None
+    prompt_ms: float | None = None
+    reply_ms: float | None = None
+    held_after: int | None = None
+    truncated: bool = False
+    shifts: list[tuple[int, int]] = field(default_factory=list)  # left, discarded
+    chunks: int = 0
+    cancelled: bool = False
+    too_long: bool = False
+    is_child: bool = False
+    is_chat: bool = False
+    started_before: bool = False  # launched before the log begins
+    ended: bool = False
+    swa: int | None = None
+    launched_at: float | None = None
+    released_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to the server, in the order of the log."""
+
+    what: Literal["launched", "cancelled", "released", "restored-slot", "erased-slot"]
+    request: int = -1  # its number
+    slot: int = -1
+    line: int = 0
+    made: tuple[tuple[int, int], ...] = ()  # requests at work, checkpoints printed of each so far
+
+
+@dataclass(slots=True)
+class ServerLog:
+    """One life of a server: from its start, or from where the log begins, to its end."""
+
+    first_line: int
+    facts: dict[str, str] = field(default_factory=dict)  # what the start-up lines say
+    styles: set[str] = field(default_factory=set)  # releases whose wording was seen
+    requests: list[Observed] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    sizes: list[tuple[int, float]] = field(default_factory=list)  # tokens parked, MiB
+    checkpoint_mib: list[tuple[int, float]] = field(default_factory=list)
+    lines: int = 0
+    known_lines: int = 0
+    begins_at_start: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """No request was seen."""
+        return not self.requests

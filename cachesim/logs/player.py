@@ -1,0 +1,197 @@
+"""A server without a network that plays a rebuilt workload, and can be taken back.
+
+launch 3 ... launch 4 ... released 3 ... released 4      the log's order
+submit       turns, submit   turns until 3 answers       the player's
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.rope import Rope
+from cachesim.errors import UpstreamAbort
+from cachesim.model.spec import ModelSpec
+from cachesim.units import Tokens
+
+MOST_TURNS: Final = 200_000
+"""Turns of the loop in which a request must come to its end."""
+
+AT_ONCE: Final = 1 << 30
+ENDLESS_REPLY: Final = 1 << 20
+"""Tokens of a reply that is going to be cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it is played."""
+
+    number: int
+    prompt: Rope
+    reply: Rope
+    slot: int = -1
+    cache_prompt: bool = True
+    user_starts: tuple[int, ...] = ()
+    cancel_at: int | None = None  # tokens in the slot at which the client goes away
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of it."""
+
+    cached: int | None
+    processed: int | None
+    slot: int | None
+    equal: int
+    equal_with: str
+    losses: tuple[Loss, ...]
+    events: tuple[Event, ...]
+    error: str | None = None
+
+
+FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
+
+
+class Player:
+    """One server and the requests at work in it."""
+
+    def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
+        self.profile = profile
+        engine = Engine.create(profile, model=spec, options=dict(options), arithmetic="counts")
+        assert isinstance(engine, LlamaCpp)  # noqa: S101 - the profile says so
+        self.engine = engine
+        self.knows_messages = "b9093" not in profile
+        self.tickets: dict[int, Ticket] = {}
+        self.asked: dict[int, Asked] = {}
+        self.seen: dict[int, int] = {}  # events there were when a request came
+        self.dead = False
+
+    def fork(self) -> "Player":
+        """The same server at the same moment, to try something on."""
+        twin = Player.__new__(Player)
+        twin.profile, twin.knows_messages, twin.dead = self.profile, self.knows_messages, self.dead
+        twin.engine = deepcopy(self.engine)
+        twin.tickets, twin.asked, twin.seen = (
+            self.tickets.copy(),
+            self.asked.copy(),
+            self.seen.copy(),
+        )
+        return twin
+
+    def held(self) -> tuple[list[Rope], list[Rope]]:
+        """What the slots hold, and what is parked, oldest first."""
+        return self.engine.conversations()
+
+    def held_bytes(self) -> int:
+        """Bytes of the parked conversations and of the slots' checkpoints, as the server counts."""
+        return self.engine.held_bytes()
+
+    def launch(self, asked: Asked) -> None:
+        """Put a request into the queue, and have it given a slot if nobody else is at work."""
+        options: dict[str, Any] | None = None
+        if asked.user_starts and self.knows_messages:
+            spans = [{"role": "user", "start": at} for at in asked.user_starts]
+            options = {"message_spans": spans}
+        self.seen[asked.number] = len(self.engine.events)
+        self.asked[asked.number] = asked
+        predict = ENDLESS_REPLY if asked.cancel_at is not None else len(asked.reply)
+        self.tickets[asked.number] = self.engine.submit(
+            Request(
+                prompt=cast("Tokens", asked.prompt),
+                predict=max(predict, 1),
+                reply=cast("Tokens", asked.reply),
+                slot=asked.slot,
+                cache_prompt=asked.cache_prompt,
+                options=options,
+            )
+        )
+        self.engine.take_in()
+
+    def run_until(self, number: int) -> Replayed:
+        """Take turns until a request is answered (or as far as it went when it was cancelled)."""
+        if self.dead or number not in self.tickets:
+            return FAILED
+        ticket, asked = self.tickets[number], self.asked[number]
+        try:
+            for _ in range(MOST_TURNS):
+                if self.engine.reply(ticket) is not None:
+                    break
+                if asked.cancel_at is not None and self._holds(asked) >= asked.cancel_at:
+                    self.engine.cancel(ticket)
+                self._step(asked)
+        except UpstreamAbort:
+            self.dead = True
+            return FAILED
+        return self._collect(number)
+
+    def _step(self, asked: Asked) -> None:
+        if asked.cancel_at is None:
+            self.engine.step()
+            return
+        self.engine.limit_turns(max(1, asked.cancel_at - self._holds(asked) - 1))
+        self.engine.step()
+        self.engine.limit_turns(AT_ONCE)
+
+    def _holds(self, asked: Asked) -> int:
+        """Tokens in the slot that is at work on a request."""
+        return self.engine.tokens_held_for(self.tickets[asked.number])
+
+    def advance(self, *, turns: int, at_once: int = AT_ONCE) -> None:
+        """Let those at work go on for some turns."""
+        try:
+            self.engine.limit_turns(at_once)
+            for _ in range(turns):
+                if not self.engine.step():
+                    break
+        except UpstreamAbort:
+            self.dead = True
+        finally:
+            self.engine.limit_turns(AT_ONCE)
+
+    def read_until(self, number: int, tokens: int) -> None:
+        """Let a request be read up to so many of its tokens."""
+        asked = self.asked.get(number)
+        if asked is None or self.dead:
+            return
+        for _ in range(MOST_TURNS):
+            if self._holds(asked) >= tokens or self.engine.reply(self.tickets[number]) is not None:
+                return
+            self.advance(turns=1, at_once=1)
+
+    def run_prompt(self, number: int) -> None:
+        """Let a request be read to its end."""
+        asked = self.asked.get(number)
+        if asked is not None:
+            self.read_until(number, len(asked.prompt))
+
+    def _collect(self, number: int) -> Replayed:
+        ticket = self.tickets.pop(number)
+        self.asked.pop(number, None)
+        reply = self.engine.reply(ticket)
+        events = tuple(self.engine.events[self.seen.pop(number) :])
+        if not self.tickets:
+            self.engine.forget(ticket)
+        return FAILED if reply is None else replayed(reply, events)
+
+
+def replayed(reply: Reply, events: Sequence[Event]) -> Replayed:
+    """A reply as the replay shows it."""
+    return Replayed(
+        cached=None if reply.cached is None else int(reply.cached),
+        processed=None if reply.processed is None else int(reply.processed),
+        slot=None if reply.slot is None else int(reply.slot),
+        equal=int(reply.equal),
+        equal_with=reply.equal_with,
+        losses=reply.losses,
+        events=tuple(events),
+        error=reply.error,
+    )
+
+
+def without_reply(asked: Asked) -> Asked:
+    """The same request, answered with one token."""
+    return replace(asked, reply=asked.reply[:1])

@@ -1,0 +1,368 @@
+"""Lines in, servers with their requests out: what happened, in the log's own numbers.
+
+selected slot ...        chooses, for the next launch in that slot
+saving, looking, found   the swap that comes before it
+processing task          launched: from here on the slot's lines are this request's
+...                      depth, checkpoints, timings
+stop processing          released
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from cachesim.logs.lines import Line
+from cachesim.logs.messages import Fields, message_of
+from cachesim.logs.observed import Compared, Moment, Observed, Road, Search, ServerLog
+from cachesim.logs.startup import RESTART, facts_of, style_of
+
+Handler: TypeAlias = Callable[["Reader", Observed, Fields], None]
+
+SLOT_PATH: Final = re.compile(r"/slots/(\d+)\?action=(restore|erase)")
+
+
+class Reader:
+    """Takes lines one by one; `servers` is what they have told so far."""
+
+    def __init__(self) -> None:
+        self.servers: list[ServerLog] = []
+        self._open()
+
+    def _open(self, line: int = 1) -> None:
+        self.server = ServerLog(first_line=line)
+        self.servers.append(self.server)
+        self._active: dict[int, Observed] = {}
+        self._chosen: dict[int, tuple[Road, Fields]] = {}
+        self._search = Search()
+        self._chats: deque[bool] = deque(maxlen=64)
+        self._timed: Observed | None = None
+        self._idle = False  # the parking lines that follow belong to idle slots
+
+    def take(self, lines: Iterable[Line]) -> "Reader":
+        """Read them all."""
+        for line in lines:
+            self.read(line)
+        return self
+
+    def read(self, line: Line) -> None:
+        """Read one line."""
+        facts = facts_of(line)
+        if any(name in RESTART and self._has_begun(name) for name, _ in facts):
+            self._open(line.number)
+        self.server.lines += 1
+        message = message_of(line)
+        for name, value in facts:
+            self._note(name, value)
+        style = style_of(line)
+        if style is not None:
+            self.server.styles.add(style)
+        if message is None and not facts:
+            return
+        self.server.known_lines += 1
+        if message is None:
+            return
+        name, fields = message
+        if line.component == "slot":
+            self._slot_line(line, name, fields)
+        elif name in {"prompt-time", "reply-time"} and self._timed is not None:
+            HANDLERS[name](self, self._timed, fields)
+        elif name in SERVER_HANDLERS:
+            SERVER_HANDLERS[name](self, line, fields)
+
+    def _has_begun(self, name: str) -> bool:
+        """Whether a start-up line means that another server begins."""
+        return bool(self.server.requests) or name in self.server.facts
+
+    def _note(self, name: str, value: str) -> None:
+        facts = self.server.facts
+        if name in {"loading", "build"}:
+            self.server.begins_at_start = self.server.begins_at_start or not self.server.requests
+        if name == "kv-size" and name in facts:
+            facts["kv-size-2"] = value
+        facts.setdefault(name, value)
+
+    # --- slots
+
+    def _slot_line(self, line: Line, name: str, fields: Fields) -> None:
+        slot = line.slot if line.slot is not None else -1
+        if name in ROADS:
+            self._begin_choice(slot, ROADS[name], fields)
+            return
+        if name == "launched":
+            self._launch(line, slot, fields)
+            return
+        if name == "slot-opened":
+            self.server.facts.setdefault("n_ctx_slot", fields["n_ctx"])
+            opened = int(self.server.facts.get("slots-opened", "0"))
+            self.server.facts["slots-opened"] = str(max(opened, slot + 1))
+            return
+        if name == "idle-saved":
+            self._idle = True
+            return
+        request = self._active.get(slot)
+        if request is None or (line.task not in {None, -1} and request.task != line.task):
+            if line.task in {None, -1}:
+                return
+            request = self._found_running(line, slot)
+        self._timed = request
+        handler = HANDLERS.get(name)
+        if handler is not None:
+            handler(self, request, fields)
+        if name == "released":
+            self._release(line, slot, request)
+
+    def _begin_choice(self, slot: int, road: Road, fields: Fields) -> None:
+        earlier = self._chosen.get(slot)
+        if road != "id" and earlier is not None and earlier[0] == "id":
+            fields = {**earlier[1], **fields}
+            road = "id"
+        self._chosen = {slot: (road, fields)}
+        self._search, self._idle = Search(), False
+
+    def _launch(self, line: Line, slot: int, fields: Fields) -> None:
+        server = self.server
+        request = Observed(
+            number=len(server.requests),
+            line=line.number,
+            slot=slot,
+            task=line.task if line.task is not None else -1,
+            is_child=fields.get("child") == "1",
+            launched_at=line.seconds,
+        )
+        road, said = self._chosen.pop(slot, ("unknown", {}))
+        request.road = road
+        request.sim, request.keep = said.get("sim"), said.get("keep")
+        request.threshold = said.get("threshold")
+        request.search, self._search = self._search, Search()
+        request.is_chat = bool(self._chats) and self._chats.popleft()
+        made = tuple((each.number, len(each.created)) for each in self._active.values())
+        server.requests.append(request)
+        server.moments.append(Moment("launched", request.number, slot, line.number, made))
+        self._active[slot] = request
+        self._idle = True
+
+    def _found_running(self, line: Line, slot: int) -> Observed:
+        """A line of a request whose launch the log does not have."""
+        request = Observed(
+            number=len(self.server.requests),
+            line=line.number,
+            slot=slot,
+            task=line.task if line.task is not None else -1,
+            started_before=True,
+        )
+        self.server.requests.append(request)
+        self.server.moments.append(Moment("launched", request.number, slot, line.number))
+        self._active[slot] = request
+        return request
+
+    def _release(self, line: Line, slot: int, request: Observed) -> None:
+        request.ended, request.released_at = True, line.seconds
+        if request.generated is None and not request.too_long:
+            request.cancelled = True
+        what = "cancelled" if request.cancelled else "released"
+        self.server.moments.append(
+            Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
+        )
+        self._active.pop(slot, None)
+
+    # --- the server as a whole
+
+    def _searching(self) -> Search | None:
+        return None if self._idle else self._search
+
+    def on_saving(self, line: Line, fields: Fields) -> None:
+        """A prompt goes to host memory."""
+        del line
+        self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
+        search = self._searching()
+        if search is not None:
+            search.saved, search.happened = int(fields["n_tokens"]), True
+
+    def on_looking(self, line: Line, fields: Fields) -> None:
+        """A search begins; the slot's own ratios are the bar."""
+        del line
+        self._idle = False
+        self._search.keep, self._search.sim = fields["keep"], fields["sim"]
+        self._search.happened = True
+
+    def on_compared(self, line: Line, fields: Fields) -> None:
+        """One entry of the search."""
+        del line
+        self._search.compared.append(Compared(int(fields["n_tokens"]), int(fields["lcp"])))
+
+    def on_found(self, line: Line, fields: Fields) -> None:
+        """An entry is better than the slot."""
+        del line
+        self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
+
+    def on_state(self, line: Line, fields: Fields) -> None:
+        """How much is parked, and how much may be."""
+        del line
+        self.server.facts.setdefault("cache-limit-mib", fields["limit"])
+        self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
+        search = self._searching()
+        if search is not None:
+            search.entries, search.happened = [], True
+
+    def on_entry(self, line: Line, fields: Fields) -> None:
+        """One parked conversation."""
+        del line
+        search = self._searching()
+        if search is not None:
+            search.entries.append(int(fields["n_tokens"]))
+
+    def on_cancel(self, line: Line, fields: Fields) -> None:
+        """A client went away."""
+        del line
+        for request in self._active.values():
+            if request.task == int(fields["task"]):
+                request.cancelled = True
+
+    def on_chat(self, line: Line, fields: Fields) -> None:
+        """A chat is being rendered; it will be launched soon."""
+        del line, fields
+        self._chats.append(True)
+
+    def on_http(self, line: Line, fields: Fields) -> None:
+        """A call was answered: of interest where it changed a slot."""
+        found = SLOT_PATH.search(fields["path"])
+        if found is not None and fields["status"] == "200":
+            what = "restored-slot" if found[2] == "restore" else "erased-slot"
+            self.server.moments.append(
+                Moment(what, -1, int(found[1]), line.number)  # type: ignore[arg-type]
+            )
+
+    def on_too_long(self, line: Line, fields: Fields) -> None:
+        """A prompt does not fit; the slot is released at once."""
+        del line
+        if self._timed is not None:
+            self._timed.too_long = True
+            self._timed.n_tokens = int(fields["n_tokens"])
+
+
+ROADS: Final[Mapping[str, Road]] = {
+    "by-similarity": "similarity",
+    "by-age": "age",
+    "by-id": "id",
+}
+
+
+def _prompt(_: Reader, request: Observed, fields: Fields) -> None:
+    request.n_tokens = int(fields["n_tokens"])
+
+
+def _depth(_: Reader, request: Observed, fields: Fields) -> None:
+    request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
+    request.swa = int(fields["n_swa"])
+
+
+def _checked(_: Reader, request: Observed, fields: Fields) -> None:
+    request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
+
+
+def _restored(reader: Reader, request: Observed, fields: Fields) -> None:
+    request.restored_at = int(fields["n_tokens"])
+    request.restored = int(fields.get("n_past", fields["n_tokens"]))
+    reader.server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
+
+
+def _forced(_: Reader, request: Observed, fields: Fields) -> None:
+    del fields
+    request.forced = True
+
+
+def _erased(_: Reader, request: Observed, fields: Fields) -> None:
+    following = fields.get("pos_next")
+    request.erased.append((int(fields["n_tokens"]), None if following is None else int(following)))
+    request.swa = int(fields["n_swa"])
+
+
+def _created(reader: Reader, request: Observed, fields: Fields) -> None:
+    n_tokens = int(fields["n_tokens"])
+    request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
+    reader.server.facts.setdefault("checkpoints", fields["most"])
+    reader.server.checkpoint_mib.append((n_tokens, float(fields["size"])))
+
+
+def _one_token(_: Reader, request: Observed, fields: Fields) -> None:
+    request.one_token = True
+    request.n_tokens = request.n_tokens or int(fields["n_tokens"])
+
+
+def _removed(_: Reader, request: Observed, fields: Fields) -> None:
+    p0 = int(fields["p0"])
+    if request.first_cut is None:
+        request.first_cut = p0
+    request.cuts.append(p0)
+
+
+def _refused_cut(_: Reader, request: Observed, fields: Fields) -> None:
+    del fields
+    request.refused_cut = True
+    request.first_cut = 0
+
+
+def _read(_: Reader, request: Observed, fields: Fields) -> None:
+    request.done_at = int(fields["n_tokens"])
+
+
+def _prompt_time(_: Reader, request: Observed, fields: Fields) -> None:
+    request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
+
+
+def _reply_time(_: Reader, request: Observed, fields: Fields) -> None:
+    request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
+
+
+def _drafts(_: Reader, request: Observed, fields: Fields) -> None:
+    request.accepted = int(fields["accepted"])
+
+
+def _shifted(_: Reader, request: Observed, fields: Fields) -> None:
+    request.shifts.append((int(fields["left"]), int(fields["discard"])))
+
+
+def _chunk(_: Reader, request: Observed, fields: Fields) -> None:
+    request.chunks += int(fields["size"])
+
+
+def _released(_: Reader, request: Observed, fields: Fields) -> None:
+    request.held_after = int(fields["n_tokens"])
+    request.truncated = fields["truncated"] == "1"
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "prompt": _prompt,
+    "depth": _depth,
+    "checked": _checked,
+    "restored": _restored,
+    "forced": _forced,
+    "erased": _erased,
+    "created": _created,
+    "one-token": _one_token,
+    "removed": _removed,
+    "refused-cut": _refused_cut,
+    "read": _read,
+    "prompt-time": _prompt_time,
+    "reply-time": _reply_time,
+    "drafts": _drafts,
+    "shifted": _shifted,
+    "chunk": _chunk,
+    "released": _released,
+}
+"""Message -> what a request learns from it."""
+
+SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
+    "saving": Reader.on_saving,
+    "looking": Reader.on_looking,
+    "compared": Reader.on_compared,
+    "found": Reader.on_found,
+    "cache-state": Reader.on_state,
+    "entry": Reader.on_entry,
+    "cancelled": Reader.on_cancel,
+    "chat": Reader.on_chat,
+    "http": Reader.on_http,
+    "too-long": Reader.on_too_long,
+}
+"""Message -> what the server learns from it."""

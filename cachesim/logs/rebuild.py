@@ -1,0 +1,487 @@
+"""Prompts with exactly the common prefixes that a log proves, played as they are made.
+
+    held      [ text 4 ............ text 5 ..... )      what the replay's slot, or an entry, holds
+    prompt    [ text 4 ..... )( text 9 ......... )      as much of it as the log says, then new
+              0          common               length
+
+Where the log leaves several ways open (a ratio of three decimals, no line at all), each is tried on
+a copy of the server, and the first whose answer is the log's is taken.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from cachesim.engines.rope import LONGEST, Rope
+from cachesim.logs.evidence import (
+    Interval,
+    Lengths,
+    common_with_holder,
+    counts_of,
+    lengths_of,
+    with_length_from_ratios,
+)
+from cachesim.logs.known import UNKNOWN, Known, bounded, computed
+from cachesim.logs.observed import Moment, Observed, ServerLog
+from cachesim.logs.player import FAILED, Asked, Player, Replayed
+from cachesim.logs.settings import Settings
+
+MOST_WAYS: Final = 14
+"""Ways that are tried for one request."""
+
+FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
+"""Texts of one request: what is new in it, its reply, what came before the log and its reply."""
+
+PASSES: Final = 3
+"""Times that a log is gone through: what a later request shows may concern an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way in which a request may have been: what it shares, and with what."""
+
+    prompt: Rope
+    common: Known
+    holder: str
+    cache_prompt: bool = True
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """One request: what the log says, how it was played, what came of it."""
+
+    observed: Observed
+    lengths: Lengths
+    asked: Asked | None = None
+    common: Known = UNKNOWN
+    holder: str = "nothing"
+    replayed: Replayed = FAILED
+    ways: int = 1
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the log says how many tokens were cached."""
+        return self.lengths.cached.value is not None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the replay answers as the log does."""
+        if not self.is_comparable:
+            return self.asked is not None
+        return self.replayed.cached == self.lengths.cached.value
+
+
+@dataclass(slots=True)
+class Replay:
+    """A whole log, played."""
+
+    log: ServerLog
+    settings: Settings
+    requests: list[Rebuilt] = field(default_factory=list)
+    marks: dict[int, set[int]] = field(default_factory=dict)
+    invented: list[Asked] = field(default_factory=list)  # what came before the log begins
+    order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
+
+    @property
+    def comparable(self) -> list[Rebuilt]:
+        """The requests that can be held against the log."""
+        return [each for each in self.requests if each.is_comparable]
+
+    @property
+    def agreeing(self) -> int:
+        """How many of them agree."""
+        return sum(each.agrees for each in self.comparable)
+
+
+def rebuild(
+    log: ServerLog,
+    settings: Settings,
+    *,
+    passes: int = PASSES,
+    progress: Callable[[int], None] | None = None,
+) -> Replay:
+    """Play a log; again where a request shows what an earlier one must have been."""
+    best = Rebuilder(log, settings, {}, progress).play()
+    for _ in range(passes - 1):
+        if best.agreeing == len(best.comparable):
+            break
+        marks = _marks_wanted(best)
+        if not marks:
+            break
+        merged = {text: best.marks.get(text, set()) | marks.get(text, set())
+                  for text in {*best.marks, *marks}}  # fmt: skip
+        again = Rebuilder(log, settings, merged, progress).play()
+        if again.agreeing <= best.agreeing:
+            break
+        best = again
+    return best
+
+
+def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
+    """Places of states that were restored and that the replay lacks: a message begins there."""
+    wanted: dict[int, set[int]] = {}
+    for each in replay.requests:
+        cached = each.lengths.cached.value
+        if each.agrees or each.asked is None or not cached or each.common.value is None:
+            continue
+        if cached < len(each.asked.prompt) and cached < each.common.value:
+            text, place = place_of(each.asked.prompt, cached)
+            wanted.setdefault(text, set()).add(place)
+    return wanted
+
+
+def place_of(rope: Rope, at: int) -> tuple[int, int]:
+    """The text and the place in it of one token."""
+    for text, first, last in rope.runs:
+        if at < last - first:
+            return text, first + at
+        at -= last - first
+    return 0, 0
+
+
+class Rebuilder:
+    """Goes through a log's moments with a player."""
+
+    def __init__(
+        self,
+        log: ServerLog,
+        settings: Settings,
+        marks: dict[int, set[int]],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.log = log
+        self.settings = settings
+        self.window = int(settings.window.value or 0)
+        self.verbose = settings.release.value != "b11549" or any(
+            r.first_cut is not None or r.created for r in log.requests
+        )
+        self.player = Player(settings.profile, settings.spec, settings.values)
+        self.replay = Replay(log, settings, marks={k: set(v) for k, v in marks.items()})
+        self.pinned = settings.release.value != "b11549"
+        self.progress = progress
+
+    def play(self) -> Replay:
+        """Every moment in order."""
+        for request in self.log.requests:
+            self.replay.requests.append(Rebuilt(request, lengths_of(request)))
+        running: list[int] = []
+        for moment in self.log.moments:
+            if moment.what == "launched":
+                self._arrive(running, moment)
+                if self._launch(self.replay.requests[moment.request]):
+                    running.append(moment.request)
+            elif moment.request in running:
+                self._finish(moment.request)
+                running.remove(moment.request)
+            if self.progress is not None:
+                self.progress(moment.line)
+        for number in running:
+            self._finish(number)
+        return self.replay
+
+    def _finish(self, number: int) -> None:
+        self.replay.requests[number].replayed = self.player.run_until(number)
+        self.replay.order.append(("finish", number))
+
+    def new_text(self, request: Observed, use: int, length: int) -> Rope:
+        """Tokens that nothing else has; the same ones each time a log is gone through."""
+        return Rope.of(8 * (request.number + 1) + use, min(length, LONGEST))
+
+    # --- launching
+
+    def _arrive(self, running: Sequence[int], moment: Moment) -> None:
+        """Let those at work come as far as the log says they were when the next one came."""
+        now = self.log.requests[moment.request].launched_at
+        batch = int(self.settings.values.get("batch_size", 2048))
+        for number in running:
+            observed = self.log.requests[number]
+            share = _share_done(observed, now)
+            lengths = self.replay.requests[number].lengths
+            whole, cached = lengths.prompt.value, lengths.cached.value or 0
+            if share is None or whole is None:
+                if dict(moment.made).get(number, 0) > 0:
+                    self.player.advance(turns=1, at_once=1)
+                continue
+            read, spoken = share
+            if read >= 1.0:
+                self.player.run_prompt(number)
+                generated = max(1, int(spoken * (observed.generated or 1)) - 1)
+                self.player.advance(turns=1, at_once=generated)
+            elif read * (whole - cached) >= batch:  # a batch is read as one
+                self.player.read_until(
+                    number, cached + int(read * (whole - cached)) // batch * batch
+                )
+
+    def _launch(self, rebuilt: Rebuilt) -> bool:
+        request, lengths = rebuilt.observed, rebuilt.lengths
+        if lengths.prompt.value is None or lengths.prompt.value <= 0 or request.is_child:
+            return False
+        ways = self._ways(rebuilt)
+        chosen = ways[0]
+        if len(ways) > 1 or self._is_worth_a_trial(rebuilt):
+            chosen = self._tried(rebuilt, ways)
+        rebuilt.ways = len(ways)
+        asked = self._asked(rebuilt, chosen)
+        rebuilt.asked, rebuilt.common, rebuilt.holder = asked, chosen.common, chosen.holder
+        self.player.launch(asked)
+        self.replay.order.append(("launch", request.number))
+        return True
+
+    def _is_worth_a_trial(self, rebuilt: Rebuilt) -> bool:
+        del rebuilt
+        return False
+
+    def _tried(self, rebuilt: Rebuilt, ways: Sequence[Way]) -> Way:
+        """The first way whose answer is the log's; the first of all where none is."""
+        cached, slot = rebuilt.lengths.cached.value, rebuilt.observed.slot
+        if cached is None:
+            return ways[0]
+        fallback: Way | None = None
+        for way in ways:
+            twin = self.player.fork()
+            twin.launch(self._asked(rebuilt, way, trial=True))
+            result = twin.run_until(rebuilt.observed.number)
+            if result.cached == cached and result.slot == slot:
+                return way
+            if fallback is None and result.cached == cached:
+                fallback = way
+        return fallback or ways[0]
+
+    def _asked(self, rebuilt: Rebuilt, way: Way, *, trial: bool = False) -> Asked:
+        request = rebuilt.observed
+        reply_length = self._reply_length(rebuilt, len(way.prompt))
+        cancel = request.held_after if request.cancelled and not trial else None
+        length = 1 if trial else max(1, reply_length, (cancel or 0) + 1)
+        reply = self.new_text(request, REPLY, length)
+        if not trial:
+            self._mark(rebuilt, way.prompt)
+        return Asked(
+            number=request.number,
+            prompt=way.prompt,
+            reply=reply,
+            slot=self._slot_wanted(request),
+            cache_prompt=way.cache_prompt,
+            user_starts=self.starts_in(way.prompt),
+            cancel_at=cancel,
+        )
+
+    def _slot_wanted(self, request: Observed) -> int:
+        """The slot that the client asked for; the older releases print nothing of it."""
+        if request.road == "id" or (request.road == "unknown" and self.pinned
+                                    and not request.started_before):  # fmt: skip
+            return request.slot
+        return -1
+
+    def _reply_length(self, rebuilt: Rebuilt, prompt: int) -> int:
+        """As many tokens as the slot held more at the end, and the last, which is not held."""
+        request = rebuilt.observed
+        if request.held_after is None or request.shifts:
+            return request.generated or 1
+        return max(1, request.held_after - prompt + 1)
+
+    # --- messages
+
+    def starts_in(self, prompt: Rope) -> tuple[int, ...]:
+        """Where user messages begin in a prompt, as far as is known."""
+        starts: list[int] = []
+        at = 0
+        for text, first, last in prompt.runs:
+            places = self.replay.marks.get(text, ())
+            starts += (at + place - first for place in places if first <= place < last)
+            at += last - first
+        return tuple(sorted(starts))
+
+    def _mark(self, rebuilt: Rebuilt, prompt: Rope) -> None:
+        """Checkpoints that nothing else explains were taken where a user's message begins."""
+        request = rebuilt.observed
+        if not request.created or not self.player.knows_messages:
+            return
+        whole = len(prompt)
+        options = self.settings.values
+        ubatch = int(options.get("ubatch_size", 512))
+        batch = int(options.get("batch_size", 2048))
+        cached = rebuilt.lengths.cached.value or 0
+        usual = {whole - 4, whole - 4 - ubatch, cached, *range(cached, whole, batch)}
+        for _, _, place in request.created:
+            if place not in usual and cached < place < whole:
+                text, offset = place_of(prompt, place)
+                self.replay.marks.setdefault(text, set()).add(offset)
+
+    # --- ways
+
+    def _ways(self, rebuilt: Rebuilt) -> list[Way]:
+        """What the request may have been, likeliest first."""
+        request = rebuilt.observed
+        slots, parked = self.player.held()
+        held = slots[request.slot] if 0 <= request.slot < len(slots) else Rope()
+        if rebuilt.lengths.prompt.how == "bounded":
+            rebuilt.lengths = with_length_from_ratios(rebuilt.lengths, request, held, parked)
+        whole = rebuilt.lengths.prompt.value or 1
+        if not len(held) and self._holds_something(request):
+            held = self._invent(request, whole) or held
+            slots, parked = self.player.held()
+        exact = common_with_holder(request, whole, self.window, verbose=self.verbose)
+        found: list[tuple[Rope, str, Interval, bool]] = []
+        found += self._with_entries(request, whole, parked, exact)
+        if request.search.found_keep is None:
+            found += self._with_slot(request, whole, held, exact)
+        if not self.verbose and request.road in {"age", "id", "similarity"}:
+            found += self._guessed(rebuilt, held, parked)
+        if rebuilt.lengths.cached.value == 0:  # or the request wanted nothing of the cache
+            found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
+        ways = list(self._spelt_out(rebuilt, found))
+        if not ways:
+            ways = [Way(self.new_text(request, FRESH, whole), computed(0), "nothing")]
+        return ways[:MOST_WAYS]
+
+    def _holds_something(self, request: Observed) -> bool:
+        """Whether the log says that the slot held tokens that the replay knows nothing of."""
+        if request.depth is not None:
+            return request.depth[1] > 0
+        return request.sim is not None or bool(request.checked)
+
+    def _invent(self, request: Observed, whole: int) -> Rope | None:
+        """What the slot held before the log begins: so long that the printed ratios hold."""
+        length = None
+        if request.depth is not None:
+            length = request.depth[1]
+        elif request.search.saved is not None:
+            length = request.search.saved
+        elif request.sim is not None and request.keep is not None:
+            common = counts_of(request.sim, whole)
+            keep = float(request.keep) if request.keep.replace(".", "").isdigit() else 0.0
+            if common is not None and keep > 0:
+                length = round((common.low + common.high) / 2 / keep)
+        if not length or self.player.dead:
+            return None
+        prompt = self.new_text(request, BEFORE, max(1, length))
+        asked = Asked(
+            number=-1 - len(self.replay.invented),
+            prompt=prompt,
+            reply=self.new_text(request, BEFORE_REPLY, 1),
+            slot=request.slot,
+        )
+        self.replay.invented.append(asked)
+        self.player.launch(asked)
+        if self.player.run_until(asked.number).error is not None:
+            return None
+        self.replay.order += [("launch", asked.number), ("finish", asked.number)]
+        return prompt
+
+    def _with_entries(
+        self, request: Observed, whole: int, parked: Sequence[Rope], exact: Known
+    ) -> Iterator[tuple[Rope, str, Interval, bool]]:
+        """Parked conversations that the search named."""
+        search = request.search
+        if search.found_keep is not None:
+            for index in range(len(parked) - 1, -1, -1):
+                entry = parked[index]
+                bounds = counts_of(search.found_sim, whole)
+                bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
+                if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
+                    yield entry, f"prompt cache entry {index}", _narrowed(bounds, exact), True
+        best = max(search.compared, key=lambda each: each.lcp, default=None)
+        if best is not None and best.lcp > 0:
+            for index, entry in enumerate(parked):
+                if len(entry) == best.n_tokens and best.lcp <= whole:
+                    name = f"prompt cache entry {index}"
+                    yield entry, name, Interval(best.lcp, best.lcp), True
+
+    def _with_slot(
+        self, request: Observed, whole: int, held: Rope, exact: Known
+    ) -> Iterator[tuple[Rope, str, Interval, bool]]:
+        """What the slot itself holds."""
+        if not len(held):
+            return
+        name = f"slot {request.slot}"
+        sim = request.sim if request.sim is not None else request.search.sim
+        keep = request.keep if request.sim is not None else request.search.keep
+        bounds = counts_of(sim, whole)
+        by_keep = counts_of(keep, len(held))
+        both = bounds.meet(by_keep) if bounds is not None else by_keep
+        bounds = both or bounds
+        if bounds is None and exact.value is None:
+            return
+        limit = Interval(0, min(whole, len(held)))
+        bounds = (bounds or limit).meet(limit)
+        if bounds is not None:
+            yield held, name, _narrowed(bounds, exact), True
+            if exact.value is not None and exact.value not in bounds:
+                yield held, name, bounds, False  # the request wanted nothing of the cache
+
+    def _guessed(
+        self, rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope]
+    ) -> Iterator[tuple[Rope, str, Interval, bool]]:
+        """Where no line tells: whatever there is that would give as many cached tokens."""
+        cached = rebuilt.lengths.cached.value
+        whole = rebuilt.lengths.prompt.value or 1
+        if not cached or rebuilt.observed.road == "similarity":
+            return
+        names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)]
+        for rope, name in [(held, f"slot {rebuilt.observed.slot}"), *reversed(names)]:
+            if len(rope) >= cached:
+                yield rope, name, Interval(cached, min(whole, len(rope))), True
+
+    def _spelt_out(
+        self, rebuilt: Rebuilt, found: Iterable[tuple[Rope, str, Interval, bool]]
+    ) -> Iterator[Way]:
+        """Each possibility with the lengths worth trying, the likeliest first."""
+        whole = rebuilt.lengths.prompt.value or 1
+        cached = rebuilt.lengths.cached.value
+        seen: set[tuple[str, int, bool]] = set()
+        spelt: list[list[Way]] = []
+        for rope, name, bounds, cache_prompt in found:
+            ways = []
+            for common in _likely(rope, whole, cached, bounds, one=rebuilt.observed.one_token):
+                if (name, common, cache_prompt) in seen:
+                    continue
+                seen.add((name, common, cache_prompt))
+                prompt = rope[:common]
+                if common < whole:
+                    prompt += self.new_text(rebuilt.observed, FRESH, whole - common)
+                known = bounded(common, bounds.low, bounds.high)
+                ways.append(Way(prompt, known, name if common else "nothing", cache_prompt))
+            spelt.append(ways)
+        for rank in range(max(map(len, spelt), default=0)):
+            yield from (ways[rank] for ways in spelt if rank < len(ways))
+
+
+def _narrowed(bounds: Interval, exact: Known) -> Interval:
+    if exact.value is None:
+        return bounds
+    low = exact.value if exact.low is None else exact.low
+    high = exact.value if exact.high is None else exact.high
+    return bounds.meet(Interval(low, high)) or bounds
+
+
+def _likely(
+    rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one: bool
+) -> list[int]:
+    """Lengths within bounds: what ends with a text or was cached comes before what merely fits."""
+    joints, at = [], 0
+    for _, first, last in rope.runs:
+        at += last - first
+        joints.append(at)
+    likely = [whole] if one else []
+    likely += [len(rope)]
+    if cached is not None:
+        likely += [cached, cached + 1]
+    likely += reversed(joints)
+    likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
+    return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
+
+
+def _share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:
+    """How much of a prompt had been read, and of a reply been given, at a time of the log."""
+    start = observed.launched_at
+    if now is None or start is None or observed.prompt_ms is None:
+        return None
+    elapsed = (now - start) * 1000
+    read = elapsed / max(observed.prompt_ms, 0.001)
+    spoken = (elapsed - observed.prompt_ms) / max(observed.reply_ms or 0.001, 0.001)
+    return min(1.0, max(0.0, read)), min(1.0, max(0.0, spoken))
+
+
+def with_marks(asked: Asked, starts: tuple[int, ...]) -> Asked:
+    """The same request with other message starts."""
+    return replace(asked, user_starts=starts)

@@ -1,0 +1,329 @@
+"""The server behind a log: release, flags, model; each from the log, from the user, or assumed."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cachesim.errors import InputError
+from cachesim.logs.known import How
+from cachesim.logs.observed import ServerLog
+from cachesim.model.presets import PRESETS, preset
+from cachesim.model.spec import ModelSpec
+
+RELEASES: Final[Mapping[str, int]] = {"b9093": 9093, "b9538": 9538, "b11549": 11549}
+"""Releases whose rules are known, and their build numbers."""
+
+ARCHITECTURES: Final = (
+    ("hybrid-delta", r"qwen3-?next|qwen3\.?[5-9]|qwen35|kimi-?linear"),
+    ("hybrid-swa", r"lfm2-?swa|lfm2_swa"),
+    ("hybrid", r"granite-?4|granite-?hybrid|nemotron-?h|nemotron-?3|jamba|falcon-?h1|plamo2|lfm2"),
+    ("recurrent", r"mamba|rwkv"),
+    ("swa", r"gemma|gpt-?oss|cohere2|command-?[ar]|exaone|llama-?4|olmo-?3|phi-?3|mimo"),
+    ("dense", r"llama|qwen|mistral|deepseek|glm|phi|olmo|granite|minimax|kimi|starcoder|yi-"),
+)  # fmt: skip
+"""What kind of memory a model has, by its architecture or the name of its file."""
+
+OUTSIDE: Final = re.compile(r"^-?\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One flag or fact, and how it is known."""
+
+    value: Any
+    how: How | str
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the replay's server is started with."""
+
+    release: Setting
+    preset: Setting
+    window: Setting
+    options: dict[str, Setting] = field(default_factory=dict)
+    patches: tuple[str, ...] = ()
+    build: int | None = None
+    model_file: str = ""
+
+    @property
+    def profile(self) -> str:
+        """The profile to replay on."""
+        return "+".join((f"llama.cpp@{self.release.value}", *self.patches))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options alone."""
+        return {name: each.value for name, each in self.options.items() if each.value is not None}
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model, as far as a cache is concerned."""
+        changes: dict[str, Any] = {}
+        if self.window.value:
+            changes["window"] = int(self.window.value)
+        return preset(str(self.preset.value), **changes)
+
+    def with_option(self, name: str, value: object, how: str) -> "Settings":
+        """The same but for one flag."""
+        return replace(self, options={**self.options, name: Setting(value, how)})
+
+
+def settings_of(
+    log: ServerLog,
+    *,
+    profile: str | None = None,
+    model: str | None = None,
+    window: int | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> Settings:
+    """What the log says, then what the user says, then what has to be assumed."""
+    build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
+    release, patches = _release(log, build, profile)
+    kind, seen = _model(log, model)
+    settings = Settings(
+        release=release,
+        preset=kind,
+        window=seen if window is None else Setting(window, "given"),
+        patches=patches,
+        build=build,
+        model_file=log.facts.get("loading", "").rsplit("/", 1)[-1],
+    )
+    settings.options = _options(log, str(release.value))
+    for name, value in _command(log.facts.get("command", "")).items():
+        settings.options[name] = Setting(value, "printed")
+    for name, value in (given or {}).items():
+        settings.options[name] = Setting(value, "given")
+    return settings
+
+
+def _release(
+    log: ServerLog, build: int | None, profile: str | None
+) -> tuple[Setting, tuple[str, ...]]:
+    if profile is not None:
+        name = profile.removeprefix("llama.cpp@")
+        release, *patches = name.split("+")
+        return Setting(release, "given"), tuple(patches)
+    if build is not None:
+        nearest = min(RELEASES, key=lambda name: (abs(RELEASES[name] - build), name))
+        return Setting(nearest, "printed" if RELEASES[nearest] == build else "assumed"), ()
+    for style in ("b11549", "b9538", "b9093"):
+        if style in log.styles:
+            return Setting(style, "computed"), ()
+    return Setting("b9538" if "verbosity" in log.facts else "b9093", "assumed"), ()
+
+
+def kind_of(name: str) -> str | None:
+    """The preset whose memory is that of a model with this name."""
+    for kind in sorted(PRESETS, key=len, reverse=True):
+        if name.startswith(kind):
+            return kind
+    for kind, shape in ARCHITECTURES:
+        if re.search(shape, name.lower()):
+            return kind
+    return None
+
+
+def _model(log: ServerLog, given: str | None) -> tuple[Setting, Setting]:
+    window = _window(log)
+    if given is not None:
+        if given not in PRESETS:
+            known = ", ".join(PRESETS)
+            msg = f"--model {given}: there is no such preset; there are {known}"
+            raise InputError(msg)
+        return Setting(given, "given"), window
+    exact = any(low == high > 0 for r in log.requests for low, high, _ in r.created)
+    windowed = any(low < high for r in log.requests for low, high, _ in r.created) and not exact
+    name = log.facts.get("architecture", "")
+    kind = kind_of(name) if name else None
+    how = "computed"
+    if kind is None:
+        kind = kind_of(log.facts.get("loading", "").rsplit("/", 1)[-1].removesuffix(".gguf"))
+        how = "assumed"
+    if "draft-mtp" in log.facts and kind in {None, "hybrid-delta"}:
+        return Setting("hybrid-mtp", "computed"), window
+    recurrent = {"recurrent", "hybrid", "hybrid-delta", "hybrid-swa"}
+    if "rs-size" in log.facts and kind not in recurrent:
+        kind, how = ("hybrid" if "kv-size" in log.facts else "recurrent"), "computed"
+    elif exact and kind not in recurrent:
+        kind, how = "hybrid", "computed"
+    elif kind == "hybrid" and int(log.facts.get("n_swa", "0")) > 0:
+        kind = "hybrid-swa"
+    elif windowed and kind not in {"swa", "hybrid-swa"}:
+        kind, how = "swa", "computed"
+    if kind is None:
+        return Setting("dense", "assumed"), window
+    return Setting(kind, how), window
+
+
+def _window(log: ServerLog) -> Setting:
+    seen = Counter(r.swa for r in log.requests if r.swa)
+    if seen:
+        return Setting(seen.most_common(1)[0][0], "printed")
+    printed = int(log.facts.get("n_swa", "0"))
+    return Setting(printed or None, "printed" if printed else "assumed")
+
+
+def _options(log: ServerLog, release: str) -> dict[str, Setting]:
+    facts = log.facts
+    options: dict[str, Setting] = {}
+    slots = int(facts.get("slots", facts.get("slots-opened", "0")))
+    how = "printed"
+    if not slots:
+        slots, how = max((r.slot for r in log.requests), default=0) + 1, "computed"
+    options["parallel"] = Setting(max(1, slots), how)
+    unified = _unified(log, slots)
+    if slots > 1:
+        options["kv_unified"] = unified
+    options["ctx_size"] = _context(log, slots, unified=bool(unified.value))
+    if "n_ubatch" in facts:
+        options["ubatch_size"] = Setting(int(facts["n_ubatch"]), "printed")
+        options["batch_size"] = Setting(int(facts.get("n_batch", "2048")), "printed")
+    else:
+        options |= _batches(log)
+    if "cache-off" in facts or "idle-needs-cache" in facts:
+        options["cache_ram"] = Setting(0, "printed")
+    elif "cache-mib" in facts:
+        limit = facts["cache-mib"]
+        options["cache_ram"] = Setting(int(limit) if OUTSIDE.match(limit) else -1, "printed")
+    elif "cache-limit-mib" in facts:
+        mib = int(float(facts["cache-limit-mib"]))
+        options["cache_ram"] = Setting(mib or -1, "printed")
+    if "checkpoints" in facts:
+        options["ctx_checkpoints"] = Setting(int(facts["checkpoints"]), "printed")
+    elif "checkpoints-off" in facts:
+        options["ctx_checkpoints"] = Setting(0, "printed")
+    if "min-step" in facts and release != "b9093":
+        options["checkpoint_min_step"] = Setting(int(facts["min-step"]), "printed")
+    options |= _threshold(log)
+    if "swa-full" in facts:
+        options["swa_full"] = Setting(value=True, how="printed")
+    if any(r.shifts for r in log.requests):
+        options["context_shift"] = Setting(value=True, how="computed")
+    return options
+
+
+def _unified(log: ServerLog, slots: int) -> Setting:
+    facts = log.facts
+    if "kv_unified" in facts:
+        return Setting(facts["kv_unified"] == "true", "printed")
+    if "idle-needs-unified" in facts:
+        return Setting(value=False, how="printed")
+    if "idle-saved" in facts:
+        return Setting(value=True, how="printed")
+    total, one = facts.get("cache-limit-tokens"), facts.get("n_ctx_slot")
+    if total is not None and one is not None and slots > 1:
+        return Setting(total == one, "computed")
+    return Setting(slots == 4, "assumed")
+
+
+def _context(log: ServerLog, slots: int, *, unified: bool) -> Setting:
+    facts = log.facts
+    for name in ("n_ctx", "cache-limit-tokens"):
+        if name in facts and int(facts[name]) > 0 and not (name != "n_ctx" and _by_bytes(log)):
+            return Setting(int(facts[name]), "printed")
+    if "n_ctx_slot" in facts:
+        return Setting(int(facts["n_ctx_slot"]) * (1 if unified else max(1, slots)), "computed")
+    longest = max(((r.held_after or 0) + (r.n_tokens or 0) for r in log.requests), default=0)
+    return Setting(max(131_072, longest) * max(1, slots), "assumed")
+
+
+def _by_bytes(log: ServerLog) -> bool:
+    """Whether the token limit of the prompt cache may be another number than the context."""
+    return "cache-limit-tokens" not in log.facts
+
+
+def _batches(log: ServerLog) -> dict[str, Setting]:
+    """The ubatch size, as the places of checkpoints show it: one lies at the end less 4 and it."""
+    distances: Counter[int] = Counter()
+    for request in log.requests:
+        whole = prompt_length(request.n_tokens, request.held_after, request.generated)
+        if whole is None or request.shifts:
+            continue
+        for place in {n for _, _, n in request.created}:
+            if is_usual_ubatch(whole - 4 - place):
+                distances[whole - 4 - place] += 1
+    if distances:
+        size, count = distances.most_common(1)[0]
+        if count > 1:
+            return {"ubatch_size": Setting(size, "computed")}
+    return {}
+
+
+def is_usual_ubatch(size: int) -> bool:
+    """A number that people give as a ubatch size, rather than the length of a message."""
+    return size >= 8 and (size & (size - 1) == 0 or size % 64 == 0)
+
+
+def prompt_length(
+    n_tokens: int | None, held_after: int | None, generated: int | None
+) -> int | None:
+    """The prompt's tokens: as printed, or what the slot held less what was generated."""
+    if n_tokens is not None:
+        return n_tokens
+    if held_after is None or generated is None:
+        return None
+    return held_after - max(0, generated - 1)
+
+
+def _threshold(log: ServerLog) -> dict[str, Setting]:
+    for request in log.requests:
+        if request.threshold is not None:
+            return {"slot_prompt_similarity": Setting(float(request.threshold), "printed")}
+    highest = 0.0
+    for request in log.requests:
+        if request.road == "age" and request.search.sim is not None:
+            highest = max(highest, _ratio(request.search.sim))
+    if highest > 0.1:
+        return {"slot_prompt_similarity": Setting(0.0, "computed")}
+    return {}
+
+
+def _ratio(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+FLAGS: Final[Mapping[str, str]] = {
+    "-c": "ctx_size", "--ctx-size": "ctx_size", "-b": "batch_size", "--batch-size": "batch_size",
+    "-ub": "ubatch_size", "--ubatch-size": "ubatch_size", "-np": "parallel",
+    "--parallel": "parallel", "-ctxcp": "ctx_checkpoints", "--ctx-checkpoints": "ctx_checkpoints",
+    "--swa-checkpoints": "ctx_checkpoints", "-cms": "checkpoint_min_step",
+    "--checkpoint-min-step": "checkpoint_min_step", "-cram": "cache_ram",
+    "--cache-ram": "cache_ram", "--cache-reuse": "cache_reuse",
+    "-sps": "slot_prompt_similarity", "--slot-prompt-similarity": "slot_prompt_similarity",
+    "--keep": "keep",
+}  # fmt: skip
+SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
+    "-kvu": ("kv_unified", True), "--kv-unified": ("kv_unified", True),
+    "-no-kvu": ("kv_unified", False), "--no-kv-unified": ("kv_unified", False),
+    "--swa-full": ("swa_full", True), "--context-shift": ("context_shift", True),
+    "--no-cache-prompt": ("cache_prompt", False),
+    "--no-cache-idle-slots": ("cache_idle_slots", False),
+}  # fmt: skip
+
+
+def _command(text: str) -> dict[str, Any]:
+    """The flags of a command line that somebody's supervisor printed."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    found: dict[str, Any] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, _, value = word.partition("=")
+        if flag in SWITCHES:
+            name, setting = SWITCHES[flag]
+            found[name] = setting
+        elif flag in FLAGS:
+            number = value or following
+            if re.fullmatch(r"-?\d+", number):
+                found[FLAGS[flag]] = int(number)
+            elif re.fullmatch(r"-?\d*\.\d+", number):
+                found[FLAGS[flag]] = float(number)
+    return {name: value for name, value in found.items() if name != "ctx_size" or value > 0}

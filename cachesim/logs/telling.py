@@ -1,0 +1,284 @@
+"""What a replayed log shows, as plain data: totals, causes, requests, and how each is known."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.engines.causes import Loss
+from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
+from cachesim.logs.cures import cure_of
+from cachesim.logs.known import Known
+from cachesim.logs.observed import Observed
+from cachesim.logs.rebuild import Rebuilt, Replay
+from cachesim.logs.settings import Settings
+
+FORMAT: Final = 1
+
+
+@dataclass(slots=True)
+class Group:
+    """One cause over a whole log."""
+
+    cause: str
+    tokens: int = 0
+    requests: list[int] = field(default_factory=list)
+    sentence: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        cure = cure_of(self.cause)
+        return {
+            "cause": self.cause,
+            "tokens": self.tokens,
+            "requests": self.requests,
+            "kind": cure.kind,
+            "example": self.sentence,
+            "cure": cure.advice,
+            "upstream": cure.upstream,
+        }
+
+
+def told(
+    replays: Sequence[Replay], *, sources: Sequence[str], lines: int, known_lines: int
+) -> dict[str, Any]:
+    """Everything, as one mapping: what `--format json` prints."""
+    requests: list[dict[str, Any]] = []
+    for server, replay in enumerate(replays):
+        requests += requests_of(replay, server=server, first=len(requests))
+    groups = groups_of(requests)
+    return {
+        "format": FORMAT,
+        "log": {"sources": list(sources), "lines": lines, "known_lines": known_lines},
+        "servers": [server_entry(replay) for replay in replays],
+        "agreement": agreement_of(requests),
+        "totals": totals_of(requests),
+        "causes": [each.as_dict() for each in groups],
+        "requests": requests,
+        "what_if": [],
+    }
+
+
+def server_entry(replay: Replay) -> dict[str, Any]:
+    """One life of a server: what it is taken for, and how that is known."""
+    settings = replay.settings
+    return {
+        "first_line": replay.log.first_line,
+        "build": settings.build,
+        "profile": settings.profile,
+        "profile_known": settings.release.how,
+        "model": {
+            "preset": settings.preset.value,
+            "how": settings.preset.how,
+            "window": settings.window.value,
+            "file": settings.model_file,
+        },
+        "options": {
+            name: {"value": each.value, "how": each.how}
+            for name, each in sorted(settings.options.items())
+        },
+        "invented": len(replay.invented),
+        "requests": len(replay.requests),
+        "missing": missing_of(replay),
+    }
+
+
+def missing_of(replay: Replay) -> list[str]:
+    """What the log does not say, and which flag would make the server print it."""
+    missing = []
+    if not replay.log.begins_at_start:
+        missing.append("The log does not begin with the server's start: what was held is unknown.")
+    quiet = replay.settings.release.value == "b11549" and all(
+        each.observed.first_cut is None for each in replay.requests
+    )
+    if quiet:
+        missing.append(
+            "This release prints restores, checkpoints and full re-processing only with `-lv 4`: "
+            "start the server with it to have them in the log."
+        )
+    assumed = sorted(n for n, each in replay.settings.options.items() if each.how == "assumed")
+    if replay.settings.preset.how == "assumed":
+        assumed.append("model")
+    if assumed:
+        missing.append(f"Assumed, because the log is silent: {', '.join(assumed)}.")
+    return missing
+
+
+def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, Any]]:
+    """The requests of one server in order of launch."""
+    stale = dict(stale_requests(replay))
+    return [
+        request_entry(each, server=server, number=first + each.observed.number)
+        | {"stale": stale.get(each.observed.number)}
+        for each in replay.requests
+    ]
+
+
+def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
+    """One request: the log's numbers, the replay's, and what lies between equal and reused."""
+    observed, lengths, replayed = each.observed, each.lengths, each.replayed
+    cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
+    again = max(0, replayed.equal - (cached or 0)) if each.agrees else None
+    return {
+        "number": number,
+        "server": server,
+        "line": observed.line,
+        "prompt_tokens": lengths.prompt.value,
+        "cached": lengths.cached.value,
+        "processed": lengths.processed.value,
+        "slot": observed.slot,
+        "cancelled": observed.cancelled,
+        "refused": observed.too_long,
+        "generated": observed.generated,
+        "replayed": {
+            "cached": replayed.cached,
+            "processed": replayed.processed,
+            "slot": replayed.slot,
+            "error": replayed.error,
+        },
+        "agrees": each.agrees if each.is_comparable else None,
+        "known": {
+            "prompt_tokens": lengths.prompt.how,
+            "cached": lengths.cached.how,
+            "processed": lengths.processed.how,
+            "slot": "assumed" if observed.started_before else "printed",
+            "common": each.common.how,
+        },
+        "bounds": bounds_of({"prompt_tokens": lengths.prompt, "common": each.common}),
+        "common": each.common.value,
+        "common_with": each.holder,
+        "equal": replayed.equal,
+        "equal_with": replayed.equal_with,
+        "again": again,
+        "why": [] if not each.agrees else [loss.as_dict() for loss in replayed.losses],
+        "log_says": says_of(observed),
+        "checkpoints": [
+            {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
+        ],
+    }
+
+
+def bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
+    """The bounds of numbers that are only known to lie within some."""
+    return {name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"}
+
+
+def says_of(observed: Observed) -> list[str]:
+    """What the log itself says of a request, in sentences."""
+    return list(_sayings(observed))
+
+
+def _sayings(o: Observed) -> Iterator[str]:
+    if o.started_before:
+        yield "Its launch is not in the log: what it met is unknown."
+    if o.sim is not None:
+        yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
+    elif o.road in ROADS:
+        yield ROADS[o.road].format(slot=o.slot)
+    if o.search.found_keep is not None:
+        yield (
+            f"A parked conversation was loaded: {o.search.found_keep} of it is kept, "
+            f"{o.search.found_sim} of the prompt."
+        )
+    yield from _memory_sayings(o)
+    if o.chunks:
+        yield f"{o.chunks} tokens were moved into place (`--cache-reuse`)."
+    for left, discarded in o.shifts:
+        yield f"The context was shifted: {discarded} of {left} tokens were discarded."
+
+
+ROADS: Final[Mapping[str, str]] = {
+    "age": "Slot {slot} was chosen because it was used least recently.",
+    "id": "Slot {slot} was asked for by number.",
+}
+SHOWN: Final = 6
+"""Checkpoints that are listed one by one."""
+
+
+def _memory_sayings(o: Observed) -> Iterator[str]:
+    if o.depth is not None:
+        yield f"{o.depth[0]} tokens match the slot's {o.depth[1]}."
+    if o.checked:
+        tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
+        more = f" and {len(o.checked) - SHOWN} more" if len(o.checked) > SHOWN else ""
+        yield f"Checkpoints tried against position {o.checked[-1][2]}: {tried}{more}."
+    if o.restored is not None:
+        yield f"The checkpoint of {o.restored_at} tokens was restored."
+    if o.forced:
+        yield "No checkpoint qualified: forcing full prompt re-processing."
+    if o.refused_cut:
+        yield "Memory refused to be cut, and was cleared."
+
+
+def stale_requests(replay: Replay) -> Iterator[tuple[int, str]]:
+    """Requests that were answered from a checkpoint whose tokens are not the prompt's."""
+    kept: dict[int, dict[int, str]] = {}
+    for each in replay.requests:
+        slot = each.replayed.slot if each.replayed.slot is not None else each.observed.slot
+        for event in each.replayed.events:
+            if isinstance(event, CheckpointRestored):
+                reason = kept.get(slot, {}).get(int(event.n_tokens))
+                if reason is not None and each.agrees:
+                    yield each.observed.number, reason
+            elif isinstance(event, CheckpointKept):
+                kept.setdefault(slot, {})[int(event.n_tokens)] = str(event.sentence)
+
+
+def agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many requests the replay answers as the log says."""
+    comparable = [each for each in requests if each["agrees"] is not None]
+    return {
+        "requests": len(requests),
+        "comparable": len(comparable),
+        "agreeing": sum(each["agrees"] for each in comparable),
+        "differing": [each["number"] for each in comparable if not each["agrees"]],
+    }
+
+
+def totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Sums over all requests, as far as they are known."""
+    return {
+        "requests": len(requests),
+        "prompt_tokens": sum(each["prompt_tokens"] or 0 for each in requests),
+        "cached": sum(each["cached"] or 0 for each in requests),
+        "processed": sum(each["processed"] or 0 for each in requests),
+        "again": sum(each["again"] or 0 for each in requests),
+    }
+
+
+def groups_of(requests: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """Causes over all requests, largest first; a cause that wins tokens back counts against it."""
+    groups: dict[str, Group] = {}
+    for each in requests:
+        for loss in net_losses(each["why"]):
+            group = groups.setdefault(loss["rule"], Group(loss["rule"]))
+            group.tokens += loss["from"] - loss["to"]
+            group.requests.append(each["number"])
+            group.sentence = group.sentence or loss["sentence"]
+    return sorted(groups.values(), key=lambda group: (-group.tokens, group.cause))
+
+
+def net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The losses that remain: what a later cause won back was not lost to the one before."""
+    left: list[dict[str, Any]] = []
+    for each in why:
+        gained = each["to"] - each["from"]
+        if gained <= 0:
+            left.append(dict(each))
+            continue
+        while gained > 0 and left:
+            share = min(gained, left[-1]["from"] - left[-1]["to"])
+            left[-1]["to"] += share
+            gained -= share
+            if left[-1]["from"] > left[-1]["to"]:
+                break
+            left.pop()
+    return [each for each in left if each["from"] > each["to"]]
+
+
+def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """The requests that read most tokens again although they were equal."""
+    ranked = sorted(requests, key=lambda each: (-(each["again"] or 0), each["number"]))
+    return [each for each in ranked if each["again"]][:count]
+
+
+__all__ = ["Group", "Loss", "Settings", "told", "worst"]

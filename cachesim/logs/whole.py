@@ -1,0 +1,108 @@
+"""A log from its files to what it tells, in one call."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from cachesim.errors import InputError
+from cachesim.logs.lines import lines_of
+from cachesim.logs.observed import ServerLog
+from cachesim.logs.reading import Reader
+from cachesim.logs.rebuild import Replay, rebuild
+from cachesim.logs.settings import settings_of
+from cachesim.logs.telling import told
+
+MOST_REQUESTS: Final = 100_000
+"""Requests of one log that are replayed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user says of the server."""
+
+    profile: str | None = None
+    model: str | None = None
+    window: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Read:
+    """What was found in the files."""
+
+    servers: list[ServerLog]
+    sources: list[str]
+    lines: int
+    known_lines: int
+
+
+def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
+    """Read logs one after the other, as one log."""
+    reader = Reader()
+    for _, file in files:
+        reader.take(lines_of(file))
+        if sum(len(each.requests) for each in reader.servers) > MOST_REQUESTS:
+            msg = f"the log has more than {MOST_REQUESTS} requests: cut it, as with tail -n 500000"
+            raise InputError(msg)
+    servers = [each for each in reader.servers if not each.is_empty]
+    return Read(
+        servers=servers,
+        sources=[name for name, _ in files],
+        lines=sum(each.lines for each in reader.servers),
+        known_lines=sum(each.known_lines for each in reader.servers),
+    )
+
+
+def replays_of(
+    read: Read, wanted: Wanted, progress: Callable[[int], None] | None = None
+) -> list[Replay]:
+    """Play what was read."""
+    if not read.servers:
+        raise InputError(nothing_in(read))
+    return [
+        rebuild(
+            server,
+            settings_of(
+                server,
+                profile=wanted.profile,
+                model=wanted.model,
+                window=wanted.window,
+                given=wanted.options,
+            ),
+            progress=progress,
+        )
+        for server in read.servers
+    ]
+
+
+def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
+    """What the replay shows."""
+    return told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
+
+
+def nothing_in(read: Read) -> str:
+    """Why a log cannot be used, and what would help."""
+    names = ", ".join(read.sources)
+    if read.known_lines:
+        return (
+            f"{names}: {read.known_lines} of {read.lines} lines are a llama-server's, and none "
+            "tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
+        )
+    return (
+        f"{names}: none of {read.lines} lines is of a kind that is known. `cachesim why` reads the "
+        "log of a llama-server (its standard error), or recorded requests as JSON Lines."
+    )
+
+
+def open_log(name: str) -> tuple[str, BinaryIO]:
+    """Open one file."""
+    path = Path(name)
+    try:
+        if path.is_dir():
+            msg = f"{name}: is a folder; name a log file"
+            raise InputError(msg)
+        return name, path.open("rb")
+    except OSError as error:
+        msg = f"{name}: cannot be read: {error.strerror or error}"
+        raise InputError(msg) from None

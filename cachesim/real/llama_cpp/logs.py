@@ -1,0 +1,178 @@
+"""Logs made by the real servers, read, rebuilt and replayed: how often the replay is right.
+
+real server of one release   ->   its log, its answers
+log -> workload -> replay    ->   the same `cached`?
+real server of another       ->   its answers to the same requests
+workload on its profile      ->   the same `cached`, foretold?
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from time import sleep
+from typing import Any, Final
+
+from cachesim.logs.lines import lines_of
+from cachesim.logs.other import default_step, options_for, play_otherwise
+from cachesim.logs.reading import Reader
+from cachesim.logs.rebuild import Replay, rebuild
+from cachesim.logs.settings import settings_of
+from cachesim.real.llama_cpp.compare import SideBySide
+from cachesim.real.llama_cpp.random_flags import PRESETS, draw_preset
+from cachesim.real.llama_cpp.server import RealServer
+from cachesim.real.llama_cpp.workload import Outcome, Release, Workload
+from cachesim.real.llama_cpp.workloads import Setting, grow
+
+DEFAULT, MORE = 3, 4
+"""`-lv`: what a server prints unasked, and what October's prints of its caches."""
+
+COLUMNS: Final[Sequence[tuple[Release, int, Release]]] = (
+    ("b9093", DEFAULT, "b9538"),
+    ("b9538", DEFAULT, "b11549"),
+    ("b11549", MORE, "b9538"),
+    ("b11549", DEFAULT, "b9538"),
+)
+"""Whose log, at which verbosity, and the release that is foretold from it."""
+
+SECONDS_TO_WRITE: Final = 0.05
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How often the replay of logs of one kind was right."""
+
+    release: Release
+    verbosity: int
+    other: Release
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def share(self, part: str, whole: str) -> float:
+        """One count as a part of another, in percent."""
+        return 100 * self.counts[part] / max(1, self.counts[whole])
+
+
+def draw_setting(rng: Random, name: str, *, release: Release, other: Release) -> Setting:
+    """A server as people start it: 1 to 4 slots, now and then little room for parked prompts."""
+    both = tuple(p for p in PRESETS if release in PRESETS[p] and other in PRESETS[p])
+    preset, window = draw_preset(rng, release=release, presets=both)
+    slots = rng.choices((1, 2, 3, 4), (60, 17, 13, 10))[0]
+    options: dict[str, Any] = {
+        "parallel": slots,
+        "ctx_size": rng.choice((1024, 2048, 4096, 8192)) * slots,
+    }
+    if slots > 1 and rng.random() < 0.4:
+        options |= {"kv_unified": True, "ctx_size": options["ctx_size"] // slots * 2}
+    if rng.random() < 0.3:
+        options["cache_ram"] = rng.choice((0, 1, 1, 2))
+    if preset == "hybrid-mtp":
+        options["spec_type"] = "draft-mtp"
+    return Setting(
+        name=name,
+        release=release,
+        preset=preset,
+        window=window,
+        options=options,
+        rng=rng,
+        slot_actions=False,
+        request_options=False,
+        cancels=0.06,
+    )
+
+
+class LogMaker(AbstractContextManager["LogMaker"]):
+    """Plays workloads on the real servers of two releases, and keeps the log of one."""
+
+    def __init__(self, release: Release, verbosity: int, other: Release) -> None:
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="cachesim-logs-")))
+        self._file = folder / "server.log"
+        self.agreement = Agreement(release, verbosity, other)
+        self._models = self._stack.enter_context(SideBySide(release))
+        self._real = self._stack.enter_context(
+            RealServer(release, log=self._file, verbosity=verbosity)
+        )
+        self._other = self._stack.enter_context(RealServer(other))
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def play(self, seed: int, number: int) -> tuple[bytes, Workload, tuple[Outcome, ...]]:
+        """One server's life: its log, what it was asked, what it answered."""
+        agreement = self.agreement
+        name = f"{agreement.release}-{agreement.verbosity}-{seed}-{number}"
+        rng = Random(f"log {name}")  # noqa: S311 - nothing secret
+        setting = draw_setting(rng, name, release=agreement.release, other=agreement.other)
+        before = self._file.stat().st_size if self._file.exists() else 0
+        model = self._models.model(setting.preset, setting.window)
+        with self._real.started(setting.options, model) as server:
+            workload, outcomes = grow(setting, server)
+            sleep(SECONDS_TO_WRITE)
+        with self._file.open("rb") as file:
+            file.seek(before)
+            return file.read(), workload, outcomes
+
+    def count(self, seed: int, number: int) -> None:
+        """Play one workload, replay its log, foretell the other release; count what agrees."""
+        log, workload, outcomes = self.play(seed, number)
+        replay = replay_of(log, workload, told=self.agreement.verbosity == DEFAULT)
+        counts = self.agreement.counts
+        counts["requests"] += len(replay.requests)
+        for each in replay.requests:
+            counts["comparable"] += each.is_comparable
+            counts["right"] += each.is_comparable and each.agrees
+            sure = each.common.is_sure and each.lengths.prompt.is_sure
+            counts["sure"] += sure
+            if each.is_comparable and not each.agrees:
+                self.agreement.wrong.append(f"{workload.name} request {each.observed.number}")
+        self._foretell(replay, workload, outcomes)
+
+    def _foretell(self, replay: Replay, workload: Workload, outcomes: Sequence[Outcome]) -> None:
+        """Ask the other release the same, and hold what the workload said beforehand against it."""
+        if any(step.abandoned for step in workload.steps):
+            return
+        other = self.agreement.other
+        model = self._models.model(workload.preset, workload.window)
+        real = self._other.play(workload, model)
+        values = {
+            name: value
+            for name, value in replay.settings.values.items()
+            if name not in default_step(replay.settings)
+        }
+        foretold = play_otherwise(replay, f"llama.cpp@{other}", options_for(other, values)).replayed
+        for number, answer in enumerate(real):
+            if number >= len(outcomes) or answer.cached is None:
+                continue
+            self.agreement.counts["foretellable"] += 1
+            said = foretold.get(number)
+            self.agreement.counts["foretold"] += said is not None and said.cached == answer.cached
+
+
+def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
+    """Read a log and play it; where a level prints no flags the reader is told the command line."""
+    servers = Reader().take(lines_of(BytesIO(log))).servers
+    server = max(servers, key=lambda each: len(each.requests))
+    given: Mapping[str, Any] = {}
+    model: str | None = None
+    window: int | None = None
+    if told and workload.release == "b11549":
+        given = {k: v for k, v in workload.options.items() if k != "spec_type"}
+    if told:
+        model, window = workload.preset, workload.window or None
+    return rebuild(server, settings_of(server, model=model, window=window, given=given))
+
+
+def agreements(*, seed: int, requests: int) -> Iterator[Agreement]:
+    """The table's rows, each as soon as it is done."""
+    for release, verbosity, other in COLUMNS:
+        with LogMaker(release, verbosity, other) as maker:
+            number = 0
+            while maker.agreement.counts["requests"] < requests:
+                maker.count(seed, number)
+                number += 1
+            yield maker.agreement

@@ -1,0 +1,201 @@
+"""What a log tells, on the terminal: totals, causes, the worst requests, what if."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+MIB: Final = 1 << 20
+NAMED: Final = 6
+"""Differing requests that are named one by one."""
+
+KINDS: Final = {
+    "design": "by design",
+    "client": "the client",
+    "flag": "a flag",
+    "defect": "upstream",
+    "unknown": "unknown",
+}
+
+
+def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Everything, in reading order."""
+    parts: list[RenderableType] = [*_head(found), Text(), *_agreement(found), Text()]
+    parts += _totals(found)
+    if found["causes"]:
+        parts += [Text(), causes(found["causes"])]
+    for each in worst:
+        parts += [Text(), request(each)]
+    if found["what_if"]:
+        parts += [Text(), what_if(found["what_if"])]
+    for note in dict.fromkeys(n for server in found["servers"] for n in server["missing"]):
+        parts += [Text(), Text(note, style="quiet")]
+    return Group(*parts)
+
+
+def _head(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    log, servers = found["log"], found["servers"]
+    names = ", ".join(log["sources"])
+    yield Text(
+        f"{names}: {count(found['totals']['requests'], 'request')} in {log['lines']:,} lines",
+        style="name",
+    )
+    shown: list[str] = []
+    for server in servers:
+        line = _server(server)
+        if line not in shown:
+            shown.append(line)
+    if len(servers) > 1:
+        yield Text(f"The server was started {len(servers)} times.")
+    for line in shown[:4]:
+        yield Text(line)
+
+
+def _server(server: Mapping[str, Any]) -> str:
+    model = server["model"]
+    flags = ", ".join(
+        f"{name} {each['value']}{_mark(each['how'])}" for name, each in server["options"].items()
+    )
+    build = f" (build {server['build']})" if server["build"] else ""
+    return (
+        f"{server['profile']}{build}{_mark(server['profile_known'])}, "
+        f"{model['preset']} model{_mark(model['how'])}; {flags}"
+    )
+
+
+def _mark(how: str) -> str:
+    return {"assumed": "?", "bounded": "~"}.get(how, "")
+
+
+def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    agreement = found["agreement"]
+    differing = agreement["differing"]
+    text = Text(
+        f"The replay agrees in {agreement['agreeing']} of "
+        f"{count(agreement['comparable'], 'request')}"
+    )
+    if not differing:
+        text.append("." if agreement["comparable"] else ": the log gives no count to compare.")
+    else:
+        named = ", ".join(map(str, differing[:NAMED]))
+        more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
+        noun = "request" if len(differing) == 1 else "requests"
+        text.append(f"; {noun} {named}{more} {'differs' if len(differing) == 1 else 'differ'}.")
+    yield text
+    for number in differing[:2]:
+        each = next(r for r in found["requests"] if r["number"] == number)
+        yield Text(
+            f"  request {number} (line {each['line']}): cached {shown(each['cached'])} in the "
+            f"log, {shown(each['replayed']['cached'])} in the replay"
+        )
+
+
+def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    totals = found["totals"]
+    yield Text(
+        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
+        f"{totals['processed']:,} processed. Of these {totals['again']:,} were equal to what the "
+        "server held, and were reprocessed all the same."
+    )
+    stale = [each["number"] for each in found["requests"] if each["stale"]]
+    if stale:
+        numbers = ", ".join(map(str, stale[:NAMED]))
+        yield Text(
+            f"WRONG ANSWERS ARE POSSIBLE: request {numbers} resumed from a state that holds "
+            "tokens of another prompt.",
+            style="wrong",
+        )
+
+
+def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Why, largest first."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, expand=False)
+    table.add_column("tokens", justify="right")
+    table.add_column("requests", justify="right")
+    table.add_column("why they were reprocessed, and what helps", overflow="fold")
+    for each in groups:
+        words = Text(each["cause"], style="name")
+        words.append(f"  ({KINDS[each['kind']]})", style="quiet")
+        words.append(f"\n{each['example']}. {each['cure']}", style="")
+        if each["upstream"]:
+            words.append(f" See {each['upstream']}.")
+        table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), words)
+    return table
+
+
+def request(each: Mapping[str, Any]) -> RenderableType:
+    """One request in full."""
+    known = each["known"]
+    head = Text(f"request {each['number']}", style="name")
+    head.append(f"  line {each['line']}, slot {each['slot']}")
+    if each["cancelled"]:
+        head.append(", cancelled")
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="quiet", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, word in (("prompt_tokens", "prompt"), ("cached", "cached"), ("processed", "read")):
+        value = each[name]
+        how = known[name]
+        facts.add_row(word, f"{shown(value)} tokens ({how}{_bounds(each, name)})")
+    facts.add_row("equal", _equal(each))
+    for loss in each["why"]:
+        facts.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")
+    if each["stale"]:
+        facts.add_row("risk", Text(f"stale state: {each['stale']}", style="wrong"))
+    if each["agrees"] is False:
+        told = f"cached {shown(each['replayed']['cached'])}: it differs, so no cause is given"
+        facts.add_row("replay", told)
+    for sentence in each["log_says"]:
+        facts.add_row("log", sentence)
+    return Group(head, Padding(facts, (0, 0, 0, 2)))
+
+
+def _equal(each: Mapping[str, Any]) -> str:
+    common = each["common"]
+    if common is None:
+        return "unknown"
+    words = f"{common:,} tokens with {each['common_with']} ({each['known']['common']}"
+    return f"{words}{_bounds(each, 'common')})"
+
+
+def _bounds(each: Mapping[str, Any], name: str) -> str:
+    bounds = each["bounds"].get(name)
+    if not bounds:
+        return ""
+    low, high = bounds
+    return f": at least {low:,}" if high is None else f": {low:,} to {high:,}"
+
+
+def what_if(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The same requests elsewhere; the first row is the server of the log."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what if")
+    for head in ("tokens read", "than now", "hits", "MiB held"):
+        table.add_column(head, justify="right")
+    now = rows[0]["processed"]
+    for each in rows:
+        difference = each["processed"] - now
+        name = each["name"] + (" (the log)" if each is rows[0] else "")
+        failed = f", {each['failed']} failed" if each["failed"] else ""
+        table.add_row(
+            name + failed,
+            f"{each['processed']:,}",
+            "" if each is rows[0] else f"{difference:+,}",
+            str(each["hits"]),
+            f"{each['peak_bytes'] / MIB:,.1f}",
+        )
+    return table
+
+
+def shown(value: int | None) -> str:
+    """A number, or that there is none."""
+    return "unknown" if value is None else f"{value:,}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,127 @@
+"""What a log tells, as one HTML page without scripts or anything from elsewhere."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from typing import Any, Final
+
+from cachesim.printable import printable
+from cachesim.report.why import KINDS, MIB, shown
+
+STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1d2430; background: #fff; }
+table { border-collapse: collapse; margin: 1rem 0; width: 100%; }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #dde2ea;
+  vertical-align: top; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.quiet { color: #5b6576; } .wrong { color: #a3131c; font-weight: 600; }
+tr.differs td { background: #fff4e5; }
+.bar { background: #dde2ea; height: .6rem; width: 8rem; } .bar i { display: block; height: 100%;
+  background: #2f6fb0; }
+@media (prefers-color-scheme: dark) { body { color: #e5e9f0; background: #14181f; }
+  th, td { border-color: #303846; } tr.differs td { background: #3a2d16; }
+  .quiet { color: #98a2b3; } .wrong { color: #ff8b8b; } .bar { background: #303846; } }
+"""
+
+
+def html_page(found: Mapping[str, Any]) -> str:
+    """The page."""
+    body = "\n".join(_parts(found))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>cachesim why</title><style>{STYLE}</style></head><body>{body}</body></html>\n"
+    )
+
+
+def _parts(found: Mapping[str, Any]) -> Iterator[str]:
+    totals, agreement = found["totals"], found["agreement"]
+    yield f"<h1>{_text(', '.join(found['log']['sources']))}</h1>"
+    for server in found["servers"]:
+        yield f"<p class='quiet'>{_text(_server(server))}</p>"
+        for note in server["missing"]:
+            yield f"<p class='quiet'>{_text(note)}</p>"
+    yield (
+        f"<p>The replay agrees in {agreement['agreeing']:,} of {agreement['comparable']:,} "
+        f"requests. {totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
+        f"{totals['processed']:,} processed, {totals['again']:,} of them equal to what the server "
+        "held and reprocessed all the same.</p>"
+    )
+    stale = [str(each["number"]) for each in found["requests"] if each["stale"]]
+    if stale:
+        yield f"<p class='wrong'>Wrong answers are possible: request {', '.join(stale)}.</p>"
+    if found["causes"]:
+        yield "<h2>Why</h2>" + _table(
+            ("tokens", "requests", "cause", "what helps"), map(_cause, found["causes"])
+        )
+    if found["what_if"]:
+        yield "<h2>What if</h2>" + _table(
+            ("", "tokens read", "hits", "MiB held"), map(_row, found["what_if"])
+        )
+    yield "<h2>Requests</h2>" + _table(
+        ("request", "prompt", "cached", "processed", "slot", "reused", "why"),
+        map(_request, found["requests"]),
+        classes=["" if each["agrees"] is not False else "differs" for each in found["requests"]],
+    )
+
+
+def _server(server: Mapping[str, Any]) -> str:
+    flags = ", ".join(f"{n} {each['value']} ({each['how']})" for n, each in
+                      server["options"].items())  # fmt: skip
+    return f"{server['profile']}, {server['model']['preset']} model; {flags}"
+
+
+def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
+    words = f"{each['cause']} ({KINDS[each['kind']]}): {each['example']}."
+    cure = f"{each['cure']} {each['upstream']}".strip()
+    return each["tokens"], len(each["requests"]), words, cure
+
+
+def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
+    return each["name"], each["processed"], each["hits"], round(each["peak_bytes"] / MIB, 1)
+
+
+def _request(each: Mapping[str, Any]) -> tuple[object, ...]:
+    reasons = " ".join(
+        f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}." for loss in each["why"]
+    )
+    if each["agrees"] is False:
+        reasons = f"The replay differs: cached {shown(each['replayed']['cached'])}."
+    whole, cached = each["prompt_tokens"] or 0, each["cached"] or 0
+    return (
+        each["number"],
+        shown(each["prompt_tokens"]),
+        shown(each["cached"]),
+        shown(each["processed"]),
+        each["slot"],
+        Bar(cached / whole if whole else 0.0),
+        reasons,
+    )
+
+
+class Bar(float):
+    """A part of one, drawn."""
+
+
+def _table(
+    heads: Iterable[str], rows: Iterable[tuple[object, ...]], classes: list[str] | None = None
+) -> str:
+    head = "".join(f"<th>{_text(each)}</th>" for each in heads)
+    lines = []
+    for index, row in enumerate(rows):
+        cells = "".join(map(_cell, row))
+        name = classes[index] if classes else ""
+        lines.append(f"<tr{f' class={name!r}' if name else ''}>{cells}</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Bar):
+        return f"<td><div class='bar'><i style='width:{100 * value:.0f}%'></i></div></td>"
+    if isinstance(value, int | float):
+        return f"<td class='n'>{value:,}</td>"
+    return f"<td>{_text(str(value))}</td>"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))

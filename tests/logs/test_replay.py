@@ -1,0 +1,127 @@
+"""Logs of the real servers: what was read, rebuilt and replayed is what the servers answered."""
+
+import gzip
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.logs.lines import lines_of
+from cachesim.logs.other import options_for, play_otherwise
+from cachesim.logs.reading import Reader
+from cachesim.logs.rebuild import Replay, rebuild
+from cachesim.logs.settings import settings_of
+
+DATA = Path(__file__).parent / "data"
+KINDS = ["b9093-3", "b9538-3", "b11549-4", "b11549-3"]
+
+
+def servers_of(kind: str) -> list[dict[str, Any]]:
+    servers: list[dict[str, Any]] = json.loads(
+        gzip.decompress((DATA / f"{kind}.json.gz").read_bytes())
+    )["servers"]
+    return servers
+
+
+def replay_of(server: dict[str, Any], text: str | None = None) -> Replay:
+    """The command line is told, as its user would: October's servers print nothing of it."""
+    reader = Reader().take(lines_of(BytesIO((text or server["log"]).encode())))
+    (log,) = [each for each in reader.servers if not each.is_empty]
+    options = {k: v for k, v in server["options"].items() if k != "spec_type"}
+    settings = settings_of(
+        log, model=server["preset"], window=server["window"] or None, given=options
+    )
+    return rebuild(log, settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_replay_reuses_what_the_real_server_reused(kind: str) -> None:
+    for server in servers_of(kind):
+        replay = replay_of(server)
+
+        answered = [
+            (each.lengths.cached.value, each.replayed.cached)
+            for each in replay.requests
+            if each.is_comparable
+        ]
+        assert [log for log, _ in answered] == [again for _, again in answered]
+        assert len(replay.requests) == server["requests"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_log_says_what_the_answers_said(kind: str) -> None:
+    for server in servers_of(kind):
+        requests = replay_of(server).requests
+
+        for each, cached in zip(requests, server["cached"], strict=True):
+            if cached is not None:
+                assert each.lengths.cached.value == cached
+
+
+def test_the_release_is_known_by_its_wording() -> None:
+    found = {kind: replay_of(servers_of(kind)[0]).settings.release.value for kind in KINDS}
+
+    assert found == {kind: kind.partition("-")[0] for kind in KINDS}
+
+
+def dressed(text: str, dress: str) -> str:
+    """Every line as some supervisor hands it on."""
+    return "\n".join(dress.replace("LINE", line) for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "dress",
+    [
+        "Jun 02 10:11:12 host llama-server[812]: LINE",
+        "llama-1  | LINE",
+        "[50123] LINE",
+        "2026-06-02T10:11:12.345678Z LINE",
+        "\x1b[32mLINE\x1b[0m",
+        "LINE\r",
+    ],
+)
+@pytest.mark.parametrize("kind", ["b9093-3", "b9538-3"])
+def test_what_supervisors_put_around_a_line_changes_nothing(kind: str, dress: str) -> None:
+    server = servers_of(kind)[0]
+    plain, other = replay_of(server), replay_of(server, dressed(server["log"], dress))
+
+    assert told(other) == told(plain)
+
+
+def test_docker_and_powershell_logs_are_read_too() -> None:
+    server = servers_of("b9538-3")[0]
+    lines = server["log"].split("\n")
+    docker = "\n".join(json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in lines)
+    wide = BytesIO(b"\xff\xfe" + server["log"].encode("utf-16-le"))
+
+    assert told(replay_of(server, docker)) == told(replay_of(server))
+    (log,) = [each for each in Reader().take(lines_of(wide)).servers if not each.is_empty]
+    assert len(log.requests) == server["requests"]
+
+
+def told(replay: Replay) -> list[object]:
+    return [(each.lengths, each.common, each.replayed.cached) for each in replay.requests]
+
+
+def test_servers_of_one_log_are_kept_apart() -> None:
+    both = servers_of("b9538-3")[:2]
+    text = "\n".join(server["log"] for server in both)
+
+    servers = Reader().take(lines_of(BytesIO(text.encode()))).servers
+    found = [len(each.requests) for each in servers if not each.is_empty]
+    assert found == [server["requests"] for server in both]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replay_on_the_same_server_repeats_itself(kind: str) -> None:
+    server = servers_of(kind)[0]
+    replay = replay_of(server)
+    again = play_otherwise(
+        replay, replay.settings.profile, options_for(kind.partition("-")[0], server["options"])
+    )
+
+    for each in replay.requests:
+        if each.asked is not None and not each.observed.cancelled:
+            assert again.replayed[each.observed.number].cached == each.replayed.cached
