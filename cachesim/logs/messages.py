@@ -36,6 +36,7 @@ SLOT_PATTERNS: Final = (
         "selected slot by LCP",
         rf"sim(?:_best)? = (?P<sim>{_R}) \(> (?P<threshold>{_R}) thold\), f_keep = (?P<keep>{_R})",
     ),
+    _pattern("slot-sim", "checking sim", r"sim = \S+ \((?P<common>\d+)/(?P<n_tokens>\d+)\)"),
     _pattern("by-age", "selected slot by LRU", r"t_last = (?P<t_last>-?\d+)"),
     _pattern("by-id", "selected slot by id", r"by id \(?(?P<id>\d+)"),
     _pattern("launched", "processing task", r"processing task(?:, is_child = (?P<child>\d))?"),

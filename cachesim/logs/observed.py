@@ -40,6 +40,7 @@ class Observed:
     sim: str | None = None
     keep: str | None = None
     threshold: str | None = None
+    slot_common: dict[int, int] = field(default_factory=dict)  # per slot that was looked at
     search: Search = field(default_factory=Search)
     n_tokens: int | None = None  # as printed
     depth: tuple[int, int, int] | None = None  # n_past, tokens held, n_swa

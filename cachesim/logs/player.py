@@ -96,6 +96,8 @@ class Player:
         if asked.user_starts and self.knows_messages:
             spans = [{"role": "user", "start": at} for at in asked.user_starts]
             options = {"message_spans": spans}
+        if not len(asked.prompt):  # an empty text; an empty list would be refused
+            options = {"prompt_string": True}
         self.seen[asked.number] = len(self.engine.events)
         self.asked[asked.number] = asked
         predict = ENDLESS_REPLY if asked.cancel_at is not None else len(asked.reply)

@@ -35,6 +35,7 @@ class Reader:
         self._active: dict[int, Observed] = {}
         self._chosen: dict[int, tuple[Road, Fields]] = {}
         self._search = Search()
+        self._slot_common: dict[int, int] = {}
         self._chats: deque[bool] = deque(maxlen=64)
         self._timed: Observed | None = None
         self._idle = False  # the parking lines that follow belong to idle slots
@@ -92,6 +93,9 @@ class Reader:
         if name == "launched":
             self._launch(line, slot, fields)
             return
+        if name == "slot-sim":
+            self._slot_common[slot] = int(fields["common"])
+            return
         if name == "slot-opened":
             self.server.facts.setdefault("n_ctx_slot", fields["n_ctx"])
             opened = int(self.server.facts.get("slots-opened", "0"))
@@ -135,6 +139,7 @@ class Reader:
         request.sim, request.keep = said.get("sim"), said.get("keep")
         request.threshold = said.get("threshold")
         request.search, self._search = self._search, Search()
+        request.slot_common, self._slot_common = self._slot_common, {}
         request.is_chat = bool(self._chats) and self._chats.popleft()
         made = tuple((each.number, len(each.created)) for each in self._active.values())
         server.requests.append(request)

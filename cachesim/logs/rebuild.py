@@ -71,14 +71,24 @@ class Rebuilt:
         return self.replayed.cached == self.lengths.cached.value
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What later requests showed of earlier ones, the last time a log was gone through."""
+
+    marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
+    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+
+
 @dataclass(slots=True)
 class Replay:
     """A whole log, played."""
 
     log: ServerLog
     settings: Settings
+    hints: Hints = field(default_factory=Hints)
     requests: list[Rebuilt] = field(default_factory=list)
     marks: dict[int, set[int]] = field(default_factory=dict)
+    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
     invented: list[Asked] = field(default_factory=list)  # what came before the log begins
     order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
 
@@ -101,20 +111,22 @@ def rebuild(
     progress: Callable[[int], None] | None = None,
 ) -> Replay:
     """Play a log; again where a request shows what an earlier one must have been."""
-    best = Rebuilder(log, settings, {}, progress).play()
+    best = Rebuilder(log, settings, Hints(), progress).play()
     for _ in range(passes - 1):
-        if best.agreeing == len(best.comparable):
+        hints = Hints(
+            marks=_merged(best.marks, _marks_wanted(best)), grafts=best.hints.grafts | best.grafts
+        )
+        if hints.grafts == best.hints.grafts and hints.marks == best.hints.marks:
             break
-        marks = _marks_wanted(best)
-        if not marks:
-            break
-        merged = {text: best.marks.get(text, set()) | marks.get(text, set())
-                  for text in {*best.marks, *marks}}  # fmt: skip
-        again = Rebuilder(log, settings, merged, progress).play()
-        if again.agreeing <= best.agreeing:
+        again = Rebuilder(log, settings, hints, progress).play()
+        if again.agreeing < best.agreeing:
             break
         best = again
     return best
+
+
+def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:
+    return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
 
 
 def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
@@ -146,7 +158,7 @@ class Rebuilder:
         self,
         log: ServerLog,
         settings: Settings,
-        marks: dict[int, set[int]],
+        hints: Hints,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.log = log
@@ -156,7 +168,9 @@ class Rebuilder:
             r.first_cut is not None or r.created for r in log.requests
         )
         self.player = Player(settings.profile, settings.spec, settings.values)
-        self.replay = Replay(log, settings, marks={k: set(v) for k, v in marks.items()})
+        self.hints = hints
+        marks = {text: set(places) for text, places in hints.marks.items()}
+        self.replay = Replay(log, settings, hints=hints, marks=marks)
         self.pinned = settings.release.value != "b11549"
         self.progress = progress
 
@@ -214,22 +228,57 @@ class Rebuilder:
 
     def _launch(self, rebuilt: Rebuilt) -> bool:
         request, lengths = rebuilt.observed, rebuilt.lengths
-        if lengths.prompt.value is None or lengths.prompt.value <= 0 or request.is_child:
+        if lengths.prompt.value is None or request.is_child:
             return False
         ways = self._ways(rebuilt)
         chosen = ways[0]
-        if len(ways) > 1 or self._is_worth_a_trial(rebuilt):
+        if len(ways) > 1:
             chosen = self._tried(rebuilt, ways)
         rebuilt.ways = len(ways)
+        self._compare_with_all(request, chosen.prompt)
         asked = self._asked(rebuilt, chosen)
         rebuilt.asked, rebuilt.common, rebuilt.holder = asked, chosen.common, chosen.holder
         self.player.launch(asked)
         self.replay.order.append(("launch", request.number))
         return True
 
-    def _is_worth_a_trial(self, rebuilt: Rebuilt) -> bool:
-        del rebuilt
-        return False
+    def _compare_with_all(self, request: Observed, prompt: Rope) -> None:
+        """Where a prompt shares less with something held than the log says, note who must change.
+
+            held      [ text 3 ............ )
+            prompt    [ text 5 ... )( new   )     the log says that 40 tokens are common
+
+        Then the first 40 of text 5 are those of text 3: whoever brought text 5 began like text 3.
+        """
+        for rope, common in self._said_to_share(request):
+            at = prompt.common(rope)
+            if at >= min(common, len(rope), len(prompt)):
+                continue
+            one, other = place_of(prompt, at)[0], place_of(rope, at)[0]
+            later, earlier = (one, rope) if one > other else (other, prompt)
+            owner, use = divmod(later, 8)
+            if use == FRESH and 0 <= owner - 1 <= request.number:
+                known = self.replay.grafts.get(owner - 1)
+                if known is None or len(known) < common:
+                    self.replay.grafts[owner - 1] = earlier[:common]
+
+    def _said_to_share(self, request: Observed) -> Iterator[tuple[Rope, int]]:
+        """What slots and entries have in common with the prompt, at least, by the log."""
+        slots, parked = self.player.held()
+        for number, common in request.slot_common.items():
+            if number < len(slots):
+                yield slots[number], common
+        held = slots[request.slot] if request.slot < len(slots) else Rope()
+        sim = request.sim if request.sim is not None else request.search.sim
+        bounds = counts_of(sim, request.n_tokens)
+        if bounds is not None and len(held):
+            yield held, bounds.low
+        entries = iter(parked)
+        for each in request.search.compared:
+            for entry in entries:
+                if len(entry) == each.n_tokens:
+                    yield entry, each.lcp
+                    break
 
     def _tried(self, rebuilt: Rebuilt, ways: Sequence[Way]) -> Way:
         """The first way whose answer is the log's; the first of all where none is."""
@@ -279,6 +328,19 @@ class Rebuilder:
             return request.generated or 1
         return max(1, request.held_after - prompt + 1)
 
+    def _filled(self, request: Observed, prompt: Rope, holder: Rope, whole: int) -> Rope:
+        """A prompt to its whole length: what a later request showed of it, then new tokens."""
+        graft = self.hints.grafts.get(request.number)
+        at = len(prompt)
+        if graft is not None and prompt.common(graft) == at < len(graft):
+            longer = prompt[:]
+            longer += graft[at : min(len(graft), whole)]
+            if holder.common(longer) == at:
+                prompt = longer
+        if len(prompt) < whole:
+            prompt += self.new_text(request, FRESH, whole - len(prompt))
+        return prompt
+
     # --- messages
 
     def starts_in(self, prompt: Rope) -> tuple[int, ...]:
@@ -316,7 +378,7 @@ class Rebuilder:
         held = slots[request.slot] if 0 <= request.slot < len(slots) else Rope()
         if rebuilt.lengths.prompt.how == "bounded":
             rebuilt.lengths = with_length_from_ratios(rebuilt.lengths, request, held, parked)
-        whole = rebuilt.lengths.prompt.value or 1
+        whole = rebuilt.lengths.prompt.value or 0
         if not len(held) and self._holds_something(request):
             held = self._invent(request, whole) or held
             slots, parked = self.player.held()
@@ -331,7 +393,7 @@ class Rebuilder:
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         ways = list(self._spelt_out(rebuilt, found))
         if not ways:
-            ways = [Way(self.new_text(request, FRESH, whole), computed(0), "nothing")]
+            ways = [Way(self._filled(request, Rope(), Rope(), whole), computed(0), "nothing")]
         return ways[:MOST_WAYS]
 
     def _holds_something(self, request: Observed) -> bool:
@@ -397,6 +459,9 @@ class Rebuilder:
         sim = request.sim if request.sim is not None else request.search.sim
         keep = request.keep if request.sim is not None else request.search.keep
         bounds = counts_of(sim, whole)
+        seen = request.slot_common.get(request.slot)
+        if seen is not None and not request.search.found_keep:
+            bounds = Interval(seen, seen)
         by_keep = counts_of(keep, len(held))
         both = bounds.meet(by_keep) if bounds is not None else by_keep
         bounds = both or bounds
@@ -414,7 +479,7 @@ class Rebuilder:
     ) -> Iterator[tuple[Rope, str, Interval, bool]]:
         """Where no line tells: whatever there is that would give as many cached tokens."""
         cached = rebuilt.lengths.cached.value
-        whole = rebuilt.lengths.prompt.value or 1
+        whole = rebuilt.lengths.prompt.value or 0
         if not cached or rebuilt.observed.road == "similarity":
             return
         names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)]
@@ -426,7 +491,7 @@ class Rebuilder:
         self, rebuilt: Rebuilt, found: Iterable[tuple[Rope, str, Interval, bool]]
     ) -> Iterator[Way]:
         """Each possibility with the lengths worth trying, the likeliest first."""
-        whole = rebuilt.lengths.prompt.value or 1
+        whole = rebuilt.lengths.prompt.value or 0
         cached = rebuilt.lengths.cached.value
         seen: set[tuple[str, int, bool]] = set()
         spelt: list[list[Way]] = []
@@ -436,9 +501,7 @@ class Rebuilder:
                 if (name, common, cache_prompt) in seen:
                     continue
                 seen.add((name, common, cache_prompt))
-                prompt = rope[:common]
-                if common < whole:
-                    prompt += self.new_text(rebuilt.observed, FRESH, whole - common)
+                prompt = self._filled(rebuilt.observed, rope[:common], rope, whole)
                 known = bounded(common, bounds.low, bounds.high)
                 ways.append(Way(prompt, known, name if common else "nothing", cache_prompt))
             spelt.append(ways)
