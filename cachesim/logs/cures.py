@@ -70,6 +70,12 @@ CURES: Final[Mapping[str, Cure]] = {
         "defect", "Use a later release: since June it restores a checkpoint instead.",
         "ggml-org/llama.cpp#22534",
     ),
+    "state-missing": Cure(
+        "defect",
+        "Do not rely on slot files with recurrent or windowed models: they hold no checkpoints.",
+        "ggml-org/llama.cpp#25913",
+    ),
+    "unknown": Cure("unknown", "Start the server with `-lv 4`: then the log says why."),
     "request-refused": Cure("flag", "Give the context more room (`--ctx-size`)."),
 }  # fmt: skip
 """Cause -> what helps."""

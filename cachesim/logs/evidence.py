@@ -81,7 +81,9 @@ def lengths_of(request: Observed) -> Lengths:
         processed = printed(request.processed)
     elif whole is not None and cached.value is not None and not request.cancelled:
         processed = computed(whole - cached.value)
-    if prompt.value is None and request.cancelled and request.held_after is not None:
+    if prompt.value is None and request.held_after is None and request.checked:
+        prompt = Known(1, "bounded", 1, None)
+    elif prompt.value is None and request.cancelled and request.held_after is not None:
         low = max((n + 1 for _, _, n in request.created), default=1)
         near = max((n + 4 for _, _, n in request.created), default=request.held_after)
         prompt = Known(max(low, near), "bounded", low, None)
@@ -96,6 +98,9 @@ def with_length_from_ratios(
     keep * held = common = sim * length
     """
     guess, low = lengths.prompt.value or 1, lengths.prompt.low or 1
+    bound = request.checked[-1][2] if request.checked and request.held_after is None else 0
+    if bound > 0 and request.sim is not None and float(request.sim) > 0:
+        return replace(lengths, prompt=_whole_of(bound, float(request.sim), low, guess))
     pairs = [(request.keep, request.sim, held)]
     pairs += [(request.search.found_keep, request.search.found_sim, each) for each in parked]
     pairs.append((request.search.keep, request.search.sim, held))
@@ -110,6 +115,14 @@ def with_length_from_ratios(
             known = Known(bounds.near(guess), "bounded", bounds.low, bounds.high)
             return replace(lengths, prompt=known)
     return lengths
+
+
+def _whole_of(common: int, sim: float, low: int, guess: int) -> Known:
+    """The length of which so many tokens are such a part."""
+    lowest = max(low, ceil(common / (sim + HALF_STEP)))
+    highest = max(lowest, floor(common / max(sim - HALF_STEP, SLACK)))
+    nearest = guess if lowest <= guess <= highest else round(common / sim)
+    return Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest)
 
 
 def _before_shifts(request: Observed) -> int | None:

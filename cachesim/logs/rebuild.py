@@ -57,6 +57,7 @@ class Rebuilt:
     holder: str = "nothing"
     replayed: Replayed = FAILED
     ways: int = 1
+    is_told: bool = True  # the log's level prints what memory and checkpoints did
 
     @property
     def is_comparable(self) -> bool:
@@ -177,7 +178,8 @@ class Rebuilder:
     def play(self) -> Replay:
         """Every moment in order."""
         for request in self.log.requests:
-            self.replay.requests.append(Rebuilt(request, lengths_of(request)))
+            rebuilt = Rebuilt(request, lengths_of(request), is_told=self.verbose)
+            self.replay.requests.append(rebuilt)
         running: list[int] = []
         for moment in self.log.moments:
             if moment.what == "launched":
@@ -389,11 +391,15 @@ class Rebuilder:
             found += self._with_slot(request, whole, held, exact)
         if not self.verbose and request.road in {"age", "id", "similarity"}:
             found += self._guessed(rebuilt, held, parked)
-        if rebuilt.lengths.cached.value == 0:  # or the request wanted nothing of the cache
+        if rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
+            # or the request wanted nothing of the cache
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         ways = list(self._spelt_out(rebuilt, found))
         if not ways:
-            ways = [Way(self._filled(request, Rope(), Rope(), whole), computed(0), "nothing")]
+            prompt = self._filled(request, Rope(), Rope(), whole)
+            if exact.value:  # something that the replay knows nothing of
+                return [Way(prompt, exact, f"slot {request.slot}")]
+            ways = [Way(prompt, computed(0), "nothing")]
         return ways[:MOST_WAYS]
 
     def _holds_something(self, request: Observed) -> bool:

@@ -8,8 +8,8 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.logs.cures import cure_of
 from cachesim.logs.known import Known
-from cachesim.logs.observed import Observed
 from cachesim.logs.rebuild import Rebuilt, Replay
+from cachesim.logs.said import losses_of, says_of
 from cachesim.logs.settings import Settings
 
 FORMAT: Final = 1
@@ -117,7 +117,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     """One request: the log's numbers, the replay's, and what lies between equal and reused."""
     observed, lengths, replayed = each.observed, each.lengths, each.replayed
     cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
-    again = max(0, replayed.equal - (cached or 0)) if each.agrees else None
+    why, equal = causes_of(each)
     return {
         "number": number,
         "server": server,
@@ -146,67 +146,29 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "bounds": bounds_of({"prompt_tokens": lengths.prompt, "common": each.common}),
         "common": each.common.value,
         "common_with": each.holder,
-        "equal": replayed.equal,
-        "equal_with": replayed.equal_with,
-        "again": again,
-        "why": [] if not each.agrees else [loss.as_dict() for loss in replayed.losses],
-        "log_says": says_of(observed),
+        "equal": equal,
+        "equal_with": replayed.equal_with if each.agrees else each.holder,
+        "again": None if equal is None else max(0, equal - (cached or 0)),
+        "why": why,
+        "log_says": says_of(observed, each.common, lengths),
         "checkpoints": [
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
         ],
     }
 
 
+def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
+    """Why fewer tokens were reused, and of how many: by the replay, or by the log's own lines."""
+    guessed = each.asked is not None and not each.asked.cache_prompt and not each.is_told
+    if each.agrees and not guessed:
+        return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
+    losses = losses_of(each.observed, each.common, each.lengths)
+    return losses, losses[0]["from"] if losses else None
+
+
 def bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
     """The bounds of numbers that are only known to lie within some."""
     return {name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"}
-
-
-def says_of(observed: Observed) -> list[str]:
-    """What the log itself says of a request, in sentences."""
-    return list(_sayings(observed))
-
-
-def _sayings(o: Observed) -> Iterator[str]:
-    if o.started_before:
-        yield "Its launch is not in the log: what it met is unknown."
-    if o.sim is not None:
-        yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
-    elif o.road in ROADS:
-        yield ROADS[o.road].format(slot=o.slot)
-    if o.search.found_keep is not None:
-        yield (
-            f"A parked conversation was loaded: {o.search.found_keep} of it is kept, "
-            f"{o.search.found_sim} of the prompt."
-        )
-    yield from _memory_sayings(o)
-    if o.chunks:
-        yield f"{o.chunks} tokens were moved into place (`--cache-reuse`)."
-    for left, discarded in o.shifts:
-        yield f"The context was shifted: {discarded} of {left} tokens were discarded."
-
-
-ROADS: Final[Mapping[str, str]] = {
-    "age": "Slot {slot} was chosen because it was used least recently.",
-    "id": "Slot {slot} was asked for by number.",
-}
-SHOWN: Final = 6
-"""Checkpoints that are listed one by one."""
-
-
-def _memory_sayings(o: Observed) -> Iterator[str]:
-    if o.depth is not None:
-        yield f"{o.depth[0]} tokens match the slot's {o.depth[1]}."
-    if o.checked:
-        tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
-        more = f" and {len(o.checked) - SHOWN} more" if len(o.checked) > SHOWN else ""
-        yield f"Checkpoints tried against position {o.checked[-1][2]}: {tried}{more}."
-    if o.restored is not None:
-        yield f"The checkpoint of {o.restored_at} tokens was restored."
-    if o.forced:
-        yield "No checkpoint qualified: forcing full prompt re-processing."
-    if o.refused_cut:
-        yield "Memory refused to be cut, and was cleared."
 
 
 def stale_requests(replay: Replay) -> Iterator[tuple[int, str]]:

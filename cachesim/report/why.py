@@ -147,7 +147,7 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     if each["stale"]:
         facts.add_row("risk", Text(f"stale state: {each['stale']}", style="wrong"))
     if each["agrees"] is False:
-        told = f"cached {shown(each['replayed']['cached'])}: it differs, so no cause is given"
+        told = f"cached {shown(each['replayed']['cached'])}: it differs, so the cause is the log's"
         facts.add_row("replay", told)
     for sentence in each["log_says"]:
         facts.add_row("log", sentence)
