@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
 from cyclopts import Parameter
 from rich.progress import Progress
@@ -15,7 +15,7 @@ from rich.text import Text
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.logs.extract import worst_scenario
-from cachesim.logs.rebuild import Replay
+from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
 from cachesim.logs.what_if import answers, value_of
 from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
@@ -27,10 +27,13 @@ from cachesim.report.why_page import html_page
 from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.writing import to_toml
 
-SLOW: int = 2_000
+FEW: Final = 1_000
+"""So many requests are played on other servers too without being asked."""
+
+SLOW: Final = 2_000
 """So many requests take long enough for a bar."""
 
-LOOKS_AGAIN: float = 1.0
+LOOKS_AGAIN: Final = 1.0
 """Seconds after which a log that is followed is looked at again."""
 
 
@@ -70,7 +73,8 @@ def why(
         return follow_command(files, wanted)
     read, replays = _replayed(files, wanted)
     found = why_of(read, replays)
-    found["what_if"] = list(answers(replays, what_if or ()))
+    if what_if or found["totals"]["requests"] <= FEW:
+        found["what_if"] = list(answers(replays, what_if or ()))
     if scenario is not None:
         _write(scenario, to_toml(worst_scenario(replays)), "--scenario")
     if report is not None:

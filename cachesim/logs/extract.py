@@ -11,7 +11,7 @@ from cachesim.engines.rope import Rope
 from cachesim.errors import InputError
 from cachesim.logs.other import options_for
 from cachesim.logs.player import Asked, Player, Replayed
-from cachesim.logs.rebuild import Rebuilt, Replay
+from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, Source, Step
 
 MOST_EARLIER: Final = 400

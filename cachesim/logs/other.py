@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cachesim.logs.player import FAILED, Player, Replayed
-from cachesim.logs.rebuild import Replay
+from cachesim.logs.replay import Replay
 from cachesim.logs.settings import Settings
 from cachesim.model.spec import ModelSpec
 

@@ -9,22 +9,21 @@ a copy of the server, and the first whose answer is the log's is taken.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cachesim.engines.rope import LONGEST, Rope
 from cachesim.logs.evidence import (
-    Interval,
-    Lengths,
     common_with_holder,
     counts_of,
     lengths_of,
     with_length_from_ratios,
 )
-from cachesim.logs.known import UNKNOWN, Known, bounded, computed
+from cachesim.logs.known import bounded, computed
 from cachesim.logs.observed import Moment, Observed, ServerLog
-from cachesim.logs.player import FAILED, Asked, Player, Replayed
+from cachesim.logs.player import Asked, Player
+from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
 from cachesim.logs.settings import Settings
+from cachesim.logs.ways import Possible, Way, guessed, likely, with_entries, with_slot
 
 MOST_WAYS: Final = 14
 """Ways that are tried for one request."""
@@ -34,74 +33,6 @@ FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 
 PASSES: Final = 3
 """Times that a log is gone through: what a later request shows may concern an earlier one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way in which a request may have been: what it shares, and with what."""
-
-    prompt: Rope
-    common: Known
-    holder: str
-    cache_prompt: bool = True
-
-
-@dataclass(slots=True)
-class Rebuilt:
-    """One request: what the log says, how it was played, what came of it."""
-
-    observed: Observed
-    lengths: Lengths
-    asked: Asked | None = None
-    common: Known = UNKNOWN
-    holder: str = "nothing"
-    replayed: Replayed = FAILED
-    ways: int = 1
-    is_told: bool = True  # the log's level prints what memory and checkpoints did
-
-    @property
-    def is_comparable(self) -> bool:
-        """Whether the log says how many tokens were cached."""
-        return self.lengths.cached.value is not None
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the replay answers as the log does."""
-        if not self.is_comparable:
-            return self.asked is not None
-        return self.replayed.cached == self.lengths.cached.value
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What later requests showed of earlier ones, the last time a log was gone through."""
-
-    marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
-    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
-
-
-@dataclass(slots=True)
-class Replay:
-    """A whole log, played."""
-
-    log: ServerLog
-    settings: Settings
-    hints: Hints = field(default_factory=Hints)
-    requests: list[Rebuilt] = field(default_factory=list)
-    marks: dict[int, set[int]] = field(default_factory=dict)
-    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
-    invented: list[Asked] = field(default_factory=list)  # what came before the log begins
-    order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
-
-    @property
-    def comparable(self) -> list[Rebuilt]:
-        """The requests that can be held against the log."""
-        return [each for each in self.requests if each.is_comparable]
-
-    @property
-    def agreeing(self) -> int:
-        """How many of them agree."""
-        return sum(each.agrees for each in self.comparable)
 
 
 def rebuild(
@@ -141,15 +72,6 @@ def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
             text, place = place_of(each.asked.prompt, cached)
             wanted.setdefault(text, set()).add(place)
     return wanted
-
-
-def place_of(rope: Rope, at: int) -> tuple[int, int]:
-    """The text and the place in it of one token."""
-    for text, first, last in rope.runs:
-        if at < last - first:
-            return text, first + at
-        at -= last - first
-    return 0, 0
 
 
 class Rebuilder:
@@ -349,6 +271,8 @@ class Rebuilder:
         """Where user messages begin in a prompt, as far as is known."""
         starts: list[int] = []
         at = 0
+        if not self.replay.marks:
+            return ()
         for text, first, last in prompt.runs:
             places = self.replay.marks.get(text, ())
             starts += (at + place - first for place in places if first <= place < last)
@@ -385,12 +309,12 @@ class Rebuilder:
             held = self._invent(request, whole) or held
             slots, parked = self.player.held()
         exact = common_with_holder(request, whole, self.window, verbose=self.verbose)
-        found: list[tuple[Rope, str, Interval, bool]] = []
-        found += self._with_entries(request, whole, parked, exact)
+        found: list[Possible] = []
+        found += with_entries(request, whole, parked, exact)
         if request.search.found_keep is None:
-            found += self._with_slot(request, whole, held, exact)
+            found += with_slot(request, whole, held, exact)
         if not self.verbose and request.road in {"age", "id", "similarity"}:
-            found += self._guessed(rebuilt, held, parked)
+            found += guessed(rebuilt, held, parked)
         if rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
             # or the request wanted nothing of the cache
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
@@ -436,66 +360,7 @@ class Rebuilder:
         self.replay.order += [("launch", asked.number), ("finish", asked.number)]
         return prompt
 
-    def _with_entries(
-        self, request: Observed, whole: int, parked: Sequence[Rope], exact: Known
-    ) -> Iterator[tuple[Rope, str, Interval, bool]]:
-        """Parked conversations that the search named."""
-        search = request.search
-        if search.found_keep is not None:
-            for index in range(len(parked) - 1, -1, -1):
-                entry = parked[index]
-                bounds = counts_of(search.found_sim, whole)
-                bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
-                if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
-                    yield entry, f"prompt cache entry {index}", _narrowed(bounds, exact), True
-        best = max(search.compared, key=lambda each: each.lcp, default=None)
-        if best is not None and best.lcp > 0:
-            for index, entry in enumerate(parked):
-                if len(entry) == best.n_tokens and best.lcp <= whole:
-                    name = f"prompt cache entry {index}"
-                    yield entry, name, Interval(best.lcp, best.lcp), True
-
-    def _with_slot(
-        self, request: Observed, whole: int, held: Rope, exact: Known
-    ) -> Iterator[tuple[Rope, str, Interval, bool]]:
-        """What the slot itself holds."""
-        if not len(held):
-            return
-        name = f"slot {request.slot}"
-        sim = request.sim if request.sim is not None else request.search.sim
-        keep = request.keep if request.sim is not None else request.search.keep
-        bounds = counts_of(sim, whole)
-        seen = request.slot_common.get(request.slot)
-        if seen is not None and not request.search.found_keep:
-            bounds = Interval(seen, seen)
-        by_keep = counts_of(keep, len(held))
-        both = bounds.meet(by_keep) if bounds is not None else by_keep
-        bounds = both or bounds
-        if bounds is None and exact.value is None:
-            return
-        limit = Interval(0, min(whole, len(held)))
-        bounds = (bounds or limit).meet(limit)
-        if bounds is not None:
-            yield held, name, _narrowed(bounds, exact), True
-            if exact.value is not None and exact.value not in bounds:
-                yield held, name, bounds, False  # the request wanted nothing of the cache
-
-    def _guessed(
-        self, rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope]
-    ) -> Iterator[tuple[Rope, str, Interval, bool]]:
-        """Where no line tells: whatever there is that would give as many cached tokens."""
-        cached = rebuilt.lengths.cached.value
-        whole = rebuilt.lengths.prompt.value or 0
-        if not cached or rebuilt.observed.road == "similarity":
-            return
-        names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)]
-        for rope, name in [(held, f"slot {rebuilt.observed.slot}"), *reversed(names)]:
-            if len(rope) >= cached:
-                yield rope, name, Interval(cached, min(whole, len(rope))), True
-
-    def _spelt_out(
-        self, rebuilt: Rebuilt, found: Iterable[tuple[Rope, str, Interval, bool]]
-    ) -> Iterator[Way]:
+    def _spelt_out(self, rebuilt: Rebuilt, found: Iterable[Possible]) -> Iterator[Way]:
         """Each possibility with the lengths worth trying, the likeliest first."""
         whole = rebuilt.lengths.prompt.value or 0
         cached = rebuilt.lengths.cached.value
@@ -503,7 +368,7 @@ class Rebuilder:
         spelt: list[list[Way]] = []
         for rope, name, bounds, cache_prompt in found:
             ways = []
-            for common in _likely(rope, whole, cached, bounds, one=rebuilt.observed.one_token):
+            for common in likely(rope, whole, cached, bounds, one=rebuilt.observed.one_token):
                 if (name, common, cache_prompt) in seen:
                     continue
                 seen.add((name, common, cache_prompt))
@@ -515,31 +380,6 @@ class Rebuilder:
             yield from (ways[rank] for ways in spelt if rank < len(ways))
 
 
-def _narrowed(bounds: Interval, exact: Known) -> Interval:
-    if exact.value is None:
-        return bounds
-    low = exact.value if exact.low is None else exact.low
-    high = exact.value if exact.high is None else exact.high
-    return bounds.meet(Interval(low, high)) or bounds
-
-
-def _likely(
-    rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one: bool
-) -> list[int]:
-    """Lengths within bounds: what ends with a text or was cached comes before what merely fits."""
-    joints, at = [], 0
-    for _, first, last in rope.runs:
-        at += last - first
-        joints.append(at)
-    likely = [whole] if one else []
-    likely += [len(rope)]
-    if cached is not None:
-        likely += [cached, cached + 1]
-    likely += reversed(joints)
-    likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
-    return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
-
-
 def _share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:
     """How much of a prompt had been read, and of a reply been given, at a time of the log."""
     start = observed.launched_at
@@ -549,8 +389,3 @@ def _share_done(observed: Observed, now: float | None) -> tuple[float, float] | 
     read = elapsed / max(observed.prompt_ms, 0.001)
     spoken = (elapsed - observed.prompt_ms) / max(observed.reply_ms or 0.001, 0.001)
     return min(1.0, max(0.0, read)), min(1.0, max(0.0, spoken))
-
-
-def with_marks(asked: Asked, starts: tuple[int, ...]) -> Asked:
-    """The same request with other message starts."""
-    return replace(asked, user_starts=starts)

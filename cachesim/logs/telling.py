@@ -8,7 +8,7 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.logs.cures import cure_of
 from cachesim.logs.known import Known
-from cachesim.logs.rebuild import Rebuilt, Replay
+from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.said import losses_of, says_of
 from cachesim.logs.settings import Settings
 

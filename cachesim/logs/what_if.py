@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cachesim.errors import InputError
 from cachesim.logs.other import Otherwise, default_step, options_for, play_otherwise
-from cachesim.logs.rebuild import Replay
+from cachesim.logs.replay import Replay
 from cachesim.logs.settings import RELEASES, Settings
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")

@@ -9,7 +9,8 @@ from cachesim.errors import InputError
 from cachesim.logs.lines import lines_of
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.reading import Reader
-from cachesim.logs.rebuild import Replay, rebuild
+from cachesim.logs.rebuild import rebuild
+from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
 from cachesim.logs.telling import told
 

@@ -20,7 +20,8 @@ from typing import Any, Final
 from cachesim.logs.lines import lines_of
 from cachesim.logs.other import default_step, options_for, play_otherwise
 from cachesim.logs.reading import Reader
-from cachesim.logs.rebuild import Replay, rebuild
+from cachesim.logs.rebuild import rebuild
+from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.random_flags import PRESETS, draw_preset

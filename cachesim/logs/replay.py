@@ -1,0 +1,77 @@
+"""A log that was played: each request as the log has it, as it was played, and what came of it."""
+
+from dataclasses import dataclass, field
+
+from cachesim.engines.rope import Rope
+from cachesim.logs.evidence import Lengths
+from cachesim.logs.known import UNKNOWN, Known
+from cachesim.logs.observed import Observed, ServerLog
+from cachesim.logs.player import FAILED, Asked, Replayed
+from cachesim.logs.settings import Settings
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """One request: what the log says, how it was played, what came of it."""
+
+    observed: Observed
+    lengths: Lengths
+    asked: Asked | None = None
+    common: Known = UNKNOWN
+    holder: str = "nothing"
+    replayed: Replayed = FAILED
+    ways: int = 1
+    is_told: bool = True  # the log's level prints what memory and checkpoints did
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the log says how many tokens were cached."""
+        return self.lengths.cached.value is not None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the replay answers as the log does."""
+        if not self.is_comparable:
+            return self.asked is not None
+        return self.replayed.cached == self.lengths.cached.value
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What later requests showed of earlier ones, the last time a log was gone through."""
+
+    marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
+    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+
+
+@dataclass(slots=True)
+class Replay:
+    """A whole log, played."""
+
+    log: ServerLog
+    settings: Settings
+    hints: Hints = field(default_factory=Hints)
+    requests: list[Rebuilt] = field(default_factory=list)
+    marks: dict[int, set[int]] = field(default_factory=dict)
+    grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+    invented: list[Asked] = field(default_factory=list)  # what came before the log begins
+    order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
+
+    @property
+    def comparable(self) -> list[Rebuilt]:
+        """The requests that can be held against the log."""
+        return [each for each in self.requests if each.is_comparable]
+
+    @property
+    def agreeing(self) -> int:
+        """How many of them agree."""
+        return sum(each.agrees for each in self.comparable)
+
+
+def place_of(rope: Rope, at: int) -> tuple[int, int]:
+    """The text and the place in it of one token."""
+    for text, first, last in rope.runs:
+        if at < last - first:
+            return text, first + at
+        at -= last - first
+    return 0, 0

@@ -1,0 +1,104 @@
+"""Ways in which a request may have been: what it shares with what, as far as its lines tell."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cachesim.engines.rope import Rope
+from cachesim.logs.evidence import Interval, counts_of
+from cachesim.logs.known import Known
+from cachesim.logs.observed import Observed
+from cachesim.logs.replay import Rebuilt
+
+Possible: TypeAlias = tuple[Rope, str, Interval, bool]
+"""A holder, its name, how much of it the prompt may begin with, and whether the cache is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way in which a request may have been: what it shares, and with what."""
+
+    prompt: Rope
+    common: Known
+    holder: str
+    cache_prompt: bool = True
+
+
+def with_entries(
+    request: Observed, whole: int, parked: Sequence[Rope], exact: Known
+) -> Iterator[Possible]:
+    """Parked conversations that the search named."""
+    search = request.search
+    if search.found_keep is not None:
+        for index in range(len(parked) - 1, -1, -1):
+            entry = parked[index]
+            bounds = counts_of(search.found_sim, whole)
+            bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
+            if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
+                yield entry, f"prompt cache entry {index}", narrowed(bounds, exact), True
+    best = max(search.compared, key=lambda each: each.lcp, default=None)
+    if best is not None and best.lcp > 0:
+        for index, entry in enumerate(parked):
+            if len(entry) == best.n_tokens and best.lcp <= whole:
+                name = f"prompt cache entry {index}"
+                yield entry, name, Interval(best.lcp, best.lcp), True
+
+
+def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterator[Possible]:
+    """What the slot itself holds."""
+    if not len(held):
+        return
+    name = f"slot {request.slot}"
+    sim = request.sim if request.sim is not None else request.search.sim
+    keep = request.keep if request.sim is not None else request.search.keep
+    bounds = counts_of(sim, whole)
+    seen = request.slot_common.get(request.slot)
+    if seen is not None and not request.search.found_keep:
+        bounds = Interval(seen, seen)
+    by_keep = counts_of(keep, len(held))
+    both = bounds.meet(by_keep) if bounds is not None else by_keep
+    bounds = both or bounds
+    if bounds is None and exact.value is None:
+        return
+    limit = Interval(0, min(whole, len(held)))
+    bounds = (bounds or limit).meet(limit)
+    if bounds is not None:
+        yield held, name, narrowed(bounds, exact), True
+        if exact.value is not None and exact.value not in bounds:
+            yield held, name, bounds, False  # the request wanted nothing of the cache
+
+
+def guessed(rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope]) -> Iterator[Possible]:
+    """Where no line tells: whatever there is that would give as many cached tokens."""
+    cached = rebuilt.lengths.cached.value
+    whole = rebuilt.lengths.prompt.value or 0
+    if not cached or rebuilt.observed.road == "similarity":
+        return
+    names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)]
+    for rope, name in [(held, f"slot {rebuilt.observed.slot}"), *reversed(names)]:
+        if len(rope) >= cached:
+            yield rope, name, Interval(cached, min(whole, len(rope))), True
+
+
+def narrowed(bounds: Interval, exact: Known) -> Interval:
+    """What is left of some bounds where more is known."""
+    if exact.value is None:
+        return bounds
+    low = exact.value if exact.low is None else exact.low
+    high = exact.value if exact.high is None else exact.high
+    return bounds.meet(Interval(low, high)) or bounds
+
+
+def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one: bool) -> list[int]:
+    """Lengths within bounds: what ends with a text or was cached comes before what merely fits."""
+    joints, at = [], 0
+    for _, first, last in rope.runs:
+        at += last - first
+        joints.append(at)
+    likely = [whole] if one else []
+    likely += [len(rope)]
+    if cached is not None:
+        likely += [cached, cached + 1]
+    likely += reversed(joints)
+    likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
+    return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
