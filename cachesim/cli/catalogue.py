@@ -1,12 +1,13 @@
 """What there is: engines, releases, patches, presets, each with a line and its upstream place."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cachesim.engines import FAMILIES
-from cachesim.engines.family import Family
 from cachesim.model.presets import ABOUT, PRESETS
+
+if TYPE_CHECKING:
+    from cachesim.engines.family import Family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +20,16 @@ class Item:
     fits: tuple[str, ...] = ()
 
 
+def families() -> "Iterable[Family[Any, Any]]":
+    """The engines; who lists scenarios or presets does not wait for them to be loaded."""
+    from cachesim.engines import FAMILIES  # noqa: PLC0415
+
+    return FAMILIES.values()
+
+
 def engines() -> list[Item]:
     """The engines that are known."""
-    return [
-        Item(name=each.name, about=each.about, upstream=each.repository)
-        for each in FAMILIES.values()
-    ]
+    return [Item(name=each.name, about=each.about, upstream=each.repository) for each in families()]
 
 
 def releases() -> list[Item]:
@@ -35,17 +40,17 @@ def releases() -> list[Item]:
             about=each.about,
             upstream=f"{family.repository} {each.follows}",
         )
-        for family in FAMILIES.values()
+        for family in families()
         for each in family.releases
     ]
 
 
 def patches() -> list[Item]:
     """Every patch, with the releases it fits."""
-    return [item for family in FAMILIES.values() for item in patches_of(family)]
+    return [item for family in families() for item in patches_of(family)]
 
 
-def patches_of(family: Family[Any, Any]) -> Iterator[Item]:
+def patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
     """The patches of one engine."""
     for each in family.patches:
         yield Item(

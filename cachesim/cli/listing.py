@@ -97,7 +97,7 @@ def show_command(name: str, *, raw: bool = False) -> int:
         msg = f"no shipped scenario is called {name!r}; --raw prints the file of one"
         raise InputError(msg + nearest(name, [path.stem for path in shipped_files()]))
     screen = results()
-    for items in LISTS.values():
+    for items in (catalogue.presets, catalogue.engines, catalogue.releases, catalogue.patches):
         found = [item for item in items() if name in aliases(item)]
         if found:
             show(screen, Group(*(shown(item) for item in found)))

@@ -1,6 +1,6 @@
 """How the parts of a scenario must fit together: names, order, sizes, engines, expectations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cachesim.engines.family import FAMILIES, did_you_mean
@@ -13,11 +13,14 @@ from cachesim.scenario import limits
 from cachesim.scenario.acceptance import refused_option, refused_profile
 from cachesim.scenario.format import Expect, Scenario, Step, Turn
 from cachesim.scenario.models import bytes_needed, spec_of
-from cachesim.scenario.prompts import PLACE, REPLY, piece_of, references
-from cachesim.scenario.readers import nearest, short
-from cachesim.scenario.reading import Path, Problem, read
+from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
+from cachesim.scenario.readers import Place, nearest, short
+from cachesim.scenario.reading import Problem, read, removable
 
 DEFAULT_PREDICT: Final = 8
+COMPANIONS: Final = ("spec_type", "companion")
+"""The options by which servers are given a companion."""
+
 NEEDS: Final = {
     "complete": (),
     "slot-save": ("file",),
@@ -42,17 +45,35 @@ ONLY_FOR: Final = {
 
 def scenario_of(mapping: Mapping[str, Any]) -> Scenario:
     """The scenario that a mapping describes; ScenarioError names everything that is wrong."""
+    scenario, problems = checked(mapping)
+    if problems or scenario is None:
+        raise ScenarioError(*capped([str(problem) for problem in problems]))
+    return scenario
+
+
+def checked(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
+    """The scenario, and everything that is wrong with it, but not what follows from that."""
     scenario, problems = read(mapping)
     if scenario is not None:
-        wrong = {problem.path for problem in problems}
-        problems += [
-            each
-            for each in check(scenario)
-            if not any(each.path[: len(path)] == path for path in wrong)
-        ]
-    if problems or scenario is None:
-        raise ScenarioError(*(str(problem) for problem in problems))
-    return scenario
+        wrong = {removable(problem.path) for problem in problems}
+        problems += [each for each in check(scenario) if not any(_follows(each, w) for w in wrong)]
+    return scenario, problems
+
+
+def _follows(problem: Problem, wrong: Place) -> bool:
+    """Whether a problem is there only because a wrong value was taken out."""
+    path = problem.path
+    inside = path[: len(wrong)] == wrong
+    around = bool(path) and wrong[: len(path)] == path
+    unknown = bool(problem.about) and wrong in {("spans", problem.about), ("spans",)}
+    return inside or around or unknown
+
+
+def capped(problems: Sequence[str]) -> list[str]:
+    """The first problems, and how many there are more."""
+    told = list(problems[: limits.PROBLEMS])
+    more = len(problems) - len(told)
+    return [*told, f"and {more} more problems"] if more else told
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:
@@ -90,17 +111,27 @@ def _model(scenario: Scenario) -> Iterator[Problem]:
         hint = nearest(model.preset, known) or f"; there are {', '.join(known)}"
         yield Problem(("model", "preset"), f"there is no preset {short(model.preset)}{hint}")
     else:
-        try:
-            spec = spec_of(model)
-            if scenario.engine.name == "mlx-lm":
-                family_of(spec)
-        except OptionError as error:
-            yield Problem(("model", "family"), str(error))
-        except InputError as error:
-            yield Problem(("model",), str(error))
+        yield from _measures(scenario)
     if model.family is not None and scenario.engine.name not in {"", "mlx-lm"}:
         text = f"has no place here: {scenario.engine.name} serves all models by the same rules"
         yield Problem(("model", "family"), text)
+
+
+def _measures(scenario: Scenario) -> Iterator[Problem]:
+    model = scenario.model
+    try:
+        spec = spec_of(model)
+        if scenario.engine.name == "mlx-lm":
+            family_of(spec)
+    except OptionError as error:
+        yield Problem(("model", "family"), str(error))
+        return
+    except InputError as error:
+        yield Problem(("model",), str(error))
+        return
+    if model.window is not None and "window" not in spec.layers:
+        which = f"preset {model.preset!r} has" if model.preset else "there is"
+        yield Problem(("model", "window"), f"has no meaning: {which} no layer with a window")
 
 
 def _engine(scenario: Scenario) -> Iterator[Problem]:
@@ -145,7 +176,7 @@ def _spec_or_plain(scenario: Scenario) -> ModelSpec:
         return preset("dense")
 
 
-def _profile(engine: str, text: str, path: Path) -> Iterator[Problem]:
+def _profile(engine: str, text: str, path: Place) -> Iterator[Problem]:
     try:
         profile = full_profile(engine, text)
     except InputError as error:
@@ -165,7 +196,7 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
     names = [step_name(scenario, index) for index in range(len(scenario.step))]
     group: set[str] = set()
     for index, step in enumerate(scenario.step):
-        path: Path = ("step", index)
+        path: Place = ("step", index)
         if names[index] in names[:index]:
             yield Problem((*path, "name"), f"the name {names[index]!r} is taken by an earlier step")
         if step.with_previous and index == 0:
@@ -173,11 +204,42 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
         together = step.with_previous or step.do == "cancel"
         group = {*group, names[index]} if together else {names[index]}
         yield from _action(step, path)
+        yield from _turns(step, path)
+        yield from _companion(scenario, index)
         yield from _cancel(scenario, index, group - {names[index]})
         yield from _references(scenario, index, names, group)
 
 
-def _action(step: Step, path: Path) -> Iterator[Problem]:
+def _companion(scenario: Scenario, index: int) -> Iterator[Problem]:
+    """Drafts are the companion's: a server without one would drop them without a word."""
+    options = scenario.engine.options
+    if scenario.step[index].drafts and all(
+        options.get(key, "none") == "none" for key in COMPANIONS
+    ):
+        text = "have no meaning: no companion proposes them; set one of engine.options"
+        yield Problem(("step", index, "drafts"), f"{text} {' or '.join(COMPANIONS)}")
+
+
+def _turns(step: Step, path: Place) -> Iterator[Problem]:
+    for number, turn in enumerate(step.messages):
+        if not turn.role:
+            yield Problem((*path, "messages", number, "role"), 'missing; write role = "user"')
+
+
+def _pieces(step: Step, path: Place, lengths: Mapping[str, int]) -> Iterator[Problem]:
+    """Pieces that reach beyond what they are of; Python's own slices say nothing."""
+    for key, words in pieces(step).items():
+        for word in words:
+            name, piece = piece_of(word)
+            start, end = piece.start or 0, piece.stop
+            if end is not None and start >= end:
+                yield Problem((*path, key), f"{word!r} is empty: {start} is not below {end}")
+            elif max(start, end or 0) > lengths.get(name, max(start, end or 0)):
+                text = f"{word!r} reaches beyond the {lengths[name]} tokens of {name!r}"
+                yield Problem((*path, key), text)
+
+
+def _action(step: Step, path: Place) -> Iterator[Problem]:
     if step.do == "complete" and step.prompt is None and not step.messages:
         yield Problem(path, "needs a prompt or messages")
     if step.prompt is not None and step.messages:
@@ -212,10 +274,10 @@ def _references(
     known = [*scenario.spans, *(name + REPLY for name in sorted(answered))]
     for key, words in references(scenario.step[index]).items():
         for word in (each for each in words if each not in known):
-            text = f"there is no span {short(word)}"
+            text, about = f"there is no span {short(word)}", word
             if word.endswith(REPLY):
-                text = _why_unanswered(word.removesuffix(REPLY), names, index, group)
-            yield Problem(("step", index, key), text + nearest(word, known))
+                text, about = _why_unanswered(word.removesuffix(REPLY), names, index, group), ""
+            yield Problem(("step", index, key), text + nearest(word, known), about)
 
 
 def _why_unanswered(name: str, names: list[str], index: int, group: set[str]) -> str:
@@ -244,8 +306,9 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
     }
     context = scenario.engine.options.get("ctx_size", 4096)
     context = context if isinstance(context, int) else 4096
-    total = 0
+    total, exact = 0, {k: n for k, n in lengths.items() if not isinstance(scenario.spans[k], str)}
     for index, step in enumerate(scenario.step):
+        yield from _pieces(step, ("step", index), exact)
         prompt = _length(step.prompt, lengths) + sum(
             _content(each, lengths) for each in step.messages
         )
@@ -253,7 +316,8 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
             text = f"has {prompt} tokens; a prompt may have {limits.PROMPT_TOKENS}"
             yield Problem(("step", index, "prompt"), text)
         grown = generated_at_most(step, prompt, context) if step.do == "complete" else 0
-        lengths[step_name(scenario, index) + REPLY] = grown
+        reply = step_name(scenario, index) + REPLY
+        lengths[reply] = exact[reply] = grown
         total += prompt + grown * step.completions
     if total > limits.TOTAL_TOKENS:
         yield Problem(
@@ -278,18 +342,23 @@ def _memory(scenario: Scenario, context: int, total: int) -> Iterator[Problem]:
 
 def _length(value: object, lengths: Mapping[str, int]) -> int:
     if isinstance(value, str):
-        return sum(lengths.get(piece_of(word)[0], 0) for word in value.split())
+        return sum(_length_of(word, lengths) for word in value.split())
     return len(value) if isinstance(value, tuple) else 0
 
 
 def _content(turn: Turn, lengths: Mapping[str, int]) -> int:
     words = PLACE.findall(turn.content)
-    return len(turn.content) + 5 + sum(lengths.get(piece_of(word)[0], 0) for word in words)
+    return len(turn.content) + 5 + sum(_length_of(word, lengths) for word in words)
+
+
+def _length_of(word: str, lengths: Mapping[str, int]) -> int:
+    name, piece = piece_of(word)
+    return len(range(lengths.get(name, 0))[piece])
 
 
 def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
     size = scenario.model.vocabulary or 512
-    lists: list[tuple[Path, object]] = [
+    lists: list[tuple[Place, object]] = [
         (("spans", name), value) for name, value in scenario.spans.items()
     ]
     for index, step in enumerate(scenario.step):
@@ -311,7 +380,7 @@ def _expectations(scenario: Scenario) -> Iterator[Problem]:
         if not list(_profile(scenario.engine.name, text, ()))
     }
     for index, expect in enumerate(scenario.expect):
-        path: Path = ("expect", index)
+        path: Place = ("expect", index)
         if expect.profile is not None:
             wrong = list(_profile(scenario.engine.name, expect.profile, (*path, "profile")))
             yield from wrong
@@ -323,7 +392,7 @@ def _expectations(scenario: Scenario) -> Iterator[Problem]:
         yield from _one_per_step(scenario, expect, path)
 
 
-def _one_per_step(scenario: Scenario, expect: Expect, path: Path) -> Iterator[Problem]:
+def _one_per_step(scenario: Scenario, expect: Expect, path: Place) -> Iterator[Problem]:
     steps = len(scenario.step)
     for key in ("cached", "processed", "answer", "error", "checkpoints"):
         value = getattr(expect, key)

@@ -2,14 +2,16 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import limits
-from cachesim.scenario.checks import scenario_of
+from cachesim.scenario.checks import capped, checked
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.lines import line_of, lines_of
+from cachesim.scenario.reading import Problem
 
 STDIN: Final = "-"
 
@@ -33,14 +35,32 @@ def load_stream(stream: IO[bytes], *, name: str = "standard input") -> Scenario:
 def loads(data: bytes, *, name: str) -> Scenario:
     """The scenario in the bytes of a file."""
     try:
-        return scenario_of(content_of(data))
+        text = text_of(data)
+        scenario, problems = checked(content_of(text))
     except ScenarioError as error:
         lines = (f"{name}: {problem}" for problem in error.problems)
         raise ScenarioError(*lines) from None
+    if problems or scenario is None:
+        raise ScenarioError(*_told(problems, text, name))
+    return scenario
 
 
-def content_of(data: bytes) -> Mapping[str, Any]:
-    """The tables of a TOML or JSON text."""
+def _told(problems: Sequence[Problem], text: str, name: str) -> list[str]:
+    """Every problem with its line, in the order of the file."""
+    lines = {} if is_json(text) else lines_of(text)
+    placed = [(line_of(each.path, lines), str(each)) for each in problems]
+    placed.sort(key=lambda each: each[0] or 0)
+    told = capped([problem if line is None else f"{line}: {problem}" for line, problem in placed])
+    return [f"{name}:{each}" if each[0].isdigit() else f"{name}: {each}" for each in told]
+
+
+def is_json(text: str) -> bool:
+    """Whether the text is meant to be JSON."""
+    return text.lstrip().startswith("{")
+
+
+def text_of(data: bytes) -> str:
+    """The text of a file, as long as it may be."""
     if len(data) > limits.FILE_BYTES:
         msg = f"is larger than {limits.FILE_BYTES} bytes"
         raise ScenarioError(msg)
@@ -52,7 +72,12 @@ def content_of(data: bytes) -> Mapping[str, Any]:
     if not text.strip():
         msg = "is empty"
         raise ScenarioError(msg)
-    if text.lstrip().startswith("{"):
+    return text
+
+
+def content_of(text: str) -> Mapping[str, Any]:
+    """The tables of a TOML or JSON text."""
+    if is_json(text):
         return _parsed(json.loads, text, "JSON")
     return _parsed(tomllib.loads, text, "TOML")
 

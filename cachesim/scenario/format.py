@@ -20,6 +20,7 @@ FILE_SHAPE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 CLASSES: Final = ("lost-reuse", "stale-state", "crash", "limits", "accounting")
 ANSWERS: Final = ("same", "rounding", "by-design", "diverged", "any", "none")
 ACTIONS: Final = ("complete", "slot-save", "slot-restore", "slot-erase", "cancel")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 LAYER_KINDS: Final = ("attention", "window", "ssm", "delta", "conv")
 
 _word = Text(limits.NAME, WORD_SHAPE, "a word of letters, digits, '_' and '-'")
@@ -30,7 +31,7 @@ _skip = Text(8, "any|none", "a count, 'any' (not looked at) or 'none' (no count)
 _scalar = Either(
     (
         (bool, YesNo()),
-        (int, Whole(-(2**31), 2**31 - 1)),
+        (int, Whole(-(2**63), 2**63 - 1)),
         (float, Number(-1e12, 1e12)),
         (str, Text(limits.NAME)),
     ),
@@ -134,7 +135,7 @@ class Chat:
 class Turn:
     """One message of a chat; `{S}` stands for a span's text, `{A.reply}` for what A answered."""
 
-    role: Annotated[str, _word, "Who speaks: system, user, assistant, tool."] = ""
+    role: Annotated[str, OneOf(ROLES), "Who speaks."] = ""
     content: Annotated[str, _spans, "The text."] = ""
 
 

@@ -5,6 +5,9 @@ from typing import Final
 FILE_BYTES: Final = 4 * 2**20
 """Bytes of one scenario file."""
 
+PROBLEMS: Final = 40
+"""Problems of one file that are told."""
+
 DEPTH: Final = 16
 """Tables and lists inside each other."""
 
@@ -41,7 +44,7 @@ WINDOW: Final = 100_000
 VOCABULARY: Final = 65_536
 """What a model may measure."""
 
-CONTEXT: Final = 131_072
+CONTEXT: Final = 1_048_576
 SLOTS: Final = 64
 """What a server may hold: `ctx_size`, `parallel`."""
 

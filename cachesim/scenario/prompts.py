@@ -120,14 +120,17 @@ def piece_of(word: str) -> tuple[str, slice]:
     return found["name"], slice(int(start) if start else None, int(end) if end else None)
 
 
-def references(step: Step) -> Mapping[str, tuple[str, ...]]:
-    """The names of spans and replies that a step uses, by the key they stand under."""
+def pieces(step: Step) -> Mapping[str, tuple[str, ...]]:
+    """The words for spans, replies and pieces of them that a step uses, by their key."""
     used: dict[str, tuple[str, ...]] = {}
     for key, value in (("prompt", step.prompt), ("reply", step.reply)):
         if isinstance(value, str):
-            used[key] = tuple(piece_of(word)[0] for word in value.split())
+            used[key] = tuple(value.split())
     for index, each in enumerate(step.messages):
-        used[f"messages[{index}].content"] = tuple(
-            piece_of(word)[0] for word in PLACE.findall(each.content)
-        )
+        used[f"messages[{index}].content"] = tuple(PLACE.findall(each.content))
     return used
+
+
+def references(step: Step) -> Mapping[str, tuple[str, ...]]:
+    """The names of spans and replies that a step uses, by the key they stand under."""
+    return {key: tuple(piece_of(word)[0] for word in words) for key, words in pieces(step).items()}

@@ -5,12 +5,15 @@ and writes the field's part of the JSON Schema, so the two cannot drift apart.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import Repr
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from cachesim.scenario import limits
+
+Place: TypeAlias = tuple[str | int, ...]
+"""The way from a value to a part of it."""
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
@@ -19,7 +22,14 @@ _SHORT.maxdict, _SHORT.maxlong, _SHORT.maxlevel = 3, 24, 2
 
 
 class Wrong(ValueError):  # noqa: N818 - reads as the sentence it begins
-    """A value that cannot be what its place asks for."""
+    """A value that cannot be what its place asks for.
+
+    In a table or list several may be wrong: `parts` says where in it each is, and why.
+    """
+
+    def __init__(self, text: str, parts: Sequence[tuple[Place, str]] = ()) -> None:
+        super().__init__(text)
+        self.parts = tuple(parts) or (((), text),)
 
 
 def short(value: object) -> str:
@@ -67,7 +77,8 @@ class Whole:
             msg = f"must be an integer, {found(value)}"
             raise Wrong(msg)
         if not self.low <= value <= self.high:
-            msg = f"must lie between {self.low} and {self.high}, {found(value)}"
+            wanted = f"lie between {self.low} and {self.high}"
+            msg = f"must {wanted if self.low < self.high else f'be {self.low}'}, {found(value)}"
             raise Wrong(msg)
         return value
 
@@ -178,8 +189,8 @@ class Ids:
             raise Wrong(msg)
         for index, each in enumerate(value):
             if type(each) is not int or each < 0:
-                msg = f"must be a list of token ids, at [{index}] {found(each)}"
-                raise Wrong(msg)
+                msg = f"must be a token id, {found(each)}"
+                raise Wrong(msg, [((index,), msg)])
         return tuple(value)
 
     def schema(self) -> dict[str, Any]:
@@ -208,6 +219,20 @@ class Either:
         return {"anyOf": [reader.schema() for _, reader in self.readers]}
 
 
+def _each_read(parts: Iterable[tuple[Any, object]], reader: Reader) -> dict[Any, Any]:
+    """Every part as the reader reads it; all that are wrong are said."""
+    found, wrongs = {}, []
+    for key, value in parts:
+        try:
+            found[key] = reader.read(value)
+        except Wrong as wrong:
+            wrongs += [((key, *place), text) for place, text in wrong.parts]
+    if wrongs:
+        msg = "; ".join(f"at {place}: {text}" for place, text in wrongs[:3])
+        raise Wrong(msg, wrongs)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Each:
     """A list whose items are all read alike."""
@@ -223,14 +248,7 @@ class Each:
         if len(value) > self.longest:
             msg = f"must hold at most {self.longest} items, found {len(value)}"
             raise Wrong(msg)
-        items = []
-        for index, each in enumerate(value):
-            try:
-                items.append(self.item.read(each))
-            except Wrong as wrong:
-                msg = f"at [{index}] {wrong}"
-                raise Wrong(msg) from None
-        return tuple(items)
+        return tuple(_each_read(enumerate(value), self.item).values())
 
     def schema(self) -> dict[str, Any]:
         """A list."""
@@ -257,14 +275,7 @@ class Table:
             if not isinstance(name, str) or not re.fullmatch(self.shape, name):
                 msg = f"has a name that cannot be one: {short(name)}"
                 raise Wrong(msg)
-        return {name: self._one(name, each) for name, each in value.items()}
-
-    def _one(self, name: str, value: object) -> object:
-        try:
-            return self.value.read(value)
-        except Wrong as wrong:
-            msg = f"at {name!r} {wrong}"
-            raise Wrong(msg) from None
+        return _each_read(value.items(), self.value)
 
     def schema(self) -> dict[str, Any]:
         """An object with values of one kind."""

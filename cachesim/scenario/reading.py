@@ -8,7 +8,7 @@ in the same breath.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from cattrs import Converter
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
@@ -16,17 +16,16 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from cachesim.scenario import limits
 from cachesim.scenario.format import KEYS, LONGEST, Scenario, key_of
-from cachesim.scenario.readers import Wrong, found, nearest, short
-
-Path: TypeAlias = tuple[str | int, ...]
+from cachesim.scenario.readers import Place, Wrong, found, nearest, short
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong, and where."""
 
-    path: Path
+    path: Place
     text: str
+    about: str = ""  # the span or reply that is not there
 
     def __str__(self) -> str:
         where = ""
@@ -98,14 +97,14 @@ def _converter() -> Converter:
 CONVERTER: Final = _converter()
 
 
-def _unknown_keys(error: ForbiddenExtraKeysError, path: Path) -> Iterator[Problem]:
+def _unknown_keys(error: ForbiddenExtraKeysError, path: Place) -> Iterator[Problem]:
     known = [key_of(error.cl, each.name) for each in fields(error.cl)]
     for key in sorted(error.extra_fields, key=str):
         hint = nearest(key, known) or f"; known here: {', '.join(known)}"
         yield Problem((*path, str(key)), f"unknown key {short(key)}{hint}")
 
 
-def _problems(error: BaseException, path: Path) -> Iterator[Problem]:
+def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
     if isinstance(error, ClassValidationError):
         within, plain = error.group_exceptions()
         for each, note in within:
@@ -117,6 +116,8 @@ def _problems(error: BaseException, path: Path) -> Iterator[Problem]:
             yield from _problems(each, (*path, int(place.index)))
     elif isinstance(error, ForbiddenExtraKeysError):
         yield from _unknown_keys(error, path)
+    elif isinstance(error, Wrong):
+        yield from (Problem((*path, *place), text) for place, text in error.parts)
     else:
         yield Problem(path, str(error))
 
@@ -125,7 +126,7 @@ def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, A
     """The content with every wrong value taken out, where that can be done."""
     content: Any = deepcopy(dict(mapping))
     for problem in problems:
-        *way, last = problem.path or ("",)
+        *way, last = removable(problem.path)
         table = content
         for part in way:
             table = table[part]
@@ -134,6 +135,14 @@ def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, A
         else:
             table.pop(last, None)
     return content  # type: ignore[no-any-return]
+
+
+def removable(path: Place) -> Place:
+    """The value to take out so that a wrong one is gone: in a list of values the whole list."""
+    path = path or ("",)
+    while isinstance(path[-1], int) and path[-2:-1] not in {("step",), ("expect",), ("messages",)}:
+        path = path[:-1]
+    return path
 
 
 def is_too_deep(content: object) -> bool:

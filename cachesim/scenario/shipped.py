@@ -70,13 +70,14 @@ def sources(name: str) -> list[Source]:
     if name in {"-", STDIN}:
         return [Source(STDIN, None)]
     try:
-        if path.is_dir():
-            return _in_folder(path)
-        if path.is_file():
-            return [Source(name, path)]
+        is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError):
         msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
+    if is_folder:
+        return _in_folder(path)
+    if is_file:
+        return [Source(name, path)]
     by_name = {each.stem: each for each in shipped_files()}
     stem = path.name.removesuffix(".toml")
     if stem in by_name and len(path.parts) == 1:

@@ -97,7 +97,7 @@ def test_every_error_of_every_file_is_said_before_anything_runs(
 
     out, err = spoken(capsys)
     assert out == ""
-    assert "a.toml: modl: unknown key 'modl'; did you mean 'model'?" in err
+    assert "a.toml:3: modl: unknown key 'modl'; did you mean 'model'?" in err
     assert "b.toml: is not TOML" in err
 
 

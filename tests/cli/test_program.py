@@ -15,7 +15,14 @@ from cachesim.cli.main import main
 ROOT = Path(__file__).parents[2]
 PROGRAM = f"{sys.executable} -m cachesim"
 STALE = "llama.cpp-three-requests"
-HEAVY = {"numpy", "hypothesis", "cattrs", "cachesim.engines.base", "cachesim.scenario.checks"}
+HEAVY = {
+    "numpy",
+    "hypothesis",
+    "cachesim.engines",
+    "cattrs",
+    "cachesim.engines.base",
+    "cachesim.scenario.checks",
+}
 
 LOADED = "import sys; from cachesim.cli.main import main; main({words!r}); print(*sys.modules)"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
-from cachesim.errors import ScenarioError
+from cachesim.errors import ScenarioError, UpstreamAbort
 
 Line: TypeAlias = Mapping[str, Any]
 """One recorded sequence."""
@@ -183,6 +183,9 @@ def played(
         raise ScenarioError(msg)
     try:
         return ops, check(line)
+    except UpstreamAbort as abort:
+        msg = f"{path}:{number}: with these flags {abort}"
+        raise ScenarioError(msg) from None
     except MALFORMED as error:
         if os.environ.get("CACHESIM_TRACEBACK"):
             raise
