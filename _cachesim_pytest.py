@@ -16,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from cachesim.engines.profile import Profile
     from cachesim.scenario import Scenario
+    from cachesim.scenario.result import Run
 
 LOOKS_LIKE_ONE = re.compile(r"^format\s*=.*^\s*\[\[\s*step\s*\]\]", re.MULTILINE | re.DOTALL)
 LARGEST = 4 * 2**20
@@ -87,7 +88,7 @@ class ScenarioItem(pytest.Item):
 
         arithmetic = self.config.getoption("--cachesim-arithmetic")
         entry = run(self.scenario, self.profile, arithmetic=arithmetic)
-        if not entry["as_expected"]:
+        if not entry.as_expected:
             raise UnexpectedError(entry, emitted=self._emit())
 
     def _emit(self) -> Path | None:
@@ -125,8 +126,8 @@ class ScenarioItem(pytest.Item):
 class UnexpectedError(Exception):
     """A run that was not as its scenario expects."""
 
-    def __init__(self, entry: dict[str, Any], *, emitted: Path | None = None) -> None:
-        super().__init__("; ".join(entry["mismatches"]))
+    def __init__(self, entry: "Run", *, emitted: Path | None = None) -> None:
+        super().__init__("; ".join(entry.mismatches))
         self.entry = entry
         self.emitted = emitted
 
@@ -138,4 +139,4 @@ class UnexpectedError(Exception):
 
         told = plain_text(one_scenario(scenario, [self.entry], source=source, width=80))
         again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []
-        return "\n".join((*map(printable, self.entry["mismatches"]), "", told, *again))
+        return "\n".join((*map(printable, self.entry.mismatches), "", told, *again))

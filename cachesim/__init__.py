@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from cachesim.engines import Engine, Profile, Reply, Request
     from cachesim.errors import CachesimError, InputError, ScenarioError, UpstreamAbort
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from cachesim.model.spec import ModelSpec
     from cachesim.report.notebook import Shown
     from cachesim.scenario import Scenario, load, run, run_scenario
+    from cachesim.scenario.result import Run, Step
 
 HOMES: Final = {
     "CachesimError": "errors",
@@ -27,8 +27,10 @@ HOMES: Final = {
     "Profile": "engines",
     "Reply": "engines",
     "Request": "engines",
+    "Run": "scenario.result",
     "Scenario": "scenario",
     "ScenarioError": "errors",
+    "Step": "scenario.result",
     "UpstreamAbort": "errors",
     "load": "scenario",
     "preset": "model.presets",
@@ -41,7 +43,7 @@ HOMES: Final = {
 __getattr__ = lazily(__name__, HOMES)
 
 
-def show(runs: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> "Shown":
+def show(runs: "Run | Sequence[Run]") -> "Shown":
     """What `run_scenario` returned, one or several, in a form that notebooks show."""
     from cachesim.report import notebook  # noqa: PLC0415 - scripts do without
 
@@ -56,8 +58,10 @@ __all__ = [
     "Profile",
     "Reply",
     "Request",
+    "Run",
     "Scenario",
     "ScenarioError",
+    "Step",
     "UpstreamAbort",
     "load",
     "preset",

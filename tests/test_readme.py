@@ -30,8 +30,8 @@ def test_the_scenario_in_the_readme_runs_as_it_expects() -> None:
         for each in scenario.engine.profiles
     ]
 
-    assert [entry["mismatches"] for entry in runs] == [[], []]
-    assert [entry["steps"][1]["cached"] for entry in runs] == [0, 596]
+    assert [entry.mismatches for entry in runs] == [(), ()]
+    assert [entry.steps[1].cached for entry in runs] == [0, 596]
 
 
 def test_every_command_in_the_readme_is_one() -> None:

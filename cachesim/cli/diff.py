@@ -1,18 +1,46 @@
-"""`cachesim diff`: two profiles on one scenario, and where they part."""
+"""`cachesim diff`: two profiles on one scenario, and the first decision in which they differ."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from difflib import SequenceMatcher
+from typing import Any, Final, NamedTuple
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.cli.run import jobs_of, play
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
-from cachesim.report.events import event_line
+from cachesim.report.events import event_lines
 from cachesim.report.findings import one_scenario
+from cachesim.scenario.result import Run, Step
 
-SHOWN = ("cached", "processed", "answer", "error", "generated", "checkpoints")
+OUTCOME: Final = ("cached", "processed", "answer", "error", "generated", "checkpoints")
+
+NEUTRAL: Final[dict[str, Any]] = {
+    "task": -1,
+    "size": 0,
+    "size_companion": 0,
+    "n_bytes": 0,
+    "nbytes": 0,
+    "limit": 0,
+    "limit_size": 0,
+    "limit_tokens": 0,
+    "rule": "",
+    "numbers": "",
+    "threshold": 0,
+    "thold": 0,
+}
+"""Fields that two releases may have differently although they decide alike."""
+
+
+class Parting(NamedTuple):
+    """The first decision that differs: the step it falls in, and what each profile does there."""
+
+    step: int
+    sides: tuple[Event | None, Event | None]
 
 
 def diff_command(
@@ -29,35 +57,64 @@ def diff_command(
     runs = list(play(jobs, arithmetic, verify=True))
     report = one_scenario(jobs[0].scenario, runs, source=jobs[0].source, width=screen.width)
     show(screen, report)
-    differing = [i for i in range(len(runs[0]["steps"])) if _differ(runs, i)]
-    if not differing:
-        screen.print("no difference in any step")
-        return AS_EXPECTED
-    first = runs[0]["steps"][differing[0]]["name"]
-    screen.print(f"{len(differing)} of {len(runs[0]['steps'])} steps differ; the first is {first}")
-    for line in _parting(runs, differing[0]):
+    differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
+    for line in told(runs, differing):
         show(screen, line)
-    return NOT_AS_EXPECTED
+    return NOT_AS_EXPECTED if differing else AS_EXPECTED
 
 
-def _differ(runs: list[dict[str, Any]], index: int) -> bool:
-    one, other = (run["steps"][index] for run in runs)
-    parked = [[entry["n_tokens"] for entry in each["prompt_cache"]] for each in (one, other)]
-    return parked[0] != parked[1] or any(one[key] != other[key] for key in SHOWN)
+def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
+    """How many steps differ in what comes out, and the decision that it goes back to."""
+    steps = runs[0].steps
+    if not differing:
+        return [Text("no difference in any step")]
+    first = steps[differing[0]].name
+    lines: list[RenderableType] = [
+        Text(f"{len(differing)} of {len(steps)} steps differ; the first is {first}")
+    ]
+    if len({run.profile.partition("@")[0] for run in runs}) > 1:
+        return [
+            *lines,
+            Text("two engines decide each in its own words: outcomes alone compare"),
+        ]
+    parting = first_parting(runs[0], runs[1])
+    if parting is None:
+        return [*lines, Text("every decision is the same")]
+    where = Text(f"the first decision that differs is in step {steps[parting.step].name}:")
+    sides = zip(runs, parting.sides, strict=True)
+    return [*lines, where, *(each for run, event in sides for each in _side(run, event))]
 
 
-def _parting(runs: list[dict[str, Any]], index: int) -> list[Text]:
-    """The first event that one profile has and the other has not."""
-    for step in range(index + 1):
-        pair = [run["steps"][step]["events"] for run in runs]
-        for at in range(max(map(len, pair))):
-            events = [each[at] if at < len(each) else None for each in pair]
-            if events[0] != events[1]:
-                where = f"they part in step {runs[0]['steps'][step]['name']}:"
-                return [Text(where), *(_event(r, e) for r, e in zip(runs, events, strict=True))]
-    return []
+def _differ(one: Step, other: Step) -> bool:
+    """Whether a step comes to something else: what is reported, said, or kept for later."""
+    parked = [[entry["n_tokens"] for entry in each.prompt_cache] for each in (one, other)]
+    return parked[0] != parked[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
 
 
-def _event(run: Mapping[str, Any], event: Mapping[str, Any] | None) -> Text:
-    text = Text(f"  {run['profile']}: ", style="quiet")
-    return text + (Text("nothing more") if event is None else event_line(event))
+def first_parting(one: Run, other: Run) -> Parting | None:
+    """The first event, routine left out, that only one profile has, or has otherwise."""
+    for index, (ours, theirs) in enumerate(zip(one.steps, other.steps, strict=True)):
+        left, right = (_decisions(each) for each in (ours, theirs))
+        keys = [_key(each) for each in left], [_key(each) for each in right]
+        matcher = SequenceMatcher(None, *keys, autojunk=False)
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+            if tag != "equal":
+                sides = (left[i1] if i1 < i2 else None, right[j1] if j1 < j2 else None)
+                return Parting(index, sides)
+    return None
+
+
+def _decisions(step: Step) -> list[Event]:
+    return [each for each in step.events if each.loudness() != "quiet"]
+
+
+def _key(event: Event) -> tuple[str, str]:
+    """What an event says but for what releases may count or word differently."""
+    known = {each.name for each in fields(event)}
+    neutral = replace(event, **{k: v for k, v in NEUTRAL.items() if k in known})
+    return event.name(), neutral.sentence
+
+
+def _side(run: Run, event: Event | None) -> tuple[RenderableType, RenderableType]:
+    what = Text("    nothing of the kind") if event is None else event_lines([event])
+    return Text(f"  {run.profile}", style="quiet"), what

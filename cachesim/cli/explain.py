@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -11,6 +10,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading
 from cachesim.report.story import story
+from cachesim.scenario.result import Run
 
 
 def explain_command(
@@ -24,12 +24,12 @@ def explain_command(
     """Print the story of a scenario on each of its profiles."""
     screen = results()
     jobs = jobs_of([name], profiles, seed)
-    runs: list[dict[str, Any]] = []
+    runs: list[Run] = []
     played = play(jobs, arithmetic, verify=True, detail=True)
     for job, run in zip(jobs, played, strict=True):
         if not runs:
             show(screen, heading(job.scenario, [run]))
-        show(screen, Text(f"\non {run['profile']}", style="name"))
+        show(screen, Text(f"\non {run.profile}", style="name"))
         show(screen, story(run))
         runs.append(run)
     if report is not None:

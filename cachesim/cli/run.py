@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.progress import Progress
@@ -25,7 +25,9 @@ from cachesim.report.findings import one_scenario
 from cachesim.report.tables import closing, summary
 from cachesim.scenario import Scenario, full_profile, run
 from cachesim.scenario.models import spec_of
+from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import load_all
+from cachesim.scenario.statements import side_by_side
 from cachesim.verify.oracle import Oracle
 
 SOON_DONE: Final = 8
@@ -85,17 +87,16 @@ def run_command(
     runs = list(play(jobs, arithmetic, verify=verify, detail=watched))
     if report is not None:
         write_report(runs, report)
-    told = runs if detail else [json_output.without_detail(each) for each in runs]
     if output == "json":
-        sys.stdout.write(json_output.document(told) + "\n")
+        sys.stdout.write(json_output.document(runs, detail=detail) + "\n")
     elif output == "jsonl":
-        _write_lines(told)
+        _write_lines(runs, detail=detail)
     else:
         _show(jobs, runs, results())
     return status(runs)
 
 
-def write_report(runs: Sequence[dict[str, Any]], path: Path) -> None:
+def write_report(runs: Sequence[Run], path: Path) -> None:
     """The page of some runs, as one file; its name goes to standard error."""
     from cachesim.report import html  # noqa: PLC0415 - a page is rarely asked for
 
@@ -108,14 +109,14 @@ def write_report(runs: Sequence[dict[str, Any]], path: Path) -> None:
     show(notes(), Text(f"report: {path}"))
 
 
-def status(runs: Sequence[dict[str, Any]]) -> int:
+def status(runs: Sequence[Run]) -> int:
     """The exit status of some runs."""
-    return AS_EXPECTED if all(each["as_expected"] for each in runs) else NOT_AS_EXPECTED
+    return AS_EXPECTED if all(each.as_expected for each in runs) else NOT_AS_EXPECTED
 
 
 def play(
     jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool = False
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Run]:
     """The runs in order, with a bar on standard error where someone is watching."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
@@ -139,7 +140,7 @@ def watched(screen: Console, jobs: Sequence[Job]) -> bool:
 
 def play_group(
     jobs: Sequence[Job], *, arithmetic: ArithmeticName, verify: bool, detail: bool = False
-) -> list[dict[str, Any]] | ScenarioError:
+) -> list[Run] | ScenarioError:
     """The profiles of one scenario, which share their cold answers; or what is wrong with it."""
     oracle: Oracle | None = None
     runs = []
@@ -160,25 +161,23 @@ def play_group(
         except InputError as error:
             problems = error.problems if isinstance(error, ScenarioError) else (str(error),)
             return ScenarioError(*(f"{job.source}: {each}" for each in problems))
-    return runs
+    return side_by_side(runs)
 
 
 def _stream(jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool) -> int:
-    runs = []
+    status = AS_EXPECTED
     for entry in play(jobs, arithmetic, verify=verify, detail=detail):
-        _write_lines([entry])
-        runs.append({"as_expected": entry["as_expected"]})
-    return status(runs)
+        _write_lines([entry], detail=detail)
+        status = status if entry.as_expected else NOT_AS_EXPECTED
+    return status
 
 
-def _write_lines(runs: Sequence[dict[str, Any]]) -> None:
-    for entry in runs:
-        for step in entry["steps"]:
-            sys.stdout.write(json_output.step_line(entry, step) + "\n")
-        sys.stdout.write(json_output.end_line(entry) + "\n")
+def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
+    for each in runs:
+        sys.stdout.writelines(f"{line}\n" for line in json_output.lines(each, detail=detail))
 
 
-def _show(jobs: Sequence[Job], runs: Sequence[dict[str, Any]], screen: Console) -> None:
+def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console) -> None:
     names = {job.source for job in jobs}
     if len(names) == 1:
         job = jobs[0]

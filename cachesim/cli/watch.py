@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.text import Text
@@ -10,8 +10,9 @@ from rich.text import Text
 from cachesim.cli.run import jobs_of, play, status
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
-from cachesim.report.events import event_line, loudness
+from cachesim.report.events import event_lines
 from cachesim.report.story import step_after, step_before
+from cachesim.scenario.result import Run
 
 HINT: Final = "Enter: next event   s: to the next step   q: quit"
 
@@ -31,19 +32,19 @@ def watch_command(
     runs = []
     for run in play(jobs_of(names, profiles, seed), arithmetic, verify=True):
         runs.append(run)
-        show(screen, Text(f"{run['scenario']} on {run['profile']}", style="name"))
+        show(screen, Text(f"{run.scenario} on {run.profile}", style="name"))
         if not _watch(run, screen, asks=asks):
             break
     return status(runs)
 
 
-def _watch(run: dict[str, Any], screen: Console, *, asks: bool) -> bool:
+def _watch(run: Run, screen: Console, *, asks: bool) -> bool:
     """Show one run; False where the watcher has seen enough."""
-    for index, step in enumerate(run["steps"]):
+    for index, step in enumerate(run.steps):
         show(screen, step_before(run, index))
         waits = asks
-        for event in step["events"]:
-            show(screen, Text("    ", style=loudness(event)) + event_line(event))
+        for event in step.events:
+            show(screen, event_lines([event]))
             if waits:
                 answer = _asked(screen)
                 if answer == "q":

@@ -14,7 +14,7 @@ from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Array, Count, Tokens
+from cachesim.units import Array, Count, Token, Tokens
 
 __all__ = ["ByteStore", "Engine", "Message", "Reply", "Request", "Ticket"]
 
@@ -67,6 +67,8 @@ class Engine(ABC):
 
     profile: Profile
     network: Network
+    padding: ClassVar[Token | None] = None
+    """The token that the server fills shorter rows of a batch with, if it does."""
 
     @staticmethod
     def create(

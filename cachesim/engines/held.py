@@ -60,6 +60,7 @@ class CheckpointHeld:
     pos_min: int
     pos_max: int
     n_tokens: int
+    made_by: int = UNKNOWN  # the task that saved it
     node: int = UNKNOWN
     runs: Runs = ()
 

@@ -9,11 +9,13 @@ MOST: Final = 3
 """Of longer lists the first ones are named, and the rest counted."""
 
 _NAME: Final = re.compile(r"[a-z_]+")
+_ONE: Final = re.compile(r"(?<![\d.])1 tokens\b")
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """A template with each `{name}` replaced by what the values say, in words."""
-    return template.format_map({name: in_words(value) for name, value in values.items()})
+    text = template.format_map({name: in_words(value) for name, value in values.items()})
+    return _ONE.sub("1 token", text)
 
 
 def names_in(template: str) -> frozenset[str]:

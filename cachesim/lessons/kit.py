@@ -23,6 +23,8 @@ from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario import run_scenario
+from cachesim.scenario.result import Saved
+from cachesim.scenario.result import Step as Played
 from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
@@ -193,7 +195,7 @@ class Answered:
     processed: int
     answer: str
     off_by: float
-    checkpoints: tuple[dict[str, int], ...]
+    checkpoints: tuple[Saved, ...]
     parked: tuple[dict[str, Any], ...]
     why: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
@@ -262,7 +264,7 @@ def _played(
     options: dict[str, object],
     window: int = 0,
     spans: dict[str, list[Token]] | None = None,
-) -> list[dict[str, Any]]:
+) -> tuple[Played, ...]:
     mapping = {
         "format": 1,
         "name": "lesson",
@@ -271,8 +273,7 @@ def _played(
         "spans": spans or {},
         "step": steps,
     }
-    entries: list[dict[str, Any]] = run_scenario(mapping, profile=profile)["steps"]
-    return entries
+    return run_scenario(mapping, profile=profile).steps
 
 
 def _step(prompt: Prompt, reply: str) -> dict[str, Any]:
@@ -286,19 +287,19 @@ def _step(prompt: Prompt, reply: str) -> dict[str, Any]:
     return step
 
 
-def _answered(prompt: str, entry: dict[str, Any]) -> Answered:
+def _answered(prompt: str, step: Played) -> Answered:
     return Answered(
         prompt=prompt,
-        tokens=entry["prompt_tokens"],
-        cached=entry["cached"],
-        processed=entry["processed"],
-        answer=entry["answer"],
-        off_by=float(f"{entry['max_difference']:.2g}"),
-        checkpoints=tuple(entry["checkpoints"]),
-        parked=tuple(entry["prompt_cache"]),
-        why=tuple(entry["why"]),
-        events=tuple(entry["events"]),
-        error=entry["error"],
+        tokens=step.prompt_tokens,
+        cached=step.cached or 0,
+        processed=step.processed or 0,
+        answer=step.answer or "",
+        off_by=float(f"{step.max_difference or 0.0:.2g}"),
+        checkpoints=step.checkpoints,
+        parked=tuple(dict(each) for each in step.prompt_cache),
+        why=tuple(each.as_dict() for each in step.why),
+        events=tuple(each.as_dict() for each in step.events),
+        error=step.error,
     )
 
 
@@ -309,14 +310,10 @@ def table(replies: Sequence[Answered], *, shelf: bool = False, parked: bool = Fa
     say(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
     for each in replies:
         counts = f"{each.tokens:>6}  {each.cached:>6}"
-        rest = [_shown(checkpoint) for checkpoint in each.checkpoints] if shelf else []
+        rest = [str(checkpoint) for checkpoint in each.checkpoints] if shelf else []
         if parked:
             rest = [str(entry["n_tokens"]) for entry in each.parked]
         say(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
-
-
-def _shown(checkpoint: dict[str, int]) -> str:
-    return "{n_tokens}[{pos_min}..{pos_max}]".format_map(checkpoint)
 
 
 def say(line: str = "") -> None:

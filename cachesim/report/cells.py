@@ -1,9 +1,11 @@
 """The short words that tables are made of: what one step, or one run, showed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from rich.text import Text
+
+from cachesim.scenario.result import Step
 
 STYLE: Final = {"same": "right", "rounding": "right", "by-design": "lost", "diverged": "wrong"}
 SHOWN: Final = {"diverged": "DIVERGED"}
@@ -22,34 +24,29 @@ def count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def lost(step: Mapping[str, Any]) -> int:
-    """How many tokens less were reused than a cache with every state would have."""
-    return int((step["explanation"] or {}).get("lost", 0))
-
-
 def shortened(error: str, most: int = 13) -> str:
     """A server's word for a refusal, as far as a cell is wide."""
     return error if len(error) <= most else f"{error[: most - 1]}…"
 
 
-def step_cell(step: Mapping[str, Any]) -> Text:
+def step_cell(step: Step) -> Text:
     """What a profile made of one step: cached tokens, the answer, what was lost."""
-    if step["error"] is not None:
-        return Text(f"{'-':>6} ") + Text(shortened(step["error"]), style="wrong")
-    if step["do"] != "complete":
+    if step.error is not None:
+        return Text(f"{'-':>6} ") + Text(shortened(step.error), style="wrong")
+    if step.do != "complete":
         return Text(f"{'-':>6} ") + Text("done", style="quiet")
-    if step["cached"] is None:
+    if step.cached is None:
         return Text(f"{'-':>6} ") + Text("cancelled", style="quiet")
-    cell = Text(f"{step['cached']:>6} ") + answer_text(step["answer"])
-    if step["reuse"] == "lost":
+    cell = Text(f"{step.cached:>6} ") + answer_text(step.answer)
+    if step.reuse == "lost":
         cell.pad_right(max(0, 15 - cell.cell_len))
-        cell.append(f"{lost(step):>5}", style="lost")
+        cell.append(f"{step.lost:>5}", style="lost")
     return cell
 
 
-def worst_answer(steps: Sequence[Mapping[str, Any]]) -> str | None:
+def worst_answer(steps: Sequence[Step]) -> str | None:
     """The answer of a whole run: its worst."""
-    found = {step["answer"] for step in steps}
+    found = {step.answer for step in steps}
     return next((each for each in WORST_FIRST if each in found), None)
 
 
@@ -58,6 +55,6 @@ def short_profile(profile: str) -> str:
     return profile.partition("@")[2] or profile
 
 
-def cached_row(steps: Sequence[Mapping[str, Any]]) -> str:
+def cached_row(steps: Sequence[Step]) -> str:
     """The cached tokens of every step."""
-    return " ".join(count(step["cached"]) for step in steps)
+    return " ".join(count(step.cached) for step in steps)

@@ -1,20 +1,18 @@
 """One scenario in full: what it is about, the table, and a paragraph for every step of interest."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cachesim.report.cells import lost
-from cachesim.report.paragraphs import paragraph, step_facts
-from cachesim.report.rules import Fact
+from cachesim.report.paragraphs import Line, paragraph, step_lines
 from cachesim.report.tables import side_by_side
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.result import Run, Step
 
 
 def one_scenario(
-    scenario: Scenario, runs: Sequence[Mapping[str, Any]], *, source: str, width: int
+    scenario: Scenario, runs: Sequence[Run], *, source: str, width: int
 ) -> RenderableType:
     """The whole report of one scenario on one or several profiles."""
     if not is_playable(scenario):
@@ -35,10 +33,11 @@ def is_playable(scenario: Scenario) -> bool:
     )
 
 
-def heading(scenario: Scenario, runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
     """Name, story, source."""
     model = scenario.model.preset or " ".join(scenario.model.layers or ())
-    facts = [scenario.engine.name, model, runs[0]["arithmetic"]]
+    engines = dict.fromkeys(run.profile.partition("@")[0] for run in runs)
+    facts = [" and ".join(engines), model, runs[0].arithmetic]
     if scenario.kind:
         facts.append(scenario.kind)
     if scenario.source.issue:
@@ -52,29 +51,22 @@ def heading(scenario: Scenario, runs: Sequence[Mapping[str, Any]]) -> Renderable
     return Group(*lines)
 
 
-def findings(runs: Sequence[Mapping[str, Any]], *, source: str) -> Iterator[RenderableType]:
-    """A paragraph for each step that went wrong, or that lost more on one profile than another.
+def findings(runs: Sequence[Run], *, source: str) -> Iterator[RenderableType]:
+    """A paragraph for each step that went wrong or lost tokens.
 
     Profiles of which the same is to be said share one.
     """
-    for index in range(len(runs[0]["steps"])):
-        told: dict[tuple[Fact, ...], list[Mapping[str, Any]]] = {}
+    for index in range(len(runs[0].steps)):
+        told: dict[tuple[Line, ...], list[Run]] = {}
         for run in runs:
-            if is_of_interest(run["steps"][index], [each["steps"][index] for each in runs]):
-                facts = tuple(step_facts(run, index, runs, source=source))
-                told.setdefault(facts, []).append(run)
-        for facts, alike in told.items():
+            step = run.steps[index]
+            if is_of_interest(step):
+                told.setdefault(tuple(step_lines(run, step, source=source)), []).append(run)
+        for lines, alike in told.items():
             yield Text()
-            yield paragraph(alike, index, facts)
+            yield paragraph(alike, index, lines)
 
 
-def is_of_interest(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Wrong answers and errors always; lost reuse where another profile lost less."""
-    if step["answer"] in {"diverged", "by-design"} or step["error"] is not None:
-        return True
-    if step["do"] != "complete" or step["cached"] is None:
-        return False
-    if len(steps) == 1:
-        return lost(step) > 1
-    right = [each["cached"] or 0 for each in steps if each["answer"] != "diverged"]
-    return bool(step["cached"] < max(right, default=0))
+def is_of_interest(step: Step) -> bool:
+    """Whatever did not go as it should."""
+    return step.finding.fate != "right"

@@ -18,6 +18,7 @@ from typing import Any, Final
 from cachesim.errors import InputError
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
+from cachesim.scenario.result import Run
 
 LIMIT: Final = 500_000
 """Bytes of a whole page."""
@@ -34,20 +35,20 @@ SCRIPTS: Final = (
 )
 
 
-def page(runs: Sequence[Mapping[str, Any]], *, limit: int = LIMIT) -> str:
+def page(runs: Sequence[Run], *, limit: int = LIMIT) -> str:
     """One page of all runs; what is too much for the limit is told less often."""
-    for each in thinner(runs):
-        text = _filled(each)
+    plain = "\n".join(fragment(run, styled=False) for run in runs)
+    for each in thinner([run.to_json() for run in runs]):
+        text = _filled(each, plain)
         if len(text.encode()) <= limit:
             return text
     msg = f"the report would be larger than {limit // 1000} kB: name fewer scenarios or profiles"
     raise InputError(msg)
 
 
-def _filled(runs: Sequence[Mapping[str, Any]]) -> str:
+def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:
     """The template with its holes filled; the data comes last, for it may look like a hole."""
     scripts = "\n".join(_asset(name) for name in SCRIPTS)
-    plain = "\n".join(fragment(run, styled=False) for run in runs)
     text = _asset("page.html").replace("/*style*/", _asset("style.css"), 1)
     head, tail = text.replace("/*script*/", scripts, 1).split("<!--plain-->", 1)
     before, after = tail.split("/*data*/", 1)

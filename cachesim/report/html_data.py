@@ -11,9 +11,6 @@ from typing import Any, Final
 SMALL: Final = 24
 """Parts below this many characters are not worth a name."""
 
-QUIET: Final = frozenset({"batch-decoded", "model-called", "prompt-progress"})
-"""Events after which a page can do without a state of its own."""
-
 
 class Packer:
     """Gives equal values equal numbers, then writes those that come twice only once."""
@@ -102,7 +99,7 @@ def _loud(step: Mapping[str, Any]) -> list[int]:
     at: list[int] = list(step["detail"]["at"])
     before = step["detail"]["before"]
     for index, event in enumerate(step["events"][:-1]):
-        if event["event"] in QUIET:
+        if event["tone"] == "quiet":
             at[index] = at[index - 1] if index else before
     return at
 

@@ -1,13 +1,13 @@
 """A run as a piece of HTML without scripts: for notebooks, and for browsers that run none."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
-from cachesim.report.cells import SHOWN, count, lost, worst_answer
+from cachesim.report.cells import SHOWN, count, worst_answer
 from cachesim.report.findings import is_of_interest
-from cachesim.report.paragraphs import step_facts
-from cachesim.report.ribbon import LETTERS
+from cachesim.report.ribbon import letters, prompt_parts, scale_of
+from cachesim.scenario.result import Run, Step
 
 STYLE: Final = """\
 <style>
@@ -22,6 +22,7 @@ STYLE: Final = """\
 .cachesim dt { float: left; clear: left; width: 6em; opacity: .65; }
 .cachesim dd { margin: 0 0 .15em 6.5em; }
 .cachesim code { white-space: pre-wrap; overflow-wrap: anywhere; background: none; }
+.cachesim .wrong { background: #d0453c60; }
 .cachesim .reused { background: #3a906040; }
 .cachesim .again { background: #e0a02050; }
 .cachesim .computed { background: #4a86d040; }
@@ -31,24 +32,24 @@ WIDEST: Final = 48
 """Letters of a ribbon."""
 
 
-def fragment(run: Mapping[str, Any], *, styled: bool = True) -> str:
+def fragment(run: Run, *, styled: bool = True) -> str:
     """One entry of "runs": its verdict, a row per step, and the facts of steps of interest."""
-    name, profile = escape(run["scenario"]), escape(run["profile"])
-    rows = "".join(map(_row, run["steps"]))
+    name, profile = escape(run.scenario), escape(run.profile)
+    rows = "".join(map(_row, run.steps))
     told = "".join(_facts(run))
-    tone = worst_answer(run["steps"]) or ""
-    if tone == "same" and any(step["reuse"] == "lost" for step in run["steps"]):
+    tone = worst_answer(run.steps) or ""
+    if tone == "same" and any(step.reuse == "lost" for step in run.steps):
         tone = "lost"
     return (
         f'{STYLE if styled else ""}<section class="cachesim {escape(tone)}">'
-        f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run["steps"]))}</p>'
+        f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run.steps))}</p>'
         '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
         '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>{told}</section>"
     )
 
 
-def _verdict(steps: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(steps: Sequence[Step]) -> str:
     answer = worst_answer(steps)
     words = {
         None: "not compared with a cold run",
@@ -57,17 +58,17 @@ def _verdict(steps: Sequence[Mapping[str, Any]]) -> str:
         "by-design": "answers differ, by design of the server",
         "diverged": "an answer is WRONG",
     }
-    missed = sum(lost(step) for step in steps if step["reuse"] == "lost")
+    missed = sum(step.lost for step in steps if step.reuse == "lost")
     return words[answer] + (f"; {missed} tokens of reuse were lost" if missed else "")
 
 
-def _row(step: Mapping[str, Any]) -> str:
-    answer = step["error"] or SHOWN.get(step["answer"], step["answer"]) or "-"
-    missed = str(lost(step)) if step["reuse"] == "lost" else ""
+def _row(step: Step) -> str:
+    answer = step.error or SHOWN.get(step.answer or "", step.answer or "-")
+    missed = str(step.lost) if step.reuse == "lost" else ""
     cells = (
-        f'<th scope="row">{escape(step["name"])}</th>',
-        f'<td class="n">{step["prompt_tokens"]}</td>',
-        f'<td class="n">{count(step["cached"])}</td>',
+        f'<th scope="row">{escape(step.name)}</th>',
+        f'<td class="n">{step.prompt_tokens}</td>',
+        f'<td class="n">{count(step.cached)}</td>',
         f"<td><code>{ribbon_letters(step)}</code></td>",
         f"<td>{escape(answer)}</td>",
         f'<td class="n">{missed}</td>',
@@ -75,26 +76,20 @@ def _row(step: Mapping[str, Any]) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def ribbon_letters(step: Mapping[str, Any]) -> str:
-    """R reused, r read again, C computed: to scale where there are many."""
-    if step["cached"] is None or not step["explanation"]:
+def ribbon_letters(step: Step) -> str:
+    """R reused, F foreign, r processed again, C computed: to scale where there are many."""
+    if step.cached is None or not step.explanation:
         return ""
-    cached = step["cached"]
-    equal = max(step["explanation"]["equal"], cached)
-    parts = [("R", cached), ("r", equal - cached), ("C", step["prompt_tokens"] - equal)]
-    scale = max(1, -(-step["prompt_tokens"] // WIDEST))
-    return "".join(
-        f'<span class="{LETTERS[letter]}">{letter * max(1, round(n / scale))}</span>'
-        for letter, n in parts
-        if n > 0
-    )
+    parts = prompt_parts(step)
+    shown = letters(parts, scale_of(parts, widest=WIDEST))
+    return "".join(f'<span class="{style}">{word}</span>' for word, style in shown)
 
 
-def _facts(run: Mapping[str, Any]) -> Iterator[str]:
-    for index, step in enumerate(run["steps"]):
-        if is_of_interest(step, [step]):
+def _facts(run: Run) -> Iterator[str]:
+    for step in run.steps:
+        if is_of_interest(step):
             told = "".join(
-                f"<dt>{escape(word)}</dt><dd>{escape(fact)}</dd>"
-                for word, fact in step_facts(run, index, [run], source=run["scenario"])
+                f"<dt>{escape(each.word)}</dt><dd>{escape(each.sentence)}</dd>"
+                for each in step.facts
             )
-            yield f'<p class="what">step {escape(step["name"])}</p><dl>{told}</dl>'
+            yield f'<p class="what">step {escape(step.name)}</p><dl>{told}</dl>'

@@ -1,26 +1,26 @@
 """Runs that show themselves: in a notebook as HTML without scripts, elsewhere as one line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from cachesim.report.cells import cached_row, worst_answer
 from cachesim.report.html import page
 from cachesim.report.html_fragment import fragment
+from cachesim.scenario.result import Run
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shown:
-    """Some runs, for the eye; `runs` are the dicts themselves."""
+    """Some runs, for the eye; `runs` are the values themselves."""
 
-    runs: tuple[Mapping[str, Any], ...]
+    runs: tuple[Run, ...]
 
     def __repr__(self) -> str:
         """One line: scenario, profile, cached tokens, the worst answer."""
         lines = (
-            f"{run['scenario']} on {run['profile']}: cached {cached_row(run['steps'])},"
-            f" {worst_answer(run['steps']) or 'not compared'}"
+            f"{run.scenario} on {run.profile}: cached {cached_row(run.steps)},"
+            f" {worst_answer(run.steps) or 'not compared'}"
             for run in self.runs
         )
         return f"<{'; '.join(lines)}>"
@@ -57,6 +57,6 @@ class Framed:
         )
 
 
-def show(runs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Shown:
+def show(runs: Run | Sequence[Run]) -> Shown:
     """What `run_scenario` returned, one or several, in a form that notebooks show."""
-    return Shown((runs,) if isinstance(runs, Mapping) else tuple(runs))
+    return Shown((runs,) if isinstance(runs, Run) else tuple(runs))

@@ -1,32 +1,79 @@
 """Token ribbons: a conversation as one line of letters.
 
 R  reused: computed for an earlier request and taken from cache
-r  read again: equal to what was held, yet not usable
+F  reused, but foreign: memory holds something else than this token, or nothing
+r  matches what was held, yet processed again
 C  computed: new
 X  cut: held before, not part of this prompt
 .  held, untouched by this step
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 from rich.text import Text
 
-LETTERS: Final = {"R": "reused", "r": "again", "C": "computed", "X": "cut", ".": "quiet"}
+from cachesim.scenario.result import Step
+
+LETTERS: Final = {
+    "R": "reused",
+    "F": "wrong",
+    "r": "again",
+    "C": "computed",
+    "X": "cut",
+    ".": "quiet",
+}
 LEGEND: Final = (
-    "R reused  r equal but read again  C computed  X cut away  . untouched"
-    "\nx7: a letter is 7 tokens; astray: computed on wrong memory"
+    "R reused  F reused, but foreign  r matches, but processed again  C computed"
+    "\nX cut away  . untouched  x7: a letter is 7 tokens; astray: computed on wrong memory"
 )
 WIDEST: Final = 58
 
+Parts: TypeAlias = Sequence[tuple[str, int]]
 
-def ribbon(parts: list[tuple[str, int]], *, widest: int = WIDEST) -> Text:
-    """Runs of tokens as letters; long ones are drawn to scale, never shorter than one letter."""
-    parts = [(letter, size) for letter, size in parts if size > 0]
-    total = sum(size for _, size in parts)
-    scale = 1 if total <= widest else -(-total // widest)
+
+def prompt_parts(step: Step) -> list[tuple[str, int]]:
+    """The letters of a prompt: reused, foreign, processed again, new."""
+    cached = step.cached or 0
+    equal = max(step.explanation.equal if step.explanation else 0, cached)
+    new = step.prompt_tokens - equal
+    return [*reused_parts(step, cached), ("r", equal - cached), ("C", new)]
+
+
+def reused_parts(step: Step, count: int) -> list[tuple[str, int]]:
+    """Reused tokens, the foreign ones among them marked.
+
+    A recurrent state is foreign from the token on at which it parts from the prompt; a cell is so
+    on its own.
+    """
+    fault = step.explanation.fault if step.explanation else None
+    if fault is None or fault.position >= count:
+        return [("R", count)]
+    if fault.place == "recurrent":
+        return [("R", fault.position), ("F", count - fault.position)]
+    return [("R", fault.position), ("F", 1), ("R", count - fault.position - 1)]
+
+
+def scale_of(*ribbons: Parts, widest: int = WIDEST) -> int:
+    """How many tokens a letter stands for, so that the longest of several ribbons fits."""
+    total = max((sum(size for _, size in parts) for parts in ribbons), default=0)
+    return max(1, -(-total // widest))
+
+
+def letters(parts: Parts, scale: int) -> list[tuple[str, str]]:
+    """Each part as its letters, never fewer than one, with the style of the letter."""
+    return [
+        (letter * max(1, round(size / scale)), LETTERS[letter])
+        for letter, size in parts
+        if size > 0
+    ]
+
+
+def ribbon(parts: Parts, scale: int) -> Text:
+    """Parts as letters, and the scale where it is not one to one."""
     text = Text()
-    for letter, size in parts:
-        text.append(letter * max(1, round(size / scale)), style=LETTERS[letter])
+    for word, style in letters(parts, scale):
+        text.append(word, style=style)
     if scale > 1:
         text.append(f" x{scale}", style="quiet")
     return text

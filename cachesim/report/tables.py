@@ -1,7 +1,7 @@
 """Tables of runs: one scenario with its profiles side by side, or many with a line each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
+from cachesim.scenario.result import Run
 
 CELL_HEADING: Final = "cached answer   lost"
 """Over the cells that `step_cell` makes."""
@@ -17,29 +18,29 @@ CELL: Final = len(CELL_HEADING) + 2
 """Columns that one profile takes."""
 
 
-def side_by_side(runs: Sequence[Mapping[str, Any]], *, width: int = 80) -> RenderableType:
+def side_by_side(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
     """One scenario: a row per step, a column per profile, as many tables as the width asks for."""
-    names = max(len(step["name"]) for step in runs[0]["steps"])
+    names = max(len(step.name) for step in runs[0].steps)
     per_table = max(1, (width - max(4, names) - 10) // CELL)
     parts = [runs[start : start + per_table] for start in range(0, len(runs), per_table)]
     return Group(*(_side_by_side(part) for part in parts))
 
 
-def _side_by_side(runs: Sequence[Mapping[str, Any]]) -> Table:
+def _side_by_side(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("step", no_wrap=True)
     table.add_column("prompt", justify="right", no_wrap=True)
     for run in runs:
-        heading = f"{short_profile(run['profile'])}\n{CELL_HEADING}"
+        heading = f"{short_profile(run.profile)}\n{CELL_HEADING}"
         table.add_column(heading, min_width=CELL - 2, no_wrap=True)
-    for index, step in enumerate(runs[0]["steps"]):
-        prompt = str(step["prompt_tokens"]) if step["do"] == "complete" else step["do"]
-        cells = (step_cell(run["steps"][index]) for run in runs)
-        table.add_row(step["name"], prompt, *cells)
+    for index, step in enumerate(runs[0].steps):
+        prompt = str(step.prompt_tokens) if step.do == "complete" else step.do
+        cells = (step_cell(run.steps[index]) for run in runs)
+        table.add_row(step.name, prompt, *cells)
     return table
 
 
-def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
+def summary(runs: Sequence[Run]) -> Table:
     """A line per scenario and profile, under the name of the scenario."""
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     table.add_column("profile", overflow="fold", max_width=34)
@@ -48,22 +49,22 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("", min_width=2)
     before = ""
     for run in runs:
-        if run["scenario"] != before:
-            table.add_row(Text(run["scenario"], style="name", overflow="ignore", no_wrap=True))
-        before = run["scenario"]
-        mark = Text("ok", style="right") if run["as_expected"] else Text("NO", style="wrong")
-        answer = answer_text(worst_answer(run["steps"]))
-        table.add_row(f"  {run['profile']}", cached_row(run["steps"]), answer, mark)
+        if run.scenario != before:
+            table.add_row(Text(run.scenario, style="name", overflow="ignore", no_wrap=True))
+        before = run.scenario
+        mark = Text("ok", style="right") if run.as_expected else Text("NO", style="wrong")
+        answer = answer_text(worst_answer(run.steps))
+        table.add_row(f"  {run.profile}", cached_row(run.steps), answer, mark)
     return table
 
 
-def closing(runs: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+def closing(runs: Sequence[Run]) -> Iterator[Text]:
     """What to make of it all: how many were as expected, and what was not."""
-    wrong = [run for run in runs if not run["as_expected"]]
+    wrong = [run for run in runs if not run.as_expected]
     for run in wrong:
-        for line in run["mismatches"]:
-            yield Text(f"{run['scenario']} on {run['profile']}: {line}", style="wrong")
-    diverged = sum(worst_answer(run["steps"]) == "diverged" for run in runs)
+        for line in run.mismatches:
+            yield Text(f"{run.scenario} on {run.profile}: {line}", style="wrong")
+    diverged = sum(worst_answer(run.steps) == "diverged" for run in runs)
     text = f"{len(runs)} run{'s'[: len(runs) != 1]}, {len(runs) - len(wrong)} as expected"
     if diverged:
         text += f"; {diverged} show a wrong answer" if diverged > 1 else "; 1 shows a wrong answer"

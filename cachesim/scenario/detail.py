@@ -8,8 +8,8 @@ step that brought it (`provenance`), and equal moments are told once: steps name
                           after each event ("at"), the logits of each token, cached and cold
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from cachesim.engines.held import Held
 from cachesim.errors import ContractError
 from cachesim.model.trace import Traced
 from cachesim.scenario.provenance import Provenance
+from cachesim.scenario.result import LogitRow, Run, RunDetail, StepDetail, Stretch, TopLogit
 from cachesim.scenario.session import Record, Session, groups_of
 from cachesim.scenario.states import states_of
 from cachesim.scenario.writing import to_toml
@@ -62,19 +63,19 @@ class Watcher:
         self.records.append(record)
         self.births.append(self.trace.births)
 
-    def run_detail(self) -> dict[str, Any]:
+    def run_detail(self) -> RunDetail:
         """The whole run's detail; the session must be over."""
         scenario = self.session.scenario
         origins = self._origins()
-        return {
-            "about": " ".join(scenario.about.split()),
-            "issue": scenario.source.issue,
-            "kind": scenario.kind,
-            "model": scenario.model.preset or " ".join(scenario.model.layers or ()),
-            "options": dict(scenario.engine.options),
-            "toml": to_toml(scenario),
-            "states": states_of(zip(self.moments, self.untils, strict=True), origins),
-        }
+        return RunDetail(
+            about=" ".join(scenario.about.split()),
+            issue=scenario.source.issue,
+            kind=scenario.kind,
+            model=scenario.model.preset or " ".join(scenario.model.layers or ()),
+            options=dict(scenario.engine.options),
+            toml=to_toml(scenario),
+            states=states_of(zip(self.moments, self.untils, strict=True), origins),
+        )
 
     def _origins(self) -> Provenance:
         origins = Provenance(self.trace, self.records)
@@ -84,64 +85,62 @@ class Watcher:
             origins.learn([by_index[index] for index in group], ends[group[-1]])
         return origins
 
-    def step_details(self, oracle: Oracle | None) -> list[dict[str, Any]]:
+    def step_details(self, oracle: Oracle | None) -> list[StepDetail]:
         """The detail of every step, in order."""
         numbers = {id(event): i for i, event in enumerate(self.session.engine.events)}
         details, before = [], self.first
         for record in self.records:
             at = [self.at[numbers[id(event)]] for event in record.events]
             details.append(
-                {
-                    "prompt": [int(token) for token in record.prompt],
-                    "parts": [
-                        {"name": part.name, "start": part.start, "end": part.end}
+                StepDetail(
+                    prompt=tuple(int(token) for token in record.prompt),
+                    parts=tuple(
+                        Stretch(name=part.name, start=int(part.start), end=int(part.end))
                         for part in record.parts
-                    ],
-                    "before": before,
-                    "at": at,
-                    "logits": [] if oracle is None else logits_of(record, oracle),
-                }
+                    ),
+                    before=before,
+                    at=tuple(at),
+                    logits=() if oracle is None else logits_of(record, oracle),
+                )
             )
             before = at[-1] if at else before
         return details
 
 
-def logits_of(record: Record, oracle: Oracle) -> list[dict[str, Any]]:
+def logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
     """For each generated token what the server's row says, and what the cold one does."""
     reply = record.reply
     if reply is None or reply.error is not None or not reply.generated:
-        return []
+        return ()
     cold = oracle.logits(reply.prompt, reply.generated)
     network = oracle.network
     rows = list(zip(reply.logits, cold, strict=True))[:ROWS]
-    return [
-        {
-            "index": index,
-            "token": int(reply.generated[index]),
-            "cached": int(network.sample(one)),
-            "cold": int(network.sample(other)),
-            "difference": float(network.difference(one, other)),
-            "top": top_of(one, other),
-        }
+    return tuple(
+        LogitRow(
+            index=index,
+            token=int(reply.generated[index]),
+            cached=int(network.sample(one)),
+            cold=int(network.sample(other)),
+            difference=float(network.difference(one, other)),
+            top=top_of(one, other),
+        )
         for index, (one, other) in enumerate(rows)
-    ]
+    )
 
 
-def top_of(cached: Array, cold: Array) -> list[dict[str, Any]]:
+def top_of(cached: Array, cold: Array) -> tuple[TopLogit, ...]:
     """The largest logits of both rows, largest cold one first; words of the ring have no order."""
     if not np.issubdtype(cold.dtype, np.floating):
-        return []
+        return ()
     chosen = {int(token) for row in (cached, cold) for token in np.argsort(-row)[:TOP]}
-    return [
-        {"token": token, "cached": float(cached[token]), "cold": float(cold[token])}
+    return tuple(
+        TopLogit(token=token, cached=float(cached[token]), cold=float(cold[token]))
         for token in sorted(chosen, key=lambda token: -cold[token])
-    ]
+    )
 
 
-def with_details(
-    entry: Mapping[str, Any], watcher: Watcher, oracle: Oracle | None
-) -> dict[str, Any]:
-    """An entry of "runs" with everything that was seen while it ran."""
-    steps = zip(entry["steps"], watcher.step_details(oracle), strict=True)
-    told = [{**step, "detail": detail} for step, detail in steps]
-    return {**entry, "steps": told, "detail": watcher.run_detail()}
+def with_details(run: Run, watcher: Watcher, oracle: Oracle | None) -> Run:
+    """A run with everything that was seen while it ran."""
+    steps = zip(run.steps, watcher.step_details(oracle), strict=True)
+    told = tuple(replace(step, detail=detail) for step, detail in steps)
+    return replace(run, steps=told, detail=watcher.run_detail())

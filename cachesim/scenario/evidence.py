@@ -1,27 +1,28 @@
 """The oracle's word on each step: whether the answer was right, and why not more was reused."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cachesim.engines.base import Reply
 from cachesim.model.trace import Fault
+from cachesim.scenario.result import Account, Culprit
 from cachesim.scenario.session import Record, Session
-from cachesim.units import Count, Tokens
-from cachesim.verify.explain import explain
+from cachesim.units import Count, Token, Tokens
+from cachesim.verify.explain import Explanation, explain
 from cachesim.verify.ideal import IdealCache
 from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import Verdict, judge
+from cachesim.verify.verdict import Answer, Reuse, Verdict, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What verification adds to a step; all empty without it."""
 
-    answer: str | None = None
+    answer: Answer | None = None
     max_difference: float | None = None
-    reuse: str | None = None
-    explanation: dict[str, Any] | None = None
+    reuse: Reuse | None = None
+    account: Account | None = None
+    fault: Fault | None = None
 
 
 class Witness:
@@ -32,6 +33,7 @@ class Witness:
         shared = oracle is not None and oracle.network is session.network
         self.oracle = oracle if oracle and shared else Oracle(session.network)
         self.trace = session.trace
+        self.padding = session.engine.padding
         self.ideal = IdealCache()
         self.heard: list[Record] = []
 
@@ -46,38 +48,30 @@ class Witness:
         verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]
         verdict = worst(verdicts)
         self.ideal.remember(reply)
-        explanation = None
-        if account is not None:
-            explanation = {k: v for k, v in account.as_dict().items() if k not in LEFT_OUT}
-            explanation |= self._wrong(verdict)
+        told = None if account is None else self._account(account, verdict)
         self.heard.append(record)
         if verdict is None:
-            return Evidence(explanation=explanation)
+            return Evidence(account=told)
         return Evidence(
             answer=verdict.answer,
             max_difference=float(verdict.max_difference),
             reuse=verdict.reuse,
-            explanation=explanation,
+            account=told,
+            fault=verdict.fault,
         )
 
-    def _wrong(self, verdict: Verdict | None) -> dict[str, Any]:
-        if verdict is None or verdict.wrong is None:
-            return {"wrong": None, "fault": None}
-        fault = None if verdict.fault is None else self._fault(verdict.fault)
-        return {"wrong": asdict(verdict.wrong), "fault": fault}
-
-    def _fault(self, fault: Fault) -> dict[str, Any]:
-        """The first wrong memory; its tokens, and the step and span that they came from."""
-        return {
-            "layer": fault.layer,
-            "place": fault.place,
-            "read_by": int(fault.token),
-            "position": int(fault.position),
-            "holds": last_of(fault.holds),
-            "expected": last_of(fault.expected),
-            "holds_tokens": len(fault.holds),
-            "comes_from": origin(fault.holds, self.heard),
-        }
+    def _account(self, account: Explanation, verdict: Verdict | None) -> Account:
+        fault = None if verdict is None else verdict.fault
+        return Account(
+            equal=account.equal,
+            equal_with=account.equal_with,
+            parting=account.parting,
+            ideal=account.ideal,
+            lost=account.lost,
+            sentences=account.sentences,
+            wrong=None if verdict is None else verdict.wrong,
+            fault=None if fault is None else culprit(fault, self.heard, self.padding),
+        )
 
 
 def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
@@ -87,13 +81,53 @@ def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
     return max(found, key=lambda each: order.index(each.answer), default=None)
 
 
-LEFT_OUT = frozenset({"losses", "prompt_tokens", "cached"})
-"""What the step says itself."""
+def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Culprit:
+    """Where the history of a wrong memory and the right one part, and whose token stands there.
+
+        holds      [ right ........ | other ..... )
+                   0             matches
+        expected   [ right ........ | ........ )
+
+    Of a cell only its own token is looked at: it lies at `position`, and the one that belongs there
+    is the last expected one.
+    """
+    matches = common_prefix(fault.holds, fault.expected)
+    position = matches if fault.place == "recurrent" else int(fault.position)
+    if fault.place == "recurrent":
+        holds, expected = token_at(fault.holds, matches), token_at(fault.expected, matches)
+        history = fault.holds[: matches + 1]
+    else:
+        holds, expected = token_at(fault.holds, -1), token_at(fault.expected, -1)
+        history = fault.holds
+    return Culprit(
+        layer=fault.layer,
+        place=fault.place,
+        read_by=int(fault.token),
+        position=position,
+        holds=holds,
+        expected=expected,
+        holds_tokens=len(fault.holds),
+        expected_tokens=len(fault.expected),
+        matches=matches,
+        padding=_leading(fault.holds[matches:], padding),
+        comes_from=origin(history, heard) if holds is not None else None,
+    )
 
 
-def last_of(tokens: Tokens) -> int | None:
-    """The token that a history ends with."""
-    return int(tokens[-1]) if tokens else None
+def _leading(tokens: Tokens, padding: Token | None) -> int:
+    """How many tokens at the front are padding."""
+    return next((i for i, each in enumerate(tokens) if each != padding), len(tokens))
+
+
+def common_prefix(one: Tokens, other: Tokens) -> int:
+    """How many leading tokens are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def token_at(tokens: Tokens, index: int) -> int | None:
+    """The token at an index, if there is one."""
+    return int(tokens[index]) if -len(tokens) <= index < len(tokens) else None
 
 
 def origin(tokens: Tokens, records: Sequence[Record]) -> str | None:

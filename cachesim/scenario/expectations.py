@@ -1,11 +1,13 @@
 """What a scenario expects of a profile, held against what it showed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cachesim.engines.profile import Profile
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Expect, Scenario
+from cachesim.scenario.result import Step
+from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
 
 KEYS_UNVERIFIED = ("cached", "processed", "error")
 RIGHT = frozenset({"same", "rounding", "by-design", None})
@@ -13,25 +15,35 @@ RIGHT = frozenset({"same", "rounding", "by-design", None})
 
 
 def mismatches(
-    scenario: Scenario, profile: Profile, steps: Sequence[Mapping[str, Any]], *, verified: bool
+    scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
 ) -> list[str]:
-    """Every expectation that was not met, and every wrong answer that nobody expected."""
+    """Every expectation that was not met, and whatever went wrong that nobody expected."""
     mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
     keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
     found = [line for each in mine for line in _unmet(each, steps, keys)]
     if not any(each.answer is not None for each in mine):
         found += [
-            f"{step['name']}: the answer is wrong, and no expectation says so"
+            f"{step.name}: the answer is wrong, and no expectation says so"
             for step in steps
-            if step["answer"] not in RIGHT
+            if step.answer not in RIGHT
         ]
     if not any(each.error is not None for each in mine):
         found += [
-            f"{step['name']}: {step['error']}, and no expectation says so"
+            f"{step.name}: {step.error}, and no expectation says so"
             for step in steps
-            if step["error"] in {"aborted", "endless"}
+            if _went_wrong(step)
         ]
     return found
+
+
+def _went_wrong(step: Step) -> bool:
+    """The server ended or hung, the step was not run for it, or a slot action failed.
+
+    A refused request is an answer; a scenario that means it says so or not, as it likes.
+    """
+    if step.do in {"slot-save", "slot-restore", "slot-erase"}:
+        return step.error is not None
+    return step.error in {ABORTED, ENDLESS, NOT_RUN}
 
 
 def _is_for(scenario: Scenario, expect: Expect, profile: Profile) -> bool:
@@ -40,33 +52,32 @@ def _is_for(scenario: Scenario, expect: Expect, profile: Profile) -> bool:
     return full_profile(scenario.engine.name, expect.profile) == profile
 
 
-def _unmet(
-    expect: Expect, steps: Sequence[Mapping[str, Any]], keys: Sequence[str]
-) -> Iterator[str]:
+def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterator[str]:
     for key in keys:
         wanted = getattr(expect, key)
         if wanted is None:
             continue
         for step, item in zip(steps, _per_step(wanted, steps, key), strict=True):
-            if item != "any" and step[key] != (None if item in {"none", ""} else item):
-                yield f"{step['name']}: {key} is {_word(step[key])}, expected {_word(item)}"
+            found = getattr(step, key)
+            if item != "any" and found != (None if item in {"none", ""} else item):
+                yield f"{step.name}: {key} is {_word(found)}, expected {_word(item)}"
     for step, item in zip(steps, expect.checkpoints or (), strict=False):
-        held = tuple(each["n_tokens"] for each in step["checkpoints"])
+        held = tuple(each.n_tokens for each in step.checkpoints)
         wanted = () if item == "none" else item
         if wanted not in ("any", held):
-            yield f"{step['name']}: checkpoints are {list(held)}, expected {list(wanted)}"
+            yield f"{step.name}: checkpoints are {list(held)}, expected {list(wanted)}"
 
 
 def _per_step(
     wanted: Any,  # noqa: ANN401 - a word or a tuple
-    steps: Sequence[Mapping[str, Any]],
+    steps: Sequence[Step],
     key: str,
 ) -> Sequence[Any]:
     """One item per step; a single answer is meant for the steps that have one."""
     if not isinstance(wanted, str):
         return wanted  # type: ignore[no-any-return]
     if key == "answer":
-        return [wanted if step[key] is not None else "any" for step in steps]
+        return [wanted if step.answer is not None else "any" for step in steps]
     return [wanted] * len(steps)
 
 

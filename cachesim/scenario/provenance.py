@@ -45,6 +45,9 @@ class Provenance:
 
     def __init__(self, trace: Traced, records: Sequence[Record]) -> None:
         self.trace = trace
+        self._tickets = sorted(
+            (int(each.ticket), each.index) for each in records if each.ticket is not None
+        )
         self.texts = {record.index: text_of(record) for record in records}
         self._births = 1  # how many are traced back; nobody was born as number 0
         self._born: list[Piece] = [{"tokens": [-1]}]
@@ -52,6 +55,10 @@ class Provenance:
         self._nodes: dict[NodeId, list[tuple[int, Origin]]] = {}  # births of equal histories
         self._spelled: dict[Tokens, list[Piece]] = {}
         self._chains: dict[tuple[NodeId, int], list[Piece]] = {}
+
+    def maker(self, task: int) -> int | None:
+        """The step whose task this was; a ticket is the number of its first task."""
+        return next((index for ticket, index in reversed(self._tickets) if ticket <= task), None)
 
     def learn(self, group: Sequence[Record], end: int) -> None:
         """The births up to `end` fell while the server worked on a group of steps."""

@@ -1,10 +1,8 @@
-"""One entry of "runs": what a scenario did on a profile, as plain data."""
+"""One scenario on one profile, played and judged: a `Run`."""
 
-from collections.abc import Iterator, Mapping
-from math import isfinite
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from cachesim.engines.events import Event
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
@@ -13,8 +11,13 @@ from cachesim.scenario.detail import Watcher, with_details
 from cachesim.scenario.evidence import Evidence, Witness
 from cachesim.scenario.expectations import mismatches
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.result import Finding, Run, Saved, SlotCount, Step, as_json
 from cachesim.scenario.session import Record, Session
+from cachesim.scenario.statements import with_statements
 from cachesim.verify.oracle import Oracle
+
+UNSAID: Final = Finding(fate="right", title="", step=0, event=-1)
+"""Before anything is said of a step."""
 
 
 def run(
@@ -25,32 +28,31 @@ def run(
     verify: bool = True,
     oracle: Oracle | None = None,
     detail: bool = False,
-) -> dict[str, Any]:
-    """Run a scenario on one profile: one entry of "runs".
+) -> Run:
+    """Run a scenario on one profile.
 
     Several runs of one scenario may share an oracle: cold answers are computed once. Where an
     answer diverged the run is played once more with every memory keeping, beside its data, whose
     data it is; so the wrong state can be named. With `detail` it is played so at once, and what
     the server held after each event is told too.
     """
-    verify = verify and arithmetic != "counts"  # there is nothing to judge
     session = Session(scenario, profile, arithmetic=arithmetic, traced=detail)
     oracle = oracle or Oracle(session.network)
     watcher = Watcher(session) if detail else None
-    steps = list(run_steps(session, oracle, verify=verify, watcher=watcher))
-    if watcher is None and any(step["answer"] == "diverged" for step in steps):
+    steps = run_steps(session, oracle, verify=verify, watcher=watcher)
+    if watcher is None and any(step.answer == "diverged" for step in steps):
         traced = Session(scenario, profile, arithmetic=arithmetic, traced=True)
-        steps = list(run_steps(traced, oracle))
-    unmet = mismatches(scenario, profile, steps, verified=verify)
-    entry = {
-        "scenario": scenario.name,
-        "profile": str(profile),
-        "as_expected": not unmet,
-        "steps": steps,
-        "arithmetic": arithmetic,
-        "mismatches": unmet,
-    }
-    return entry if watcher is None else with_details(entry, watcher, oracle if verify else None)
+        steps = run_steps(traced, oracle)
+    unmet = tuple(mismatches(scenario, profile, steps, verified=verify))
+    done = Run(
+        scenario=scenario.name,
+        profile=str(profile),
+        as_expected=not unmet,
+        steps=steps,
+        arithmetic=arithmetic,
+        mismatches=unmet,
+    )
+    return done if watcher is None else with_details(done, watcher, oracle if verify else None)
 
 
 def run_steps(
@@ -59,76 +61,62 @@ def run_steps(
     *,
     verify: bool = True,
     watcher: Watcher | None = None,
-) -> Iterator[dict[str, Any]]:
-    """The steps of a session, each as soon as it is done."""
+) -> tuple[Step, ...]:
+    """The steps of a session, in order."""
     witness = Witness(session, oracle) if verify else None
+    steps, records = [], []
     for record in session.run():
         if watcher is not None:
             watcher.heard(record)
-        yield step_entry(record, witness.judge(record) if witness else Evidence())
+        records.append(record)
+        steps.append(step_of(record, witness.judge(record) if witness else Evidence()))
+    return with_statements(steps, records)
 
 
-def step_entry(record: Record, evidence: Evidence) -> dict[str, Any]:
-    """One step as the JSON shows it."""
+def step_of(record: Record, evidence: Evidence) -> Step:
+    """One step as the server left it; what is to be said of it comes later."""
     reply = record.reply
-    return {
-        "name": record.name,
-        "do": record.step.do,
-        "prompt_tokens": len(record.prompt),
-        "cached": None if reply is None else plain(reply.cached),
-        "processed": None if reply is None else plain(reply.processed),
-        "generated": [] if reply is None else [int(token) for token in reply.generated],
-        "answer": evidence.answer,
-        "max_difference": evidence.max_difference,
-        "reuse": evidence.reuse,
-        "why": [] if reply is None else [plain(each.as_dict()) for each in reply.losses],
-        "slot": plain(record.slot),
-        "truncated": reply is not None and bool(reply.truncated),
-        "checkpoints": checkpoints_of(record),
-        "prompt_cache": prompt_cache_of(record),
-        "events": [event_entry(event) for event in record.events],
-        "error": record.error,
-        "message": record.message,
-        "explanation": plain(evidence.explanation),
-        "slots": [
-            {"id": plain(each["id"]), "n_tokens": len(each.get("tokens", ()))}
+    return Step(
+        name=record.name,
+        do=record.step.do,
+        prompt_tokens=len(record.prompt),
+        cached=None if reply is None else as_json(reply.cached),
+        processed=None if reply is None else as_json(reply.processed),
+        generated=() if reply is None else tuple(int(token) for token in reply.generated),
+        answer=evidence.answer,
+        max_difference=evidence.max_difference,
+        reuse=evidence.reuse,
+        why=() if reply is None else reply.losses,
+        slot=as_json(record.slot),
+        truncated=reply is not None and bool(reply.truncated),
+        checkpoints=checkpoints_of(record),
+        prompt_cache=tuple(as_json(each) for each in record.snapshot.get("prompt_cache", ())),
+        events=record.events,
+        error=record.error,
+        message=record.message,
+        explanation=evidence.account,
+        slots=tuple(
+            SlotCount(id=as_json(each["id"]), n_tokens=len(each.get("tokens", ())))
             for each in record.snapshot.get("slots", ())
-        ],
-    }
+        ),
+        forced=record.step.reply is not None,
+        finding=UNSAID,
+        facts=(),
+    )
 
 
-def event_entry(event: Event) -> dict[str, Any]:
-    """An event as the JSON shows it: its data, its tone, its sentence."""
-    entry: dict[str, Any] = plain(event.as_dict())
-    return entry | {"tone": event.loudness(), "sentence": event.sentence}
-
-
-def checkpoints_of(record: Record) -> list[dict[str, int]]:
+def checkpoints_of(record: Record) -> tuple[Saved, ...]:
     """The checkpoints of the slot that the step used."""
-    slots = record.snapshot.get("slots", ())
+    slots: Sequence[Mapping[str, Any]] = record.snapshot.get("slots", ())
     mine: Mapping[str, Any] = next((each for each in slots if each.get("id") == record.slot), {})
-    return [
-        {key: int(each[key]) for key in ("pos_min", "pos_max", "n_tokens")}
+    return tuple(
+        Saved(
+            pos_min=int(each["pos_min"]),
+            pos_max=int(each["pos_max"]),
+            n_tokens=int(each["n_tokens"]),
+        )
         for each in mine.get("checkpoints", ())
-    ]
-
-
-def prompt_cache_of(record: Record) -> list[dict[str, Any]]:
-    """The conversations parked in host memory."""
-    return [plain(each) for each in record.snapshot.get("prompt_cache", ())]
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401 - JSON values
-    """A value as JSON can write it: numbers of NumPy become Python's, tuples lists."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list | set | frozenset):
-        return [plain(each) for each in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not isfinite(value):
-        return str(value)  # JSON has no word for `nan`
-    return value
+    )
 
 
 def run_scenario(
@@ -138,8 +126,8 @@ def run_scenario(
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
     detail: bool = False,
-) -> dict[str, Any]:
-    """Run what a scenario file says, given as a mapping: one entry of "runs".
+) -> Run:
+    """Run what a scenario file says, given as a mapping.
 
     `profile` overrides what the mapping lists; without it the mapping names exactly one.
     """

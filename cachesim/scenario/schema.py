@@ -1,12 +1,28 @@
 """The JSON Schemas: of the scenario file, written from its fields, and of the output."""
 
-from collections.abc import Mapping
-from dataclasses import Field, fields
-from types import MappingProxyType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, is_dataclass
+from functools import partial
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from cachesim.scenario.format import ACTIONS, LONGEST, Scenario, key_of
-from cachesim.scenario.schema_detail import run_detail, step_detail
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event, Tone
+from cachesim.engines.facts import causes_of, engines, events_of
+from cachesim.scenario.format import LONGEST, Scenario, key_of
+from cachesim.scenario.result import Run
+
+Schema: TypeAlias = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -52,83 +68,92 @@ def _nested(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a type
     return _table(kind)
 
 
-def _object(
-    about: str, properties: dict[str, Any], optional: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
+def output_schema() -> dict[str, Any]:
+    """The JSON Schema of what `cachesim run --format json` prints."""
+    top = _closed(
+        "Every run, in the order asked for.",
+        {"format": {"const": 1}, "runs": {"type": "array", "items": _value(Run)}},
+    )
+    return {"$schema": DIALECT, "title": "cachesim output, format 1"} | top
+
+
+def _closed(about: str, properties: dict[str, Any], optional: tuple[str, ...] = ()) -> Schema:
     return {
         "type": "object",
         "description": about,
-        "properties": properties | dict(optional),
-        "required": list(properties),
+        "properties": properties,
+        "required": [name for name in properties if name not in optional],
     }
 
 
-def _list(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
+def _value(kind: Any) -> Schema:  # noqa: ANN401 - a type
+    """The schema of a type, as `as_json` writes its values."""
+    if is_dataclass(kind):
+        return SPECIAL.get(kind, partial(_dataclass, kind))()
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is None:
+        return _plain(kind)
+    if origin is Annotated:
+        return _value(inside[0]) | {"description": inside[1]}
+    if origin in {UnionType, Union}:
+        return _or_null(_value(next(each for each in inside if each is not type(None))))
+    return _container(origin, inside)
 
 
-_COUNT: Final = {"type": "integer", "minimum": 0}
-_COUNT_OR_NULL: Final = {"type": ["integer", "null"], "minimum": 0}
-_TEXT: Final = {"type": "string"}
-_TEXT_OR_NULL: Final = {"type": ["string", "null"]}
-_TABLE: Final = {"type": "object"}
+def _container(origin: Any, inside: tuple[Any, ...]) -> Schema:  # noqa: ANN401 - a type
+    if origin is Literal:
+        return {"enum": list(inside)}
+    if origin is tuple:
+        return {"type": "array", "items": _value(inside[0])}
+    return {"type": "object"}
 
 
-def _step() -> dict[str, Any]:
-    why = _object(
-        "One rule that changed how many tokens were usable.",
-        {"rule": _TEXT, "from": _COUNT, "to": _COUNT, "detail": _TABLE},
-    )
-    checkpoint = _object(
-        "One saved state of the slot.",
-        {"pos_min": {"type": "integer"}, "pos_max": {"type": "integer"}, "n_tokens": _COUNT},
-    )
-    entry = _object("One parked conversation.", {"n_tokens": _COUNT, "checkpoints": _COUNT})
-    event = _object("One thing that happened.", {"event": _TEXT})
-    optional = {"detail": step_detail()}
-    answers = ["same", "rounding", "by-design", "diverged", None]
-    return _object(
-        "One step of a scenario, as the server left it.",
-        {
-            "name": _TEXT,
-            "do": {"enum": list(ACTIONS)},
-            "prompt_tokens": _COUNT,
-            "cached": _COUNT_OR_NULL,
-            "processed": _COUNT_OR_NULL,
-            "generated": _list({"type": "integer"}),
-            "answer": {"enum": answers},
-            "max_difference": {"type": ["number", "null"]},
-            "reuse": {"enum": ["as declared", "lost", "unsound", None]},
-            "why": _list(why),
-            "slot": {"type": ["integer", "null"]},
-            "truncated": {"type": "boolean"},
-            "checkpoints": _list(checkpoint),
-            "prompt_cache": _list(entry),
-            "events": _list(event),
-            "error": _TEXT_OR_NULL,
-            "message": _TEXT,
-            "explanation": {"type": ["object", "null"]},
-            "slots": _list(_object("One slot.", {"id": _COUNT, "n_tokens": _COUNT})),
-        },
-        optional,
-    )
+def _plain(kind: Any) -> Schema:  # noqa: ANN401 - a type
+    """A name for a plain type (`Count`, `Pos`) stands for what it is made of."""
+    while hasattr(kind, "__supertype__"):
+        kind = kind.__supertype__
+    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": next(word for each, word in names.items() if issubclass(kind, each))}
 
 
-def output_schema() -> dict[str, Any]:
-    """The JSON Schema of what `cachesim run --format json` prints."""
-    run = _object(
-        "One scenario on one profile.",
-        {
-            "scenario": _TEXT,
-            "profile": _TEXT,
-            "as_expected": {"type": "boolean"},
-            "steps": _list(_step()),
-            "arithmetic": {"enum": ["float", "ring", "counts"]},
-            "mismatches": _list(_TEXT),
-        },
-        {"detail": run_detail()},
-    )
-    top = _object(
-        "Every run, in the order asked for.", {"format": {"const": 1}, "runs": _list(run)}
-    )
-    return {"$schema": DIALECT, "title": "cachesim output, format 1"} | top
+def _or_null(schema: Schema) -> Schema:
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def _dataclass(kind: Any) -> Schema:  # noqa: ANN401 - a dataclass
+    hints = get_type_hints(kind, include_extras=True)
+    properties = {each.name: _value(hints[each.name]) for each in fields(kind)}
+    optional = ("detail",) if "detail" in properties else ()
+    return _closed((kind.__doc__ or "").split("\n")[0], properties, optional)
+
+
+def _event() -> Schema:
+    """An event: its name is one of those that any engine has."""
+    known = sorted({each.name() for engine in engines() for each in events_of(engine)})
+    properties: dict[str, Any] = {
+        "event": {"type": "string", "examples": known},
+        "slot": {"type": "integer", "description": "The slot, or -1."},
+        "task": {"type": "integer", "description": "The task, or -1."},
+        "tone": {"enum": list(get_args(Tone)), "description": "What it means for the tokens."},
+        "sentence": {"type": "string", "description": "What happened, in words."},
+    }
+    return _closed("One thing that happened, with fields of its own.", properties)
+
+
+def _loss() -> Schema:
+    """An entry of `why`: its cause is one of those that any engine declares."""
+    known = sorted({each.id for engine in engines() for each in causes_of(engine)})
+    properties: dict[str, Any] = {
+        "rule": {"type": "string", "examples": known, "description": "The cause."},
+        "from": {"type": "integer", "description": "Usable tokens before."},
+        "to": {"type": "integer", "description": "Usable tokens after."},
+        "detail": {"type": "object", "description": "The numbers of the test that was made."},
+        "sentence": {"type": "string", "description": "What happened, in words."},
+    }
+    return _closed("One cause that changed how many tokens were usable.", properties)
+
+
+SPECIAL: Final[Mapping[Any, Callable[[], Schema]]] = {Event: _event, Loss: _loss}
+"""What is written in another form than its fields."""

@@ -32,6 +32,10 @@ ENDLESS: Final = "endless"
 """The error of steps during which the server never comes to rest."""
 
 
+CANCELLED: Final = "cancelled"
+"""The error of a request whose client went away."""
+
+
 @runtime_checkable
 class SlotActions(Protocol):
     """A server that can save, restore and erase a slot; each action is queued like a request."""
@@ -99,6 +103,7 @@ class Record:
     message: str = ""
     events: tuple[Event, ...] = ()
     snapshot: dict[str, Any] = field(default_factory=dict)
+    holds: tuple[Tokens, ...] = ()  # whatever slots and parked conversations hold afterwards
 
 
 class Session:
@@ -281,8 +286,9 @@ class Session:
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
         snapshot = self.engine.snapshot() if self.looks else {}
+        holds = held_tokens(self.engine) if self.looks else ()
         for record in records:
-            record.snapshot = snapshot
+            record.snapshot, record.holds = snapshot, holds
             record.reply = None if record.ticket is None else self.engine.reply(record.ticket)
             if record.reply is not None:
                 record.slot = record.reply.slot
@@ -292,6 +298,12 @@ class Session:
             if record.ticket is not None and self._several is not None:
                 record.children = self._several.replies(record.ticket)[1:]
         share_events(records, new)
+
+
+def held_tokens(engine: Engine) -> tuple[Tokens, ...]:
+    """The tokens of every slot and of every parked conversation."""
+    held = engine.held()
+    return (*(each.tokens for each in held.slots), *(each.tokens for each in held.entries))
 
 
 class EndlessError(Exception):

@@ -1,7 +1,8 @@
-"""What a server held at one moment, as plain data: every token with the step it comes from."""
+"""What a server held at one moment, as frozen values: every token with the step it comes from."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
 
 from cachesim.engines.held import (
     CellsHeld,
@@ -12,18 +13,110 @@ from cachesim.engines.held import (
     Runs,
     SlotHeld,
 )
-from cachesim.scenario.provenance import Provenance, size_of
+from cachesim.scenario.provenance import Piece, Provenance, size_of
+
+Pieces: TypeAlias = tuple[Piece, ...]
 
 
-def states_of(moments: Iterable[tuple[Held, int]], origins: Provenance) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRun:
+    """Neighbouring cells with rising positions, and whose tokens they hold."""
+
+    cell: Annotated[int, "The first cell."]
+    position: Annotated[int, "Its position."]
+    count: Annotated[int, "How many cells."]
+    slots: Annotated[tuple[int, ...], "Who sees them."]
+    holds: Annotated[Piece, "The tokens they hold."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPart:
+    """The cells in use of one stream of an attention cache."""
+
+    part: Annotated[str, "attention or window."]
+    stream: Annotated[int, "Which stream."]
+    size: Annotated[int, "How many cells there are."]
+    window: Annotated[int | None, "Positions that a window layer sees."]
+    runs: Annotated[tuple[CellRun, ...], "The cells in use."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowState:
+    """One recurrent state: where it stands, and the tokens it has folded in, if known."""
+
+    row: Annotated[int, "Which row."]
+    position: Annotated[int, "Where it stands."]
+    slots: Annotated[tuple[int, ...], "Who sees it."]
+    tokens: Annotated[Pieces | None, "What it has folded in."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One memory."""
+
+    cells: Annotated[tuple[CellPart, ...], "Attention caches."]
+    rows: Annotated[tuple[RowState, ...], "Recurrent states."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """A saved state: the tokens of its recurrent row, the cells of its window."""
+
+    pos_min: Annotated[int, "Its first position."]
+    pos_max: Annotated[int, "Its last position."]
+    n_tokens: Annotated[int, "How many tokens it stands for."]
+    made_by: Annotated[int | None, "The step that saved it, if known."]
+    row: Annotated[Pieces | None, "What its row has folded in."]
+    cells: Annotated[tuple[CellRun, ...], "The cells of its window."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """A slot, the tokens it believes to have, its checkpoints."""
+
+    id: Annotated[int, "Its number."]
+    state: Annotated[str, "What it is doing."]
+    tokens: Annotated[Pieces, "The tokens it believes to have."]
+    checkpoints: Annotated[tuple[CheckpointState, ...], "Its saved states."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Astray:
+    """What a place holds where it is not its key."""
+
+    place: Annotated[str, "Which place."]
+    tokens: Annotated[Pieces, "What it holds."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One parked conversation."""
+
+    n_tokens: Annotated[int, "How many tokens it has."]
+    tokens: Annotated[Pieces, "The tokens."]
+    checkpoints: Annotated[int, "How many checkpoints are parked with it."]
+    bytes: Annotated[int, "How large it is."]
+    kind: Annotated[str, "Its queue, where there are several."]
+    holds: Annotated[tuple[Astray, ...], "Places whose state is not that of its tokens."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the server held at one moment."""
+
+    slots: Annotated[tuple[SlotState, ...], "The slots."]
+    memory: Annotated[Memory, "The model's memory."]
+    companion: Annotated[Memory | None, "The companion's."]
+    prompt_cache: Annotated[tuple[Entry, ...], "The parked conversations."]
+
+
+def states_of(moments: Iterable[tuple[Held, int]], origins: Provenance) -> tuple[State, ...]:
     """Moments in order, each with how many tokens had been born by then."""
     made: dict[CheckpointHeld, int] = {}
-    return [_state(held, until, made, origins) for held, until in moments]
+    return tuple(_state(held, until, made, origins) for held, until in moments)
 
 
-def _state(
-    held: Held, until: int, made: dict[CheckpointHeld, int], origins: Provenance
-) -> dict[str, Any]:
+def _state(held: Held, until: int, made: dict[CheckpointHeld, int], origins: Provenance) -> State:
     """One moment; a checkpoint is as old as the first one that it was seen in."""
     for slot in held.slots:
         for checkpoint in slot.checkpoints:
@@ -31,75 +124,79 @@ def _state(
     companion = None
     if held.companion_cells or held.companion_rows:
         companion = _memory(held.companion_cells, held.companion_rows, until, origins)
-    return {
-        "slots": [_slot(each, made, origins) for each in held.slots],
-        "memory": _memory(held.cells, held.rows, until, origins),
-        "companion": companion,
-        "prompt_cache": [_entry(each, origins) for each in held.entries],
-    }
+    return State(
+        slots=tuple(_slot(each, made, origins) for each in held.slots),
+        memory=_memory(held.cells, held.rows, until, origins),
+        companion=companion,
+        prompt_cache=tuple(_entry(each, origins) for each in held.entries),
+    )
 
 
 def _memory(
     cells: tuple[CellsHeld, ...], rows: tuple[RowHeld, ...], until: int, origins: Provenance
-) -> dict[str, Any]:
-    return {
-        "cells": [
-            {
-                "part": each.part,
-                "stream": each.stream,
-                "size": each.size,
-                "window": each.window,
-                "runs": _runs(each.runs, origins),
-            }
+) -> Memory:
+    return Memory(
+        cells=tuple(
+            CellPart(
+                part=each.part,
+                stream=each.stream,
+                size=each.size,
+                window=each.window,
+                runs=_runs(each.runs, origins),
+            )
             for each in cells
-        ],
-        "rows": [
-            {
-                "row": each.row,
-                "position": each.position,
-                "slots": owners(each.owners),
-                "tokens": origins.folded(each.node, until),
-            }
+        ),
+        rows=tuple(
+            RowState(
+                row=each.row,
+                position=each.position,
+                slots=owners(each.owners),
+                tokens=_known(origins.folded(each.node, until)),
+            )
             for each in rows
-        ],
-    }
+        ),
+    )
 
 
-def _slot(
-    slot: SlotHeld, made: Mapping[CheckpointHeld, int], origins: Provenance
-) -> dict[str, Any]:
-    return {
-        "id": slot.id,
-        "state": slot.state,
-        "tokens": origins.spelled(slot.tokens),
-        "checkpoints": [_checkpoint(each, made[each], origins) for each in slot.checkpoints],
-    }
+def _known(pieces: list[Piece] | None) -> Pieces | None:
+    return None if pieces is None else tuple(pieces)
 
 
-def _checkpoint(checkpoint: CheckpointHeld, until: int, origins: Provenance) -> dict[str, Any]:
-    return {
-        "pos_min": checkpoint.pos_min,
-        "pos_max": checkpoint.pos_max,
-        "n_tokens": checkpoint.n_tokens,
-        "row": origins.folded(checkpoint.node, until),
-        "cells": _runs(checkpoint.runs, origins),
-    }
+def _slot(slot: SlotHeld, made: Mapping[CheckpointHeld, int], origins: Provenance) -> SlotState:
+    return SlotState(
+        id=slot.id,
+        state=slot.state,
+        tokens=tuple(origins.spelled(slot.tokens)),
+        checkpoints=tuple(_checkpoint(each, made[each], origins) for each in slot.checkpoints),
+    )
 
 
-def _entry(entry: EntryHeld, origins: Provenance) -> dict[str, Any]:
-    return {
-        "n_tokens": len(entry.tokens),
-        "tokens": origins.spelled(entry.tokens),
-        "checkpoints": entry.checkpoints,
-        "bytes": entry.size,
-        "kind": entry.kind,
-        "holds": [
-            {"place": place, "tokens": origins.spelled(tokens)} for place, tokens in entry.held
-        ],
-    }
+def _checkpoint(checkpoint: CheckpointHeld, until: int, origins: Provenance) -> CheckpointState:
+    return CheckpointState(
+        pos_min=checkpoint.pos_min,
+        pos_max=checkpoint.pos_max,
+        n_tokens=checkpoint.n_tokens,
+        made_by=origins.maker(checkpoint.made_by),
+        row=_known(origins.folded(checkpoint.node, until)),
+        cells=_runs(checkpoint.runs, origins),
+    )
 
 
-def _runs(runs: Runs, origins: Provenance) -> list[dict[str, Any]]:
+def _entry(entry: EntryHeld, origins: Provenance) -> Entry:
+    return Entry(
+        n_tokens=len(entry.tokens),
+        tokens=tuple(origins.spelled(entry.tokens)),
+        checkpoints=entry.checkpoints,
+        bytes=entry.size,
+        kind=entry.kind,
+        holds=tuple(
+            Astray(place=place, tokens=tuple(origins.spelled(tokens)))
+            for place, tokens in entry.held
+        ),
+    )
+
+
+def _runs(runs: Runs, origins: Provenance) -> tuple[CellRun, ...]:
     """Runs of cells, joined where one token follows the other in one step's text."""
     found: list[dict[str, Any]] = []
     for run in runs:
@@ -115,7 +212,7 @@ def _runs(runs: Runs, origins: Provenance) -> list[dict[str, Any]]:
             if not (found and _joins(found[-1], entry)):
                 found.append(entry)
             start += size_of(held)
-    return found
+    return tuple(CellRun(**each) for each in found)
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
@@ -134,6 +231,6 @@ def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
     return bool(follows)
 
 
-def owners(bits: int) -> list[int]:
+def owners(bits: int) -> tuple[int, ...]:
     """The sequences of a bit set, in increasing order."""
-    return [seq for seq in range(bits.bit_length()) if bits >> seq & 1]
+    return tuple(seq for seq in range(bits.bit_length()) if bits >> seq & 1)

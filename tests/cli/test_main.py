@@ -217,8 +217,8 @@ def test_watching_without_a_terminal_prints_every_event(capsys: Capture) -> None
     assert main(["run", STALE, "--watch", "-p", "b11549", "--arithmetic", "ring"]) == 0
 
     out = spoken(capsys)[0]
-    assert "checkpoint restored  n_tokens 1[0..0]" in out
-    assert "checkpoint kept  n_tokens 1[0..0]" in out
+    assert "checkpoint 1[0..0] is restored" in out
+    assert "checkpoint 1[0..0] stays" in out
 
 
 def test_the_new_scenario_runs(capsys: Capture, tmp_path: Path) -> None:
@@ -241,7 +241,9 @@ def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
 
     out = spoken(capsys)[0]
     assert "2 of 4 steps differ; the first is C" in out
-    assert "b9538+24143: cache entry loaded  n_tokens 703  checkpoints 2  kept yes" in out
+    assert "the first decision that differs is in step C:" in out
+    assert "the parked 703 tokens are loaded into slot 0; the entry leaves the prompt cache" in out
+    assert "the parked 703 tokens are loaded into slot 0; the entry stays in the prompt" in out
     assert main(["diff", "b9538", "b11549", DENSE, "--arithmetic", "ring"]) == 0
 
 

@@ -133,8 +133,8 @@ def test_the_report_of_the_guide_shows_what_the_guide_expects() -> None:
 
     played = run(scenario, full_profile("llama.cpp", "b9538"), arithmetic="ring")
 
-    assert [] == played["mismatches"]
-    assert [0, 0, 184, 184] == [step["cached"] for step in played["steps"]]
+    assert () == played.mismatches
+    assert [0, 0, 184, 184] == [step.cached for step in played.steps]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

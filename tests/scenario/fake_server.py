@@ -60,7 +60,7 @@ class FakeServer(Engine):
         family.rules(profile)
         family.read(profile, options)
         self.profile, self.network, self.store = profile, network, store
-        self.held: Tokens = ()
+        self.known: Tokens = ()
         self.queue: list[tuple[Ticket, Request]] = []
         self.answers: dict[Ticket, Reply] = {}
         self.log: list[Event] = []
@@ -100,13 +100,13 @@ class FakeServer(Engine):
                 message="too long",
             )
         equal = 0
-        while equal < min(len(self.held), len(prompt)) and self.held[equal] == prompt[equal]:
+        while equal < min(len(self.known), len(prompt)) and self.known[equal] == prompt[equal]:
             equal += 1
         ledger = Ledger(Count(equal), "slot 0")
         if self.profile.release == "r2":
-            ledger.apply(FORGETFUL, equal // 2, held=len(self.held))
+            ledger.apply(FORGETFUL, equal // 2, held=len(self.known))
         generated, logits = self._answer(request)
-        self.held = (*prompt, *generated[:-1])
+        self.known = (*prompt, *generated[:-1])
         self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
         return Reply(
             prompt=prompt,
@@ -136,8 +136,8 @@ class FakeServer(Engine):
         self.queue = [(each, request) for each, request in self.queue if each != ticket]
 
     def snapshot(self) -> dict[str, Any]:
-        checkpoints = [{"pos_min": 0, "pos_max": 0, "n_tokens": 1}] if self.held else []
-        slot = {"id": 0, "tokens": list(self.held), "checkpoints": checkpoints}
+        checkpoints = [{"pos_min": 0, "pos_max": 0, "n_tokens": 1}] if self.known else []
+        slot = {"id": 0, "tokens": list(self.known), "checkpoints": checkpoints}
         return {"slots": [slot], "prompt_cache": []}
 
     def check_integrity(self) -> None:

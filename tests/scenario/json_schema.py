@@ -15,7 +15,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 KNOWN = {
     "$schema", "title", "description", "default", "type", "enum", "const", "anyOf", "minimum",
     "maximum", "pattern", "maxLength", "maxItems", "items", "properties", "required",
-    "additionalProperties", "propertyNames", "maxProperties",
+    "additionalProperties", "propertyNames", "maxProperties", "examples",
 }  # fmt: skip
 
 

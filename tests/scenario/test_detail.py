@@ -17,7 +17,7 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 def played(name: str, profile: str, *, detail: bool = True, **options: Any) -> dict[str, Any]:
     scenario = load(SCENARIOS / f"{name}.toml")
     whole = full_profile(scenario.engine.name, profile)
-    return run(scenario, whole, detail=detail, **options)
+    return run(scenario, whole, detail=detail, **options).to_json()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from tests.scenario.stories import story
 
 
 def play(profile: str | None = "r1", **changes: Any) -> dict[str, Any]:
-    return run_scenario(story(**changes), profile=profile, arithmetic="ring", verify=False)
+    run = run_scenario(story(**changes), profile=profile, arithmetic="ring", verify=False)
+    return run.to_json()
 
 
 def cached(run: dict[str, Any]) -> list[int | None]:
@@ -26,7 +27,7 @@ def test_a_run_has_exactly_the_keys_it_promises() -> None:
     assert list(run["steps"][0]) == [
         "name", "do", "prompt_tokens", "cached", "processed", "generated", "answer",
         "max_difference", "reuse", "why", "slot", "truncated", "checkpoints", "prompt_cache",
-        "events", "error", "message", "explanation", "slots",
+        "events", "error", "message", "explanation", "slots", "forced", "finding", "facts",
     ]  # fmt: skip
 
 
@@ -88,7 +89,10 @@ def test_an_abort_ends_the_run_and_later_steps_say_so() -> None:
 
     assert [step["error"] for step in run["steps"]] == [None, "aborted", "not-run"]
     assert run["steps"][1]["message"] == "llama_decode: unlucky prompt"
-    assert run["mismatches"] == ["2: aborted, and no expectation says so"]
+    assert run["mismatches"] == [
+        "2: aborted, and no expectation says so",
+        "3: not-run, and no expectation says so",
+    ]
 
 
 def test_steps_sent_together_share_a_turn_and_keep_their_own_events() -> None:

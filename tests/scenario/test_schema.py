@@ -36,7 +36,8 @@ def test_what_the_schema_refuses_the_loader_refuses_too() -> None:
 
 def test_the_output_of_a_run_is_valid() -> None:
     runs = [
-        run_scenario(story(), profile=f"fake@{each}", arithmetic="ring") for each in ("r1", "r2")
+        run_scenario(story(), profile=f"fake@{each}", arithmetic="ring").to_json()
+        for each in ("r1", "r2")
     ]
     output = json.loads(json.dumps({"format": 1, "runs": runs}))
 

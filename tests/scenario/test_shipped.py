@@ -38,7 +38,7 @@ def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) ->
 def test_a_scenario_shows_what_it_expects(file: Path, profile: Profile) -> None:
     entry = run(load(file), profile, arithmetic="ring")
 
-    assert entry["mismatches"] == []
+    assert entry.mismatches == ()
 
 
 def test_the_touchstones_are_there() -> None:

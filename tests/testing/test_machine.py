@@ -92,4 +92,4 @@ def test_scenarios_can_be_played(scenario: Scenario) -> None:
     profile = Profile.parse(f"{scenario.engine.name}@{scenario.engine.profiles[0]}")
     played = run(scenario, profile, arithmetic="ring")
 
-    assert len(scenario.step) == len(played["steps"])
+    assert len(scenario.step) == len(played.steps)

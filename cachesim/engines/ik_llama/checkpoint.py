@@ -19,6 +19,7 @@ class Checkpoint:
     pos_min_prompt: Pos
     pos_max_prompt: Pos
     n_tokens: Count
+    made_by: int  # the task that saved it
     state: SequenceState
 
     @property

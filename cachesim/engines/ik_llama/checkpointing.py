@@ -73,6 +73,7 @@ class Checkpointing:
             pos_min_prompt=Pos(pos_min + slot.n_past_offset),
             pos_max_prompt=Pos(pos_max + slot.n_past_offset),
             n_tokens=n_tokens,
+            made_by=slot.ticket or 0,
             state=self._primary.save(seq, partial=True),
         )
         slot.checkpoints.append(checkpoint)

@@ -124,15 +124,14 @@ class CheckpointCreated(
 class CheckpointRestored(
     Event,
     tone="gain",
-    says=(
-        "the checkpoint at positions {pos_min}..{pos_max} is restored: {n_past} tokens are usable"
-    ),
+    says=("the checkpoint at positions {pos_min}..{pos_max} is restored ({n_past} tokens usable)"),
 ):
     """The sequence went back to a saved state."""
 
     pos_min: int
     pos_max: int
     n_past: int
+    made_by: int  # the task that saved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +183,7 @@ class CheckpointKept(
     shared: int
     rule: str
     numbers: str
+    made_by: int  # the task that saved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ def _slot(slot: Slot, context: Context) -> SlotHeld:
                 pos_min=int(each.pos_min),
                 pos_max=int(each.pos_max),
                 n_tokens=int(each.n_tokens),
+                made_by=each.made_by,
                 node=UNKNOWN if layer not in each.state.rows else int(each.state.rows[layer][0]),
             )
             for each in slot.checkpoints

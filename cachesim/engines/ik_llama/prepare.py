@@ -185,6 +185,7 @@ class Preparation:
                 pos_min=checkpoint.pos_min,
                 pos_max=checkpoint.pos_max,
                 n_past=slot.n_past,
+                made_by=checkpoint.made_by,
             )
         )
         return True
@@ -219,6 +220,7 @@ class Preparation:
                         shared=matched,
                         rule=rule,
                         numbers=numbers,
+                        made_by=checkpoint.made_by,
                     )
                 )
         slot.checkpoints[:] = kept

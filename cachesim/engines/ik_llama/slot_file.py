@@ -91,6 +91,7 @@ def _checkpoint(text: dict[str, Any], rest: "_Elements") -> Checkpoint:
     """Upstream does not store n_tokens: it is whatever was in memory (an oddity); here 0."""
     pos_min, pos_max, pos_min_prompt, pos_max_prompt = (Pos(whole(each)) for each in text["pos"])
     return Checkpoint(
+        made_by=-1,  # the file does not say
         pos_min=pos_min,
         pos_max=pos_max,
         pos_min_prompt=pos_min_prompt,

@@ -237,6 +237,7 @@ def _continue_from(
             **checkpoint.as_dict(),
             n_past=n_past,
             size=checkpoint.size,
+            made_by=checkpoint.id_task,
         )
     )
     task.ledger.apply(causes.CHECKPOINT_RESTORED, n_past, **checkpoint.as_dict())
@@ -283,6 +284,7 @@ def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pr
                     shared=prefix.prefix_end,
                     rule=rule,
                     numbers=numbers,
+                    made_by=checkpoint.id_task,
                 )
             )
     slot.prompt.checkpoints = kept

@@ -142,7 +142,7 @@ class CheckpointChecked(Event):
 class CheckpointRestored(
     Event,
     tone="gain",
-    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored: {n_past} tokens are usable",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored ({n_past} tokens usable)",
 ):
     """The memory went back to a saved state."""
 
@@ -151,6 +151,7 @@ class CheckpointRestored(
     n_tokens: int
     n_past: int
     size: int
+    made_by: int  # the task that saved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +202,7 @@ class CheckpointKept(
     shared: int
     rule: str
     numbers: str
+    made_by: int  # the task that saved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

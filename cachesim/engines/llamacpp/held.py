@@ -135,6 +135,7 @@ def _checkpoint(checkpoint: Checkpoint, *, has_row: bool) -> CheckpointHeld:
         pos_min=int(checkpoint.pos_min),
         pos_max=int(checkpoint.pos_max),
         n_tokens=int(checkpoint.n_tokens),
+        made_by=int(checkpoint.id_task),
         node=node,
         runs=runs,
     )

@@ -110,6 +110,7 @@ class CacheEntryLoaded(Event):
     n_tokens: int
     checkpoints: int
     kept: bool  # the entry stays in the cache (#24143)
+    shared: int  # with the prompt that it is loaded for
 
     def loudness(self) -> Tone:
         """A load that takes the entry out of the cache leaves nothing for the next request."""

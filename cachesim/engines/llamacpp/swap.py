@@ -25,6 +25,7 @@ from cachesim.engines.llamacpp.prompt_cache_events import (
 from cachesim.engines.llamacpp.ratio import Float32, shown
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.llamacpp.tokens import get_common_prefix
 from cachesim.units import Count, Token, Tokens
 
 
@@ -175,6 +176,7 @@ def prompt_load(
             n_tokens=entry.n_tokens,
             checkpoints=len(entry.checkpoints),
             kept=not cache.rules.load_consumes,
+            shared=get_common_prefix(entry.tokens, prompt),
         )
     )
     if log.holdings is not None:

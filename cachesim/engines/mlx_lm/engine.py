@@ -11,6 +11,7 @@ from cachesim.engines.mlx_lm.events import ModelCalled
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import PAD
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.server.held import held
@@ -24,6 +25,8 @@ from cachesim.model.trace import Traced
 
 class MlxLm(Engine):
     """`mlx_lm.server` at one release, with one model."""
+
+    padding = PAD
 
     def __init__(
         self,

@@ -51,12 +51,12 @@ function* around() {
 function nextLoss() {
   const shown = shownRuns();
   for (const [step, row, pair] of around()) {
-    if (pair.some((event, side) => event !== null && toneOf(shown[side].steps[step].events[event]) === "loss")) {
+    if (pair.some((event, side) => event !== null && ["loss", "warn"].includes(toneOf(shown[side].steps[step].events[event])))) {
       place(step, row);
       return;
     }
   }
-  say("No event lost a token.");
+  say("No event lost a token, or kept what it should not.");
 }
 
 /** Side by side: where the two profiles part. Alone: the first answer that is not the cold one. */
@@ -178,7 +178,7 @@ function nowView(side, run) {
     { class: `now t-${tone} ${exact ? "" : "waits"}` },
     shownRuns().length > 1 && h("span", { class: "whose" }, shortProfile(run.profile)),
     h("b", {}, `${GLYPHS[tone]} ${eventName(each)}`),
-    exact ? h("span", { class: "fields" }, eventFields(each).map(([name, value]) => h("span", {}, h("i", {}, name), ` ${value}`))) : h("span", { class: "quiet" }, " nothing here; this was the last"),
+    exact ? h("span", { class: "fields" }, ` ${each.sentence}`) : h("span", { class: "quiet" }, " nothing here; this was the last"),
   );
 }
 

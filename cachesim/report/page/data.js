@@ -102,7 +102,7 @@ const lastState = (run, step) => stateAfter(run, step, step.events.length - 1);
 function foreignTokens(run, step) {
   const found = new Map();
   const fault = step.explanation && step.explanation.fault;
-  if (fault && fault.position < step.cached) {
+  if (fault && (fault.holds === null || fault.position < step.cached)) {
     const place = { recurrent: "the recurrent state", attention: "attention", window: "the window" }[fault.place];
     found.set(fault.position, { token: fault.holds, place, from: fault.comes_from });
   }

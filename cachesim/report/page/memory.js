@@ -132,25 +132,14 @@ function checkpointNews(step, event, slot) {
   return { news, gone };
 }
 
-function checkpointNote(event) {
-  switch (event.event) {
-    case "checkpoint-created": return ["gain", "made here"];
-    case "checkpoint-restored": return ["gain", "restored"];
-    case "checkpoint-kept": return ["warn", `kept: ${event.pos_max} > ${event.pos_next} does not hold (shares ${event.shared})`];
-    case "checkpoint-checked": return event.refused ? ["loss", `tried, refused: ${event.refused} (pos_min ${event.pos_min}, threshold ${event.threshold})`] : ["gain", "tried, fits"];
-    case "checkpoint-refused": return ["loss", `tried, refused: threshold ${event.thold}`];
-    case "checkpoint-erased": return ["loss", event.because ? `erased: ${event.because}` : `erased: pos_max ${event.pos_max} > pos_next ${event.pos_next}`];
-    case "checkpoint-dropped": return ["loss", `dropped: ${event.reason}`];
-    default: return ["plain", eventName(event)];
-  }
-}
+const checkpointNote = (event) => [event.tone, event.sentence];
 
 function shelfView({ run, event, step, stepIndex }, slot, before, believed) {
   const { news, gone } = checkpointNews(step, event, slot);
   const cards = slot.checkpoints.map((each) => {
     const notes = news.get(`${each.pos_min}..${each.pos_max}`) || news.get(`..${each.pos_max}`) || [];
     const fresh = before && !before.checkpoints.some((old) => same(old, each));
-    return checkpointCard(run, each, notes, believed, { maker: makerOf(run, stepIndex, event, each), stepIndex, fresh });
+    return checkpointCard(run, each, notes, believed, { maker: each.made_by, stepIndex, fresh });
   });
   for (const [each, notes, index] of gone) {
     const made = step.events.slice(index, event + 1).some((later) => later.event === "checkpoint-created" && later.pos_max === each.pos_max);
@@ -182,17 +171,8 @@ function checkpointCard(run, each, notes, believed, { maker = null, lost = false
 
 // --- the prompt cache
 
-const GONE = {
-  "cache-entry-loaded": "loaded and consumed",
-  "prompt-loaded": "loaded and consumed",
-  "cache-entry-obsolete": "obsolete: it begins a longer one",
-  "cache-entry-dropped": "evicted",
-  "prompt-evicted": "evicted",
-  "prompt-cache-consumed": "consumed",
-  "prompt-cache-evicted": "evicted",
-  "prompt-cache-pruned": "pruned: a longer one covers it",
-  "prompt-cache-replaced": "replaced",
-};
+/** Events that take a conversation out of the prompt cache. */
+const TAKES = ["cache-entry-loaded", "prompt-loaded", "cache-entry-obsolete", "cache-entry-dropped", "prompt-evicted", "prompt-cache-consumed", "prompt-cache-evicted", "prompt-cache-pruned", "prompt-cache-replaced"];
 
 /** What each parked conversation went through in this step, up to the cursor; by its content. */
 function cacheNews(run, step, last) {
@@ -200,22 +180,22 @@ function cacheNews(run, step, last) {
   const gone = new Map();
   const note = (entry, tone, text) => entry && notes.set(JSON.stringify(entry), [...(notes.get(JSON.stringify(entry)) || []), [tone, text]]);
   let before = stateAfter(run, step, -1);
-  let cause = "";
+  let cause = ["loss", "gone"];
   let compared = 0;
   for (let i = 0; i <= last && before; i += 1) {
     const event = step.events[i];
     const now = stateAfter(run, step, i);
     compared = event.event === "cache-entry-compared" ? compared + 1 : 0;
-    if (compared) note(now.prompt_cache[compared - 1], "plain", `compared: shares ${event.lcp}, would keep ${number(event.f_keep)}`);
-    if (GONE[event.event]) cause = `${GONE[event.event]}${event.reason ? `: ${event.reason}` : ""}`;
+    if (compared) note(now.prompt_cache[compared - 1], "plain", event.sentence);
+    if (TAKES.includes(event.event)) cause = [event.tone, event.sentence];
     if (event.event === "cache-entry-loaded" && event.kept) {
-      note(now.prompt_cache.find((entry) => entry.n_tokens === event.n_tokens), "gain", "loaded, and stays");
+      note(now.prompt_cache.find((entry) => entry.n_tokens === event.n_tokens), "gain", event.sentence);
     }
     if (event.event === "prompt-already-cached") {
-      note(now.prompt_cache.find((entry) => entry.n_tokens >= event.n_tokens), "plain", "holds what was to be saved");
+      note(now.prompt_cache.find((entry) => entry.n_tokens >= event.n_tokens), "plain", event.sentence);
     }
     for (const entry of now.prompt_cache) if (!before.prompt_cache.some((each) => same(each, entry))) note(entry, "gain", "saved");
-    for (const entry of before.prompt_cache) if (!now.prompt_cache.some((each) => same(each, entry))) gone.set(JSON.stringify(entry), [entry, cause || "gone"]);
+    for (const entry of before.prompt_cache) if (!now.prompt_cache.some((each) => same(each, entry))) gone.set(JSON.stringify(entry), [entry, cause]);
     before = now;
   }
   return { notes, gone };
@@ -230,7 +210,7 @@ function promptCacheView({ run, state, previous, step, event }) {
   });
   const left = [...gone.values()]
     .filter(([entry]) => !state.prompt_cache.some((each) => same(each, entry)))
-    .map(([entry, why]) => entryCard(run, entry, [...(notes.get(JSON.stringify(entry)) || []), [why.startsWith("obsolete") || why.startsWith("replaced") ? "plain" : "loss", why]], { lost: true }));
+    .map(([entry, why]) => entryCard(run, entry, [...(notes.get(JSON.stringify(entry)) || []), why], { lost: true }));
   if (!entries.length && !left.length) return [quietLine("Nothing is parked.")];
   return [h("div", { class: "shelf" }, entries, left)];
 }

@@ -1,7 +1,5 @@
 // --- the page from the top: verdict, outcomes, then what hangs on the cursor
 
-const WORST_FIRST = ["wrong", "error", "lost", "right"];
-
 /** Profiles of which the same is to be said share one finding; the worst comes first. */
 function findings(runs) {
   const told = new Map();
@@ -9,30 +7,29 @@ function findings(runs) {
     const worst = worstStep(run);
     if (worst === null) continue;
     const found = finding(run, worst);
-    const key = JSON.stringify([found.title, found.cause]);
+    const key = JSON.stringify([found.title, found.facts.map((each) => each.sentence)]);
     if (!told.has(key)) told.set(key, { ...found, runs: [], step: worst });
     told.get(key).runs.push(run);
   }
   return [...told.values()].sort((one, other) => WORST_FIRST.indexOf(one.fate) - WORST_FIRST.indexOf(other.fate));
 }
 
-const VERDICTS = { wrong: ["✗", "Wrong answer"], error: ["!", "Refused"], lost: ["–", "Lost reuse"], right: ["✓", "Right answers"] };
-
+/** The verdict, then, in a place of its own, where the same step went better. */
 function verdictView(runs, go) {
   const found = findings(runs);
   const overall = found.length ? found[0].fate : "right";
-  const [sign, word] = VERDICTS[overall];
-  return h(
+  const [sign, word, colour] = FATES[overall];
+  const verdict = h(
     "section",
-    { class: `verdict v-${overall}`, "aria-label": "verdict" },
+    { class: `verdict v-${colour}`, "aria-label": "verdict" },
     h("p", { class: "verdict-word" }, h("b", { "aria-hidden": "true" }, sign), ` ${word}`),
     found.length === 0 && h("p", { class: "lead" }, flawless(runs)),
-    found.map((each, index) => [
+    found.map((each) =>
       h(
         "div",
         { class: `finding ${each.fate === overall ? "" : "lesser"}` },
         h("p", { class: "lead" }, each.title),
-        each.cause.filter(Boolean).map((line, i) => h("p", { class: i === 0 ? "cause" : "cause more" }, line)),
+        each.facts.map((fact, i) => h("p", { class: i === 0 ? "cause" : "cause more" }, h("span", { class: "quiet" }, `${fact.word} `), fact.sentence)),
         h(
           "p",
           { class: "who" },
@@ -40,9 +37,19 @@ function verdictView(runs, go) {
           h("button", { type: "button", class: "link", onclick: () => go(each.runs[0], ...each.at) }, "See it happen →"),
         ),
       ),
-      index === 0 && betterLines(runs, each),
-    ]),
+    ),
   );
+  const better = found.length ? betterFacts(found[0].runs[0].steps[found[0].step]) : [];
+  if (!better.length) return [verdict];
+  const step = found[0].runs[0].steps[found[0].step].name;
+  return [
+    verdict,
+    h(
+      "section",
+      { class: "verdict v-right better", "aria-label": "where it goes better" },
+      better.map((fact) => h("p", { class: "but" }, h("b", {}, "✓ "), `step ${step} with ${fact.sentence}`)),
+    ),
+  ];
 }
 
 /** What is to be said where nothing is wrong. */
@@ -51,20 +58,6 @@ function flawless(runs) {
   if (steps.every((step) => step.answer === null)) return "No answer was compared with a cold run.";
   const missed = steps.some((step) => step.reuse === "lost");
   return `Every answer is the cold answer, and ${missed ? "hardly a token" : "all"} that could be reused was ${missed ? "lost" : "reused"}.`;
-}
-
-/** How the profiles without the first finding fare at the same step. */
-function betterLines(runs, found) {
-  const told = new Map();
-  for (const run of runs.filter((each) => !found.runs.includes(each))) {
-    const step = run.steps[found.step];
-    const right = step.error === null && ["same", "rounding"].includes(step.answer);
-    const better = found.fate === "wrong" || step.cached > found.runs[0].steps[found.step].cached;
-    if (!right || !better) continue;
-    const words = `step ${step.name} answers right, with ${step.cached} of ${step.prompt_tokens} tokens reused.`;
-    told.set(words, [...(told.get(words) || []), run.profile]);
-  }
-  return [...told].map(([words, profiles]) => h("p", { class: "but" }, h("b", {}, "✓ "), `On ${profiles.join(", ")} ${words}`));
 }
 
 /** A row per step, a column per profile; each cell leads to its step. */
@@ -110,10 +103,11 @@ function outcomeButton(run, index, go) {
 }
 
 function outcomeWords(step) {
-  if (step.error !== null) return [step.error];
+  const { fate } = step.finding;
+  if (step.error !== null && FATES[fate][2] === "error") return [fate === "refused" || fate === "failed" ? `${fate}: ${step.error}` : FATES[fate][1]];
   if (step.do !== "complete") return ["done"];
   if (step.cached === null) return ["cancelled"];
-  const lost = step.reuse === "lost" && step.explanation && step.explanation.lost > 1 ? `, ${step.explanation.lost} lost` : "";
+  const lost = step.reuse === "lost" && step.explanation ? `, ${step.explanation.lost} lost` : "";
   const answer = step.answer === null ? "" : `${ANSWERS[step.answer][1]} ${ANSWERS[step.answer][0]}`;
   return [`${step.cached} cached${lost}`, answer];
 }
@@ -124,9 +118,9 @@ function promptView({ run, step }) {
   if (step.do !== "complete") return [quietLine(`${step.do}: no prompt.`)];
   if (!step.detail || !step.detail.prompt.length) return [quietLine("No prompt.")];
   const tokens = promptTokens(run, step);
-  const counts = { R: 0, F: 0, r: 0, C: 0 };
+  const counts = { R: 0, F: 0, M: 0, r: 0, C: 0 };
   for (const each of tokens) counts[each.letter] += 1;
-  const words = [["R", "reused"], ["F", "reused but foreign"], ["r", "read again"], ["C", "new"]]
+  const words = [["R", "reused"], ["F", "reused but foreign"], ["M", "missing in memory"], ["r", "processed again"], ["C", "new"]]
     .filter(([letter]) => counts[letter])
     .map(([letter, word]) => `${counts[letter]} ${word}`);
   return [
@@ -141,17 +135,16 @@ function promptView({ run, step }) {
 /** From what was equal to what was reused, one line for each rule at work. */
 function ladderView(step) {
   const explanation = step.explanation;
-  if (!explanation) return step.error === null ? null : h("p", { class: "foreign-line" }, `${step.error}: ${step.message}`);
+  if (!explanation) return step.error === null ? null : h("p", { class: "foreign-line" }, step.finding.title);
   const width = (count) => `width:${Math.max(0.6, (100 * count) / Math.max(1, step.prompt_tokens))}%`;
   const rung = (count, words, tone) =>
     h("li", { class: `rung t-${tone}` }, h("b", { class: "n" }, String(count)), h("span", { class: "bar" }, h("i", { style: width(count) })), h("span", {}, words));
-  const sentences = explanation.sentences || [];
   return h(
     "ol",
     { class: "ladder", "aria-label": "how much was usable" },
-    rung(explanation.equal, sentences[0] || `equal with ${explanation.equal_with}`, "plain"),
-    step.why.map((each, i) => rung(each.to, (sentences[i + 1] || each.rule).replace(/: \d+ to \d+\.$/, "."), each.to < each.from ? "loss" : "gain")),
-    explanation.ideal > explanation.equal && rung(explanation.ideal, "what a cache that had every state would have reused", "quiet"),
+    rung(explanation.equal, explanation.sentences[0], "plain"),
+    step.why.map((each) => rung(each.to, `${each.sentence}.`, each.to < each.from ? "loss" : "gain")),
+    step.facts.filter((each) => each.word === "ideal").map((each) => rung(each.fields.ideal, each.sentence, "quiet")),
   );
 }
 
@@ -162,11 +155,12 @@ function replyView(step) {
   return h(
     "p",
     { class: "reply" },
-    h("span", { class: "quiet" }, "reply "),
+    h("span", { class: "quiet" }, step.forced ? "reply, given by the scenario " : "reply "),
     step.generated.slice(0, 24).map((token, i) => {
       const row = rows[i];
       const wrong = row && row.difference > 0;
-      const tip = row ? (wrong ? `token ${token}: logits off by ${number(row.difference)}; a cold run says ${row.cold}` : `token ${token}: the cold logits, bit for bit`) : `token ${token}`;
+      const says = step.forced ? `given; the server would say ${row ? row.cached : "?"}` : "answered";
+      const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; a cold run says ${row.cold}` : "the cold logits, bit for bit"}` : `token ${token}`;
       return h("span", { class: `tok ${wrong ? "k-foreign" : row ? "k-reused" : "k-held"}`, "data-tip": tip }, h("b", {}, wrong ? "✗" : row ? "✓" : "."), String(token));
     }),
     step.generated.length > 24 && h("span", { class: "quiet" }, ` and ${step.generated.length - 24} more`),
@@ -220,7 +214,7 @@ const NEAR = 60;
 
 /** The event list of a step; the cursor's line is marked. */
 function eventsView({ step, event, choose }) {
-  if (!step.events.length) return [quietLine(step.error === null ? "Nothing happened." : `${step.error}: ${step.message}`)];
+  if (!step.events.length) return [quietLine(step.error === null ? "Nothing happened." : step.finding.title)];
   const first = Math.max(0, Math.min(event - NEAR, step.events.length - 2 * NEAR));
   const shown = step.events.slice(first, first + 2 * NEAR);
   const more = (count, where) => count > 0 && quietLine(`${plural(count, "event")} ${where}`);
@@ -241,7 +235,7 @@ function eventLine(each, index, event, choose) {
       { type: "button", onclick: () => choose(index) },
       h("span", { class: "glyph", "data-tip": TONES[tone] }, GLYPHS[tone]),
       h("span", { class: "what" }, eventName(each)),
-      h("span", { class: "fields" }, eventFields(each).map(([name, value]) => h("span", {}, h("i", {}, name), ` ${value}`))),
+      h("span", { class: "fields" }, each.sentence),
     ),
   );
 }

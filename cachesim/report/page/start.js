@@ -16,7 +16,7 @@ function openScenario(name) {
   at.right = besideIt(first);
   const detail = runs[0].detail || {};
   document.title = `${name} · cachesim`;
-  byId("page").replaceChildren(titleView(name, detail), verdictView(runs, go), outcomesView(runs, go), h("section", { id: "story" }), sourceView(name, detail));
+  byId("page").replaceChildren(titleView(name, detail), ...verdictView(runs, go), outcomesView(runs, go), h("section", { id: "story" }), sourceView(name, detail));
   align();
   const where = first ? first.at : [runs[at.left].steps.length - 1, 0];
   at.step = where[0];
@@ -57,7 +57,7 @@ function sourceView(name, detail) {
 // --- keys, tips, theme
 
 function helpView() {
-  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens"], ["d", "the first difference: of two profiles, or from the cold answer"], ["t", "light or dark"], ["?", "this"]];
+  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens, or kept what it should not"], ["d", "the first difference: of two profiles, or from the cold answer"], ["t", "light or dark"], ["?", "this"]];
   const list = (pairs) => h("dl", {}, pairs.map(([key, text]) => h("div", {}, h("dt", {}, key), h("dd", {}, text))));
   byId("keys").replaceChildren(
     h("h2", { id: "keys-title" }, "Keys and letters"),

@@ -2,9 +2,10 @@
 
 const CLASSES = {
   R: ["reused", "computed for an earlier request, taken from cache"],
-  r: ["recomputed", "equal to what was held, yet read again"],
+  r: ["recomputed", "matches what was held, yet processed again"],
   C: ["new", "computed now"],
-  F: ["foreign", "memory holds another token here, or none"],
+  F: ["foreign", "memory holds another token here"],
+  M: ["missing", "memory holds nothing here"],
   X: ["cut", "held before, cut away"],
   ".": ["held", "held, untouched"],
 };
@@ -94,7 +95,7 @@ function promptTokens(run, step) {
   const equal = Math.max((step.explanation || {}).equal || 0, step.cached || 0);
   return step.detail.prompt.map((token, position) => {
     const stranger = foreign.get(position);
-    const letter = stranger ? "F" : position < (step.cached || 0) ? "R" : position < equal ? "r" : "C";
+    const letter = stranger ? (stranger.token === null ? "M" : "F") : position < (step.cached || 0) ? "R" : position < equal ? "r" : "C";
     const note = !stranger
       ? ""
       : stranger.token === null

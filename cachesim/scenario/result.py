@@ -1,0 +1,240 @@
+"""What a scenario did on a profile, as frozen values: a run, its steps, and what is said of them.
+
+    run = run_scenario(mapping, profile="llama.cpp@b11549")
+    run.steps[2].cached              values
+    run.steps[2].facts               sentences, composed once; every report only shows them
+    run.to_json()                    one entry of "runs" in the JSON output
+
+Each field says in one sentence what it is; the JSON Schema of the output is written from that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from math import isfinite
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.states import State
+from cachesim.verify.explain import Parting
+from cachesim.verify.verdict import Answer, Reuse, WrongStep
+
+Fate: TypeAlias = Literal[
+    "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right"
+]
+"""What a step came to, worst first."""
+
+FATES: Final[tuple[Fate, ...]] = (
+    "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something worth saying of a step: a word, and the sentence it stands before."""
+
+    word: Annotated[str, "What kind of statement it is: equal, rule, wrong, because, kept by, ..."]
+    sentence: Annotated[str, "The statement."]
+    fields: Annotated[Mapping[str, Any], "The values that it is made of."] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The verdict on a step: what it came to, in a title, and where to look."""
+
+    fate: Annotated[Fate, "What the step came to."]
+    title: Annotated[str, "The verdict in one sentence."]
+    step: Annotated[int, "The step to look at, which may be an earlier one."]
+    event: Annotated[int, "The event of that step to look at; -1 where it has none."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The first memory that was wrong: how far it is right, and what it holds from there on."""
+
+    layer: Annotated[int, "The first layer of that kind."]
+    place: Annotated[str, "attention, window or recurrent."]
+    read_by: Annotated[int, "The position of the token whose computation read it."]
+    position: Annotated[int, "Where what it holds and what it should hold part."]
+    holds: Annotated[int | None, "The token it holds there; null where it holds none."]
+    expected: Annotated[int | None, "The token that belongs there; null where none does."]
+    holds_tokens: Annotated[int, "How many tokens its history has."]
+    expected_tokens: Annotated[int, "How many tokens it should have."]
+    matches: Annotated[int, "How many leading tokens of its history are right."]
+    padding: Annotated[int, "How many of its tokens from there on are padding."]
+    comes_from: Annotated[str | None, "The step, and the part of it, that the token came from."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Why not more was reused, and what was wrong with the answer."""
+
+    equal: Annotated[int, "Tokens that match the best thing there was."]
+    equal_with: Annotated[str, "What that was."]
+    parting: Annotated[Parting | None, "The first token that does not match."]
+    ideal: Annotated[int, "What a cache with every state would have reused."]
+    lost: Annotated[int, "How many tokens fewer were reused than that."]
+    sentences: Annotated[tuple[str, ...], "What matched, and one sentence for each cause."]
+    wrong: Annotated[WrongStep | None, "The first generated token whose logits are not cold."]
+    fault: Annotated[Culprit | None, "The first wrong memory behind it."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One checkpoint of the slot."""
+
+    pos_min: Annotated[int, "Its first position."]
+    pos_max: Annotated[int, "Its last position."]
+    n_tokens: Annotated[int, "How many tokens it stands for."]
+
+    def __str__(self) -> str:
+        return f"{self.n_tokens}[{self.pos_min}..{self.pos_max}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCount:
+    """One slot."""
+
+    id: Annotated[int, "Its number."]
+    n_tokens: Annotated[int, "How many tokens it has."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A named part of a prompt."""
+
+    name: Annotated[str, "Its span, message or reply."]
+    start: Annotated[int, "Its first token."]
+    end: Annotated[int, "The token after its last one."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogit:
+    """One token's logits."""
+
+    token: Annotated[int, "The token."]
+    cached: Annotated[float, "Its logit in the server's row."]
+    cold: Annotated[float, "Its logit in the cold row."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRow:
+    """One generated token: what greedy sampling makes of the server's row and of the cold one."""
+
+    index: Annotated[int, "Which generated token."]
+    token: Annotated[int, "The token that was taken."]
+    cached: Annotated[int, "What greedy sampling makes of the server's row."]
+    cold: Annotated[int, "What it makes of the cold row."]
+    difference: Annotated[float, "How far the rows are apart."]
+    top: Annotated[tuple[TopLogit, ...], "The largest logits of both rows."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDetail:
+    """Written with --detail: the prompt, the state before, and the one after each event."""
+
+    prompt: Annotated[tuple[int, ...], "The prompt's tokens."]
+    parts: Annotated[tuple[Stretch, ...], "The named parts that it is made of."]
+    before: Annotated[int, "The state before the step, as a number in the run's states."]
+    at: Annotated[tuple[int, ...], "The state after each event."]
+    logits: Annotated[tuple[LogitRow, ...], "The first generated tokens, cached and cold."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetail:
+    """Written with --detail: the scenario, and all states that steps name by number."""
+
+    about: Annotated[str, "The scenario's story."]
+    issue: Annotated[str | None, "The report it comes from."]
+    kind: Annotated[str | None, "Its class."]
+    model: Annotated[str, "The preset, or the layers."]
+    options: Annotated[Mapping[str, Any], "The server's flags."]
+    toml: Annotated[str, "The scenario as a file."]
+    states: Annotated[tuple[State, ...], "Every moment unlike all before it."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a scenario, as the server left it."""
+
+    name: Annotated[str, "The step's name."]
+    do: Annotated[str, "What was done."]
+    prompt_tokens: Annotated[int, "How many tokens its prompt has."]
+    cached: Annotated[int | None, "Tokens reused; null where there is no count."]
+    processed: Annotated[int | None, "Prompt tokens processed; null where there is no count."]
+    generated: Annotated[tuple[int, ...], "The reply's tokens."]
+    answer: Annotated[Answer | None, "The answer against a cold run; null if not compared."]
+    max_difference: Annotated[float | None, "The largest difference of any logits."]
+    reuse: Annotated[Reuse | None, "The reuse against an ideal cache."]
+    why: Annotated[tuple[Loss, ...], "The causes that changed how many tokens were usable."]
+    slot: Annotated[int | None, "The slot that served it."]
+    truncated: Annotated[bool, "Whether tokens of its context were dropped."]
+    checkpoints: Annotated[tuple[Saved, ...], "The slot's checkpoints after the step."]
+    prompt_cache: Annotated[tuple[Mapping[str, Any], ...], "The parked conversations after it."]
+    events: Annotated[tuple[Event, ...], "What happened, in order."]
+    error: Annotated[str | None, "The server's own word for a refusal."]
+    message: Annotated[str, "The server's sentence."]
+    explanation: Annotated[Account | None, "Why not more was reused, and what was wrong."]
+    slots: Annotated[tuple[SlotCount, ...], "Every slot after the step."]
+    forced: Annotated[bool, "Whether the reply was given by the scenario."]
+    finding: Annotated[Finding, "The verdict on the step."]
+    facts: Annotated[tuple[Fact, ...], "What is worth saying of it, in the order a reader asks."]
+    detail: Annotated[StepDetail | None, "Written with --detail."] = None
+
+    @property
+    def lost(self) -> int:
+        """How many tokens fewer were reused than an ideal cache would have."""
+        return 0 if self.explanation is None else self.explanation.lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One scenario on one profile."""
+
+    scenario: Annotated[str, "The scenario's name."]
+    profile: Annotated[str, "Engine, release and patches."]
+    as_expected: Annotated[bool, "Whether every expectation was met."]
+    steps: Annotated[tuple[Step, ...], "The steps, in order."]
+    arithmetic: Annotated[ArithmeticName, "float or ring."]
+    mismatches: Annotated[tuple[str, ...], "What was not as expected."]
+    detail: Annotated[RunDetail | None, "Written with --detail."] = None
+
+    def to_json(self, *, detail: bool = True) -> dict[str, Any]:
+        """One entry of "runs"; `detail` False leaves the heavy part out."""
+        entry: dict[str, Any] = as_json(self)
+        if not detail:
+            entry.pop("detail", None)
+            for step in entry["steps"]:
+                step.pop("detail", None)
+        return entry
+
+
+def as_json(value: Any) -> Any:  # noqa: ANN401 - JSON values
+    """A value as JSON can write it. A detail that nobody asked for is left out."""
+    if isinstance(value, Event):
+        entry: dict[str, Any] = as_json(value.as_dict())
+        return entry | {"tone": value.loudness(), "sentence": value.sentence}
+    if isinstance(value, Loss):
+        return as_json(value.as_dict())
+    if is_dataclass(value) and not isinstance(value, type):
+        named = ((each.name, getattr(value, each.name)) for each in fields(value))
+        return {n: as_json(each) for n, each in named if not (n == "detail" and each is None)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [as_json(each) for each in value]
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> Any:  # noqa: ANN401 - JSON values
+    """Numbers of NumPy become Python's."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)  # JSON has no word for `nan`
+    return int(value)

@@ -1,0 +1,419 @@
+"""What is said of a step, composed here and nowhere else: reports, pages and lessons show it.
+
+Each statement is a claim about the run: its numbers come from the step's own values, from the
+events of this step and of earlier ones, and from what the server held in between.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cachesim.engines.events import Event
+from cachesim.scenario.result import Account, Culprit, Fact, Fate, Finding, Run, Step
+from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, Record
+from cachesim.units import Tokens
+
+PLACES: Final[Mapping[str, str]] = {
+    "recurrent": "the recurrent state",
+    "attention": "attention",
+    "window": "the window",
+}
+
+BROUGHT: Final = frozenset({"checkpoint-restored", "cache-entry-loaded", "prompt-loaded"})
+"""Events that brought back what an answer was computed on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """The steps before one, and what the session recorded of the whole run."""
+
+    steps: tuple[Step, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def earlier(self) -> tuple[Record, ...]:
+        """The records of the steps before."""
+        return self.records[: len(self.steps)]
+
+    def maker(self, made_by: int) -> str | None:
+        """The step whose task saved a checkpoint; a ticket is the number of its first task."""
+        made = [each for each in self.records if each.ticket is not None]
+        made = [each for each in made if int(each.ticket or 0) <= made_by]
+        return max(made, key=lambda each: int(each.ticket or 0)).name if made else None
+
+
+def with_statements(steps: Sequence[Step], records: Sequence[Record]) -> tuple[Step, ...]:
+    """The steps of a run, each with its verdict and all that is to be said of it."""
+    told = []
+    for index, (step, record) in enumerate(zip(steps, records, strict=True)):
+        past = Past(steps=tuple(steps[:index]), records=tuple(records))
+        facts = tuple(_facts(step, record, past))
+        told.append(replace(step, facts=facts, finding=_finding(step, facts, past)))
+    return tuple(told)
+
+
+def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
+    """In the order a reader asks."""
+    if step.message:
+        yield Fact(word="server", sentence=step.message)
+    account = step.explanation
+    if account is not None:
+        yield from _reuse(step, account)
+        if account.ideal > account.equal:
+            yield from _gone(account, record, past)
+        yield from _wrong(step, account)
+    yield from _slipped(step, past)
+
+
+# --- how much was reused ---------------------------------------------------------------------
+
+
+def _reuse(step: Step, account: Account) -> Iterator[Fact]:
+    """What matched, and a line for each cause that changed the number."""
+    fields = {"equal": account.equal, "of": step.prompt_tokens, "with": account.equal_with}
+    yield Fact(word="equal", sentence=account.sentences[0], fields=fields)
+    for loss in step.why:
+        yield Fact(
+            word="rule",
+            sentence=f"{loss.before} → {loss.after}  {loss.sentence}",
+            fields={"id": loss.rule, "from": loss.before, "to": loss.after, **loss.detail},
+        )
+    if account.lost > 0 and account.ideal > account.equal:
+        yield Fact(
+            word="ideal",
+            sentence=f"an ideal cache would have reused {account.ideal}",
+            fields={"ideal": account.ideal},
+        )
+
+
+def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
+    """Who had computed what an ideal cache would have reused, and what became of it."""
+    wanted = record.prompt[: account.ideal]
+    computed = next((each for each in past.earlier if _text(each)[: len(wanted)] == wanted), None)
+    if computed is None:
+        return
+    groups = _by_moment(past.earlier)
+    held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
+    if not any(held):
+        return
+    last = len(held) - 1 - held[::-1].index(True)
+    if last + 1 >= len(groups):
+        return
+    taken = _taken(groups[last], groups[last + 1], wanted)
+    names = " and ".join(each.name for each in groups[last + 1])
+    if taken is not None:
+        index, event = taken
+        taker = groups[last + 1][index].name
+        yield Fact(
+            word="consumed",
+            sentence=(
+                f"step {taker} loaded the parked {event['n_tokens']} tokens for the"
+                f" {event['shared']} it shares with them; the entry left the prompt cache"
+            ),
+            fields={"step": taker, "n_tokens": event["n_tokens"], "shared": event["shared"]},
+        )
+        return
+    yield Fact(
+        word="gone",
+        sentence=(
+            f"step {computed.name} computed these {len(wanted)} tokens;"
+            f" nothing has held them since step {names}"
+        ),
+        fields={"computed": computed.name, "n_tokens": len(wanted), "since": names},
+    )
+
+
+def _text(record: Record) -> Tokens:
+    """What a step had put into memory; nothing of a request that was refused."""
+    reply = record.reply
+    if reply is None or reply.error is not None:
+        return ()
+    return reply.prompt + reply.generated[:-1]
+
+
+def _by_moment(records: Sequence[Record]) -> list[list[Record]]:
+    """Records after which the server was looked at together."""
+    groups: list[list[Record]] = []
+    for each in records:
+        if groups and groups[-1][-1].snapshot is each.snapshot:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _taken(
+    before: Sequence[Record], group: Sequence[Record], wanted: Tokens
+) -> tuple[int, dict[str, Any]] | None:
+    """The load that took the conversation with these tokens out of the prompt cache."""
+    lengths = {len(each) for each in before[-1].holds if each[: len(wanted)] == wanted}
+    for index, record in enumerate(group):
+        for event in record.events:
+            told = event.as_dict()
+            if told.get("kept") is False and told.get("n_tokens") in lengths and "shared" in told:
+                return index, told
+    return None
+
+
+# --- what was wrong with the answer ----------------------------------------------------------
+
+
+def _wrong(step: Step, account: Account) -> Iterator[Fact]:
+    wrong = account.wrong
+    if wrong is not None:
+        off = f"logits off by {wrong.difference:.2g}"
+        number = wrong.step + 1
+        if wrong.token == wrong.cold:
+            said = f"generated token {number}: same token, by chance; {off}"
+        elif step.forced:
+            said = (
+                f"reply token {number} was given; the server would say {wrong.token},"
+                f" a cold run {wrong.cold}; {off}"
+            )
+        else:
+            said = (
+                f"generated token {number}: token {wrong.token}, a cold run says {wrong.cold};"
+                f" {off}"
+            )
+        yield Fact(
+            word="wrong",
+            sentence=said,
+            fields={
+                "index": wrong.step,
+                "token": int(wrong.token),
+                "cold": int(wrong.cold),
+                "difference": float(wrong.difference),
+            },
+        )
+    if account.fault is not None:
+        fields = {
+            "place": account.fault.place,
+            "position": account.fault.position,
+            "matches": account.fault.matches,
+            "holds": account.fault.holds,
+            "expected": account.fault.expected,
+            "comes_from": account.fault.comes_from,
+        }
+        yield Fact(word="because", sentence=because(account.fault), fields=fields)
+
+
+def because(fault: Culprit) -> str:
+    """How far the wrong memory is right, and what it holds from there on."""
+    where = f"{PLACES[fault.place]} of layer {fault.layer}"
+    return f"{where} {_of_row(fault) if fault.place == 'recurrent' else _of_cell(fault)}"
+
+
+def _of_cell(fault: Culprit) -> str:
+    at = f"at position {fault.position}"
+    if fault.holds is None:
+        return f"holds nothing {at}, where token {fault.expected} belongs"
+    whose = _whose(fault)
+    if fault.holds == fault.expected:
+        return (
+            f"holds the right token {at}{whose}, but computed after other tokens:"
+            f" its history is right up to {fault.matches}"
+        )
+    if fault.expected_tokens <= fault.position:
+        return f"holds token {fault.holds}{whose} {at}, which is no place of this request"
+    return f"holds token {fault.holds}{whose} {at}, where this request has {fault.expected}"
+
+
+def _of_row(fault: Culprit) -> str:
+    """Right up to a token, then too many, too few, or others."""
+    m, whose = fault.matches, _whose(fault)
+    more = fault.holds_tokens - fault.expected_tokens
+    right = f"is right up to {m}" if m else "begins wrong"
+    if fault.expected is None:  # all that belongs there is there
+        return f"{right}, then {_counted(more, fault)} too many{whose}"
+    if fault.holds is None:
+        missing = fault.expected_tokens - m
+        return f"{right}, then {missing} token{'s'[: missing != 1]} missing"
+    if fault.padding:
+        return f"{right}, then {_counted(fault.padding, fault)} that do not belong there"
+    count = ""
+    if more:
+        kind = "more" if more > 0 else "fewer"
+        count = f"; {abs(more)} token{'s'[: abs(more) != 1]} {kind} than it should"
+    if not m:
+        text = f"has folded in token {fault.holds}{whose} at position 0, where this prompt has"
+        return f"{text} {fault.expected}{count}"
+    return (
+        f"is right up to {m}, then has folded in token {fault.holds}{whose}, where this request"
+        f" has {fault.expected}{count}"
+    )
+
+
+def _counted(count: int, fault: Culprit) -> str:
+    kind = "padding token" if fault.padding >= count else "token"
+    return f"{count} {kind}{'s'[: count != 1]}"
+
+
+def _whose(fault: Culprit) -> str:
+    return f" ({fault.comes_from})" if fault.comes_from else ""
+
+
+# --- how a checkpoint that led astray came to be there ---------------------------------------
+
+
+def _slipped(step: Step, past: Past) -> Iterator[Fact]:
+    if step.answer not in {"diverged", "by-design"}:
+        return
+    at = _index(step, "checkpoint-restored")
+    if at is None:
+        return
+    restored = step.events[at].as_dict()
+    word, maker = checkpoint_word(restored), past.maker(restored["made_by"])
+    made = f", made by step {maker}" if maker is not None else ""
+    fields = {"checkpoint": word, "made_by": maker}
+    yield Fact(word="restored", sentence=f"checkpoint {word}{made}", fields=fields)
+    for name, kept in _kept(step, at, past, restored):
+        yield Fact(
+            word="kept by",
+            sentence=(
+                f"step {name}, which shares {kept['shared']} tokens with it. Rule: erase if"
+                f" {kept['rule']}. Here {kept['numbers']} is false, so it stayed."
+            ),
+            fields={"step": name} | {k: kept[k] for k in ("shared", "rule", "numbers")},
+        )
+
+
+def _kept(
+    step: Step, at: int, past: Past, restored: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The erasures that this very checkpoint went through, newest first."""
+    history = [(step.name, each) for each in step.events[:at]][::-1]
+    for earlier in reversed(past.steps):
+        history += [(earlier.name, each) for each in reversed(earlier.events)]
+    for name, event in history:
+        told = event.as_dict()
+        if told["event"] == "checkpoint-kept" and _is_same(told, restored):
+            yield name, told
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two events speak of one checkpoint; some servers' logs leave its tokens out."""
+    named = {"n_tokens", "pos_min", "pos_max", "made_by"} & one.keys() & other.keys()
+    return all(one[key] == other[key] for key in named)
+
+
+def checkpoint_word(checkpoint: Mapping[str, Any]) -> str:
+    """A checkpoint as people write it: its tokens where they are known, the positions it covers."""
+    return f"{checkpoint.get('n_tokens', '')}[{checkpoint['pos_min']}..{checkpoint['pos_max']}]"
+
+
+def _index(step: Step, *names: str) -> int | None:
+    return next((i for i, each in enumerate(step.events) if each.name() in names), None)
+
+
+# --- the verdict -----------------------------------------------------------------------------
+
+
+def fate_of(step: Step) -> Fate:
+    """What a step came to."""
+    if step.error is not None:
+        known: Mapping[str, Fate] = {
+            ABORTED: "aborted",
+            ENDLESS: "hung",
+            NOT_RUN: "not-run",
+            CANCELLED: "right",
+        }
+        failed: Fate = "refused" if step.do == "complete" else "failed"
+        return known.get(step.error, failed)
+    if step.answer == "diverged":
+        return "wrong"
+    if step.answer == "by-design":
+        return "by-design"
+    return "lost" if step.reuse == "lost" else "right"
+
+
+def _finding(step: Step, facts: Sequence[Fact], past: Past) -> Finding:
+    fate, index = fate_of(step), len(past.steps)
+    if fate in {"wrong", "by-design"}:
+        at = next((i for i, each in enumerate(step.events) if each.name() in BROUGHT), None)
+        where = (index, len(step.events) - 1 if at is None else at)
+    elif fate == "lost":
+        where = _consumer(facts, past) or (index, max(0, _first_loss(step.events)))
+    else:
+        where = (index, len(step.events) - 1)
+    return Finding(fate=fate, title=_title(step, fate, facts), step=where[0], event=where[1])
+
+
+def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
+    """The event that took what this step would have needed."""
+    fact = next((each for each in facts if each.word == "consumed"), None)
+    if fact is None:
+        return None
+    found = [i for i, each in enumerate(past.steps) if each.name == fact.fields["step"]]
+    at = _index(past.steps[found[-1]], "cache-entry-loaded") if found else None
+    return None if at is None else (found[-1], at)
+
+
+def _first_loss(events: Sequence[Event]) -> int:
+    return next((i for i, each in enumerate(events) if each.loudness() == "loss"), -1)
+
+
+TITLES: Final[Mapping[Fate, str]] = {
+    "wrong": "Step {name} gets a wrong answer.",
+    "by-design": "Step {name}: the answer differs, by design of the server.",
+    "aborted": "Step {name} ends the server process.",
+    "hung": "Step {name} is never answered: the server hangs.",
+    "refused": "Step {name} is refused: {error}.",
+    "failed": "Step {name}: {do} failed, {error}.",
+    "not-run": "Step {name} was not run: the server had ended.",
+    "lost": (
+        "Step {name} reuses {cached} of {prompt_tokens} tokens; an ideal cache would have reused"
+        " {ideal}."
+    ),
+    "right": "Step {name} went as it should.",
+}
+
+
+def _title(step: Step, fate: Fate, facts: Sequence[Fact]) -> str:
+    ideal = 0 if step.explanation is None else step.explanation.ideal
+    title = TITLES[fate].format(
+        name=step.name,
+        error=step.error,
+        do=step.do,
+        cached=step.cached,
+        prompt_tokens=step.prompt_tokens,
+        ideal=ideal,
+    )
+    wrong = next((each.sentence for each in facts if each.word == "wrong"), "")
+    return f"{title} {wrong[:1].upper()}{wrong[1:]}." if fate == "wrong" and wrong else title
+
+
+# --- several profiles side by side -----------------------------------------------------------
+
+
+def side_by_side(runs: Sequence[Run]) -> list[Run]:
+    """Runs of one scenario, each step knowing where the same step went better."""
+    return [
+        replace(run, steps=tuple(_beside(run, i, runs) for i in range(len(run.steps))))
+        for run in runs
+    ]
+
+
+def _beside(run: Run, index: int, runs: Sequence[Run]) -> Step:
+    step = run.steps[index]
+    better = tuple(
+        Fact(
+            word="but with",
+            sentence=(
+                f"{other.profile.partition('@')[2]}: answer {twin.answer},"
+                f" {twin.cached} of {twin.prompt_tokens} reused"
+            ),
+            fields={"profile": other.profile, "answer": twin.answer, "cached": twin.cached},
+        )
+        for other in runs
+        for twin in (other.steps[index],)
+        if _is_better(twin, step)
+    )
+    return replace(step, facts=step.facts + better) if better else step
+
+
+def _is_better(twin: Step, step: Step) -> bool:
+    """A right answer where this one is wrong or missing, or more reused with a right answer."""
+    if twin.error is not None or twin.answer not in {"same", "rounding"}:
+        return False
+    bad = step.answer in {"diverged", "by-design"} or step.error is not None
+    return bad or (twin.cached or 0) > (step.cached or 0)
