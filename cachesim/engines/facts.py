@@ -18,6 +18,13 @@ def engines() -> tuple[str, ...]:
     return tuple(FAMILIES)
 
 
+def shipped() -> tuple[str, ...]:
+    """Those that come with cachesim: others may be registered beside them."""
+    return tuple(
+        each for each in engines() if _package(each).startswith(f"{__name__.split('.')[0]}.")
+    )
+
+
 def causes_of(engine: str) -> tuple[Cause, ...]:
     """Every reason for which an engine reuses less."""
     return declared(vars(import_module(f"{_package(engine)}.causes")))
