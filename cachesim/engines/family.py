@@ -92,6 +92,7 @@ class Family(Generic[R, S]):
     has_slots: bool = True  # requests may name a slot
     may_decline: bool = True  # a request may ask that nothing be reused (`cache_prompt`)
     renders_chats: bool = False  # it is handed messages and renders them with its own template
+    interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that a search turns on

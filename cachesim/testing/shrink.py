@@ -64,7 +64,7 @@ def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
     while size:
         for first in range(len(steps) - size, -1, -1):
             rest = steps[:first] + steps[first + size :]
-            if rest:
+            if rest and rest[0].do == "complete":
                 yield _with_steps(scenario, (replace(rest[0], with_previous=False), *rest[1:]))
         size //= 2
 
@@ -77,18 +77,21 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     longest = max(len(ids(step)) for step in scenario.step)
+    asked = [step.do == "complete" for step in scenario.step]
     size = longest // 2
     while size:
         for first in range(0, longest, size):
             cut = tuple(
                 replace(step, prompt=ids(step)[:first] + ids(step)[first + size :])
+                if step.do == "complete"
+                else step
                 for step in scenario.step
             )
-            if all(step.prompt for step in cut):
+            if all(step.prompt for step, wanted in zip(cut, asked, strict=True) if wanted):
                 yield _with_steps(scenario, cut)
         size //= 2
     for index, step in enumerate(scenario.step):
-        size = len(ids(step)) // 2
+        size = len(ids(step)) // 2 if asked[index] else 0
         while size:
             yield _changed(scenario, index, replace(step, prompt=ids(step)[:-size]))
             size //= 2
@@ -96,6 +99,10 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
 
 def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
     for index, step in enumerate(scenario.step):
+        if step.do != "complete":
+            if (step.turns or 0) > 1:
+                yield _changed(scenario, index, replace(step, turns=1))
+            continue
         reply = step.reply or ()
         for plain in (
             replace(step, reply=reply[:1]),
@@ -125,6 +132,8 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
                 prompt=tuple(names[token] for token in ids(step)),
                 reply=tuple(names[int(token)] for token in step.reply or ()),
             )
+            if step.do == "complete"
+            else step
             for step in scenario.step
         ),
     )

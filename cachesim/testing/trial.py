@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines.base import Reply
+from cachesim.engines.family import Family, family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -73,10 +74,10 @@ def play(
     """Play a workload; the first thing that is wrong ends it unless told otherwise."""
     trial = Trial()
     session = Session(scenario, profile, arithmetic=arithmetic, looks=False)
-    oracle = Oracle(session.engine.network)
+    oracle, family = Oracle(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
-            finding = _look(record, oracle, trial)
+            finding = _look(record, oracle, trial, family)
             trial.finding = trial.finding or finding
             if finding is not None and stop_early:
                 break
@@ -86,9 +87,9 @@ def play(
     return trial
 
 
-def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
+def _look(record: Record, oracle: Oracle, trial: Trial, family: Family[Any, Any]) -> Finding | None:
     """Count what a step exercised, and hold its answer against a cold run."""
-    _count(record, trial.exercised)
+    _count(record, trial.exercised, family.exercised)
     step = record.index
     if record.step.do != "complete":
         return None
@@ -123,9 +124,9 @@ def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
     return Finding(kind="broken invariant", step=record.index, detail=reply.message)
 
 
-def _count(record: Record, exercised: Counter[str]) -> None:
+def _count(record: Record, exercised: Counter[str], words: Mapping[str, str]) -> None:
     for event in record.events:
-        word = WORD_OF.get(event.name())
+        word = words.get(event.name()) or WORD_OF.get(event.name())
         if word is not None:
             exercised[word] += 1
 

@@ -57,6 +57,8 @@ def draw_workload(
         elif not family.has_slots:
             step = _batched(draws, step, family.asks, first=alone)
         steps.append(step)
+        if family.interrupts and draws.integer(0, 7) == 7:
+            steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
     return Scenario(
         format=FORMAT,
         name=name,

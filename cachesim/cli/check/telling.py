@@ -44,6 +44,10 @@ def _exercised(counts: Counter[str]) -> str:
     return ", ".join(said) or "nothing"
 
 
+def _turns(count: int) -> str:
+    return "turn of the server's loop" if count == 1 else "turns of the server's loop"
+
+
 def _story(found: Counterexample, profile: Profile) -> list[str]:
     """The smallest workload, as what a client does."""
     scenario = found.scenario
@@ -52,6 +56,10 @@ def _story(found: Counterexample, profile: Profile) -> list[str]:
     lines.append(f"    a server of {profile}, {flags or 'all flags default'}")
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
+        if step.do != "complete":
+            turns = step.turns or 1
+            lines.append(f"    then its client goes away after {turns} {_turns(turns)}")
+            continue
         prompt = ids(step)
         equal = max((_common(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""

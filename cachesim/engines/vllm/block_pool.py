@@ -18,6 +18,8 @@ class BlockPool:
     """References, ids and the free queue. Follows `BlockPool` and `FreeKVCacheBlockQueue`.
 
     A key is the id of a prefix and a group in one number: `id * groups + group`.
+
+    Trap: two requests that compute the same block keep two blocks under one id; nothing is merged.
     """
 
     __slots__ = (

@@ -129,7 +129,10 @@ class Coordinator:
     # -- looking up --------------------------------------------------------------------------------
 
     def find_longest_cache_hit(self, hashes: Sequence[int], max_length: int) -> Hit:
-        """The longest prefix that every group can serve."""
+        """The longest prefix that every group can serve.
+
+        Trap: with one group its own block is the grain, whatever unit was asked for.
+        """
         if not self.enable_caching:
             return Hit(tuple([] for _ in self.managers), 0)
         if len(self.managers) == 1:
@@ -174,12 +177,14 @@ class Coordinator:
                     drop_eagle_block=drop,
                     alignment=self.alignment,
                 )
+                first_answers.setdefault(number, new)
+                if not new and group.spec.kind == "mamba" and rules.forgives_missing_state:
+                    continue
                 if drop:
                     verified.add(number)
                 elif new < current:
                     verified.clear()
                 current = new
-                first_answers.setdefault(number, new)
                 for i, each in zip(group.ids, found, strict=True):
                     blocks[i], lengths[i] = each, new
                 longest = max(longest, current)

@@ -18,7 +18,11 @@ from cachesim.engines.vllm.rules import Rules
 
 
 class Mamba(Manager):
-    """States of one kind of recurrent layers."""
+    """States of one kind of recurrent layers.
+
+    Trap: a prompt of whole blocks has its only state at its end, where no resend hits; since 0.32
+    its prefill stops one block lower.
+    """
 
     fine = True
 
@@ -111,16 +115,18 @@ class Mamba(Manager):
         if self.aligned and self.rules.state.tail != "none":
             tail = self._cache_tail(request, num_tokens)
             if tail is not None:
-                self.cached_this_step.add(tail)
+                block, key = tail
+                self.cached_this_step.add(key)
+                done.append(block)
         if after > before:
             for block in self.tables[request.id][before:after]:
-                key = self.pool.key[block]
-                if key is not None:
-                    self.cached_this_step.add(key)
+                held = self.pool.key[block]
+                if held is not None:
+                    self.cached_this_step.add(held)
         return done
 
-    def _cache_tail(self, request: Request, num_tokens: int) -> int | None:
-        """Register the state at the last hash boundary of the prompt; its key, or None."""
+    def _cache_tail(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
+        """Register the state at the last hash boundary of the prompt; the block and its key."""
         unit, size = self.pool.hash_block, self.block_size
         table = self.tables[request.id]
         if not self._is_tail(request, num_tokens):
@@ -136,7 +142,7 @@ class Mamba(Manager):
         if num_tokens % size:
             self.partial_hits[request.id] = (index, block)
             self.num_cached[request.id] = index
-        return request.hashes[num_tokens // unit - 1] * self.pool.groups + self.group
+        return block, request.hashes[num_tokens // unit - 1] * self.pool.groups + self.group
 
     def _is_tail(self, request: Request, num_tokens: int) -> bool:
         unit, size, rule = self.pool.hash_block, self.block_size, self.rules.state.tail
@@ -162,7 +168,7 @@ class Mamba(Manager):
 
     def num_blocks_to_allocate(self, request: Request, hit: Sequence[int], need: Need) -> int:
         """Follows `get_num_blocks_to_allocate`; more than there are where the hit must wait."""
-        if self.rules.state.same_step_guard and hit and self._is_of_this_step(hit[-1]):
+        if self.rules.state.same_step_guard and self.is_of_this_step(hit):
             return self.pool.size + 1
         if not self.aligned:
             wider = need.wider(self.block_size * self.speculative)
@@ -177,8 +183,9 @@ class Mamba(Manager):
             new = min(new, cap) if self.rules.state.exact_need else cap
         return new + self.evictable(hit)
 
-    def _is_of_this_step(self, block: int) -> bool:
-        return self.pool.key[block] in self.cached_this_step
+    def is_of_this_step(self, hit: Sequence[int]) -> bool:
+        """Whether a hit's state was registered in this step."""
+        return bool(hit) and self.pool.key[hit[-1]] in self.cached_this_step
 
     def allocate_new_blocks(self, request: Request, num_tokens: int, num_main: int) -> list[int]:
         """A block for the running state, and speculative ones after it.

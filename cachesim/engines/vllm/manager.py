@@ -1,6 +1,7 @@
 """The front of the cache: look up, allocate, cache, free. Follows `kv_cache_manager.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from cachesim.engines.vllm.block_pool import BlockPool
 from cachesim.engines.vllm.coordinator import Coordinator, Hit
@@ -8,6 +9,9 @@ from cachesim.engines.vllm.groups import GroupSpec, Sizes
 from cachesim.engines.vllm.managers import Need
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
+
+Published: TypeAlias = list[tuple[int, list[int]]]
+"""The blocks that got their ids, by group."""
 
 
 class KVCacheManager:
@@ -50,6 +54,7 @@ class KVCacheManager:
             max_model_len=max_model_len,
         )
         self.managers = self.coordinator.managers
+        self.on_published: Callable[[Request, Published], None] | None = None
         self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
 
     def get_computed_blocks(self, request: Request) -> Hit:
@@ -68,8 +73,8 @@ class KVCacheManager:
         num_lookahead: int = 0,
         num_external: int = 0,
         full_sequence_must_fit: bool = False,
-    ) -> bool:
-        """Blocks for a chunk, hit blocks first; False where there are too few.
+    ) -> tuple[list[int], ...] | None:
+        """Blocks for a chunk, hit blocks first; the new ones, or None where there are too few.
 
         | computed | hit | from a store |  new  | look-ahead |
                                         | to be computed     |
@@ -82,21 +87,30 @@ class KVCacheManager:
             whole = min(request.num_tokens, self.max_model_len)
             need = Need(whole, whole, total, num_local, admission=True)
             if self._needed(request, found, need) > self.pool.num_free:
-                return False
+                return None
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
         for manager in self.managers:
             manager.remove_skipped_blocks(request, total)
         need = Need(num_slots, num_main, num_local + num_external, num_local)
         if self._needed(request, found, need) > self.pool.num_free:
-            return False
+            return None
         if (hit is not None and any(hit)) or num_external > 0:
             self._hold(request, found, num_local, num_external)
-        for manager in self.managers:
-            manager.allocate_new_blocks(request, num_slots, num_main)
+        new = tuple(
+            [manager.allocate_new_blocks(request, num_slots, num_main) for manager in self.managers]
+        )
         if self.enable_caching:
             self.cache_blocks(request, min(num_main, request.num_tokens))
-        return True
+        return new
+
+    def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:
+        """Whether a hit is a state that this step is to write."""
+        return any(each.is_of_this_step(hit[each.group]) for each in self.coordinator.mamba)
+
+    def tables_of(self, request: Request) -> tuple[list[int], ...]:
+        """A copy of the request's block tables."""
+        return tuple(list(manager.tables.get(request.id, ())) for manager in self.managers)
 
     def _needed(self, request: Request, hit: Sequence[Sequence[int]], need: Need) -> int:
         count = 0
@@ -126,7 +140,9 @@ class KVCacheManager:
 
     def cache_blocks(self, request: Request, num_computed: int) -> None:
         """Give full blocks their ids: published, whether or not they have been written."""
-        self.coordinator.cache_blocks(request, num_computed)
+        published = self.coordinator.cache_blocks(request, num_computed)
+        if self.on_published is not None:
+            self.on_published(request, published)
 
     def free(self, request: Request) -> None:
         """Give all of a request's blocks back."""

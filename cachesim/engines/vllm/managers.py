@@ -35,7 +35,10 @@ class Need:
 
 
 class Manager:
-    """What all kinds of groups have in common. Follows `SingleTypeKVCacheManager`."""
+    """What all kinds of groups have in common. Follows `SingleTypeKVCacheManager`.
+
+    Trap: a block gets its id when its chunk is scheduled, before anybody has computed it.
+    """
 
     fine = False  # can be looked up at hash boundaries inside a block
 
@@ -311,18 +314,22 @@ class FullAttention(Manager):
         """Full blocks, and the tail of the prompt where hashes are finer than blocks."""
         done = super().cache_blocks(request, num_tokens, retention, boundaries)
         if self.scale > 1 and self.rules.lookup.partial_hits:
-            self._cache_tail(request, num_tokens)
+            done += self._cache_tail(request, num_tokens)
         return done
 
-    def _cache_tail(self, request: Request, num_tokens: int) -> None:
+    def _cache_tail(self, request: Request, num_tokens: int) -> list[int]:
         unit = self.pool.hash_block
         limit = request.num_prompt
         if self.rules.state.attention_tail_below_end and not self.use_eagle:
             limit -= 1
         boundary = min(limit // unit, len(request.hashes)) * unit
         if not 0 < boundary <= num_tokens or boundary % self.block_size == 0:
-            return
+            return []
         table = self.tables[request.id]
         index = boundary // self.block_size
-        if index < len(table):
-            self.pool.cache_partial_block(request.hashes, table[index], boundary, self.group)
+        if index >= len(table):
+            return []
+        block = table[index]
+        before = self.pool.key[block]
+        self.pool.cache_partial_block(request.hashes, block, boundary, self.group)
+        return [block] if self.pool.key[block] != before else []

@@ -5,9 +5,8 @@ where the change is known. The logic never asks for a release: it asks for a rul
 those of the newest release.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 EagleDrop: TypeAlias = Literal["each-round", "once"]
 EagleMargin: TypeAlias = Literal["none", "every-group", "not-recurrent"]
@@ -53,6 +52,13 @@ class LookupRules:
     window_end_before_drop: bool = False
     """Until 0.24 a window's run had to end on the alignment before the look-ahead block was
     dropped; since #39450 after it."""
+
+    forgives_missing_state: bool = False
+    """#47491: where the recurrent group finds no state, attention's hit stands all the same, and
+    the layers go on from whatever the new block holds (#43090)."""
+
+    window_one_short: bool = False
+    """Our own defect: a window's hit needs one block less."""
 
     truncates_all: bool = True
     """0.30: every kind of full-attention groups is cut to the hit, not only the first."""
@@ -136,6 +142,12 @@ class SchedulerRules:
     returns_cut_tokens: bool = True
     """0.32: tokens past the stop of a verified draft are given back."""
 
+    withdraws_unwritten: bool = False
+    """#56525 (open): an abort takes back the ids of blocks that were published, not written."""
+
+    stops_at_interval: bool = False
+    """#54076 (open): chunks end at every multiple of the retention interval."""
+
     holds_before_taking: bool = True
     """#44409 (0.24): every group holds its hit before any group takes new blocks."""
 
@@ -147,8 +159,22 @@ class SchedulerRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerRules:
+    """Where the model runner reads and writes states."""
+
+    plain_path_reads_first: bool = True
+    """#39273, #40875 (open): a step without drafts reads the first speculative state, although
+    the step before may have accepted drafts and left the running one further on."""
+
+    seeds_in_smallest_block: bool = False
+    """#55600: the entry of a hit's state is computed in the smallest block size of all groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """One release."""
+
+    runner: RunnerRules = RunnerRules()
 
     pool: PoolRules = PoolRules()
     lookup: LookupRules = LookupRules()
@@ -176,6 +202,7 @@ RULES_0300 = replace(
         caches_after_drafts=False,
         returns_cut_tokens=False,
     ),
+    runner=replace(RULES_0330.runner, seeds_in_smallest_block=True),
     modes=("align", "all", "none"),
 )
 
@@ -190,6 +217,7 @@ RULES_0280 = replace(
 
 RULES_0240 = replace(
     RULES_0280,
+    runner=RunnerRules(),
     lookup=replace(RULES_0280.lookup, eagle_margin="every-group", partial_hits=False),
     retention=replace(RULES_0280.retention, keeps_junction=False),
     state=replace(
@@ -223,12 +251,3 @@ RULES_0191 = replace(
         window_admission_cap=False,
     ),
 )
-
-RELEASES: Final[Mapping[str, Rules]] = {
-    "0.19.1": RULES_0191,
-    "0.24.0": RULES_0240,
-    "0.28.0": RULES_0280,
-    "0.30.0": RULES_0300,
-    "0.33.0": RULES_0330,
-}
-"""Oldest first."""

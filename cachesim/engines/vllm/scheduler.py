@@ -25,11 +25,20 @@ class Chunk:
     start: int
     count: int
     drafts: tuple[int, ...] = ()
+    blocks: tuple[list[int], ...] = ()  # of a fresh request all, of a running one the new ones
+    fresh: bool = False  # it waited until now
+    known: int = 0  # tokens of the request when the step was scheduled, drafts not counted
 
     @property
     def end(self) -> int:
         """One past the last token."""
         return self.start + self.count
+
+    @property
+    def tokens(self) -> list[int]:
+        """What it computes; a slot without a proposal holds token 0."""
+        drafts = [max(draft, 0) for draft in self.drafts]
+        return self.request.tokens[self.start : self.end] + drafts
 
 
 @dataclass(slots=True)
@@ -73,8 +82,9 @@ class Scheduler:
             and sizes.hash_block < sizes.scheduler_block
             and manager.coordinator.partial_hits
         )
+        self.tells_blocks = False  # whether anybody computes in them
         self.on_lookup: Callable[[Request, Hit], None] | None = None
-        self.on_deferred: Callable[[Request, Hit], None] | None = None
+        self.on_deferred: Callable[[Request, Hit, bool], None] | None = None
         self.external: Callable[[Request, Hit], tuple[Hit, int]] | None = None
 
     @property
@@ -116,7 +126,8 @@ class Scheduler:
             if new == 0:
                 index += 1
                 continue
-            if not self._allocate_or_preempt(request, new, step):
+            blocks = self._allocate_or_preempt(request, new, step)
+            if blocks is None:
                 break
             index += 1
             budget -= new
@@ -125,19 +136,26 @@ class Scheduler:
                 count = new + request.num_computed - request.num_tokens
                 drafts = tuple(request.spec_tokens[: max(count, 0)])
                 request.spec_tokens = []
-            step.chunks.append(Chunk(request, request.num_computed, new, drafts))
+            chunk = Chunk(
+                request, request.num_computed, new, drafts, blocks, known=request.num_tokens
+            )
+            step.chunks.append(chunk)
         step.running = tuple(step.chunks)
         return budget
 
-    def _allocate_or_preempt(self, request: Request, new: int, step: Step) -> bool:
+    def _allocate_or_preempt(
+        self, request: Request, new: int, step: Step
+    ) -> tuple[list[int], ...] | None:
         """Blocks for a running request; the last in line give theirs up until there are enough."""
-        while not self.manager.allocate_slots(request, new, num_lookahead=self.limits.lookahead):
+        while True:
+            blocks = self.manager.allocate_slots(request, new, num_lookahead=self.limits.lookahead)
+            if blocks is not None:
+                return blocks
             victim = self.running.pop()
             self._preempt(victim)
             step.preempted.append(victim)
             if victim is request:
-                return False
-        return True
+                return None
 
     def _preempt(self, request: Request) -> None:
         self.manager.free(request)
@@ -174,7 +192,7 @@ class Scheduler:
                     break
                 if padded and new != 1 + limits.drafts:
                     new, padded = 1, False
-            if not self.manager.allocate_slots(
+            blocks = self.manager.allocate_slots(
                 request,
                 new,
                 num_local_hit=hit.length,
@@ -182,16 +200,26 @@ class Scheduler:
                 num_lookahead=self._lookahead(request),
                 num_external=num_external,
                 full_sequence_must_fit=limits.reserve_full,
-            ):
+            )
+            if blocks is None:
                 if self.on_deferred is not None:
-                    self.on_deferred(request, hit)
+                    self.on_deferred(request, hit, self.manager.waits_for_step(hit.blocks))
                 break
             self.waiting.popleft()
             self.running.append(request)
             request.status = "running"
             request.num_computed = start
             drafts = (PLACEHOLDER,) * limits.drafts if padded else ()
-            step.chunks.append(Chunk(request, start, new, drafts))
+            chunk = Chunk(
+                request,
+                start,
+                new,
+                drafts,
+                self.manager.tables_of(request) if self.tells_blocks else (),
+                fresh=True,
+                known=request.num_tokens,
+            )
+            step.chunks.append(chunk)
             budget -= new
 
     def _pads(self, new: int, start: int, step: Step) -> bool | None:
@@ -274,9 +302,17 @@ class Scheduler:
             last,
             tail if last < tail < request.num_prompt else 0,
             start + (junction - start) // size * size if start < junction < end else 0,
+            self._next_of_interval(start),
         )
         end = min((stop for stop in stops if start < stop < end), default=end)
         return max(end - start, 0)
+
+    def _next_of_interval(self, start: int) -> int:
+        """The next position at which retention would keep a state, if there were one."""
+        interval = self.manager.coordinator.retention
+        if not (interval and self.rules.scheduler.stops_at_interval):
+            return 0
+        return (start // interval + 1) * interval
 
     # -- what came back ----------------------------------------------------------------------------
 

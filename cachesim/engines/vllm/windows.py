@@ -22,7 +22,8 @@ class SlidingWindow(Manager):
 
     def needed(self, *, use_eagle: bool) -> int:
         """Blocks in a row that make a hit: ceil((window - 1) / block), one more for a drafter."""
-        return cdiv(self.spec.window - 1, self.block_size) + use_eagle
+        short = self.rules.lookup.window_one_short
+        return max(1, cdiv(self.spec.window - 1, self.block_size) + use_eagle - short)
 
     def num_skipped(self, num_computed: int) -> int:
         """Tokens wholly before the window."""
@@ -99,7 +100,11 @@ class SlidingWindow(Manager):
 
 
 class ChunkedLocalAttention(Manager):
-    """A token sees its own chunk: blocks before the chunk count as present."""
+    """A token sees its own chunk: blocks before the chunk count as present.
+
+    Trap: a prompt that nobody ever sent has hits up to its last chunk, for a boundary of the chunk
+    needs nothing.
+    """
 
     def num_skipped(self, num_computed: int) -> int:
         """Tokens of earlier chunks."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cachesim.engines.vllm.rules import RELEASES
-from cachesim.errors import ScenarioError
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.vllm.playing import Player
 
 
@@ -20,11 +20,10 @@ class Mismatch:
 
 def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     """Play one recorded sequence; where it first differs, or None."""
-    rules = RELEASES.get(line["version"])
-    if rules is None:
-        known = ", ".join(RELEASES)
-        msg = f"no vLLM release {line['version']!r}; there are {known}"
-        raise ScenarioError(msg)
+    try:
+        rules = FAMILY.release(line["version"]).rules
+    except ProfileError as error:
+        raise ScenarioError(str(error)) from error
     player = Player(line["config"], rules)
     step = 0
     for group, expected in zip(line["steps"], line["results"], strict=True):

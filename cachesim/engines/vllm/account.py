@@ -1,0 +1,152 @@
+"""Why not more was reused: the rule that lowered the number, group by group.
+
+    computed before   -last token->  -whole blocks->  full attention  -> look-ahead
+                      -> window -> state -> what all agree on -> store
+
+The numbers are the lookup's own: each kind of group's answer when it was asked.
+"""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from cachesim.engines.causes import Cause
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.vllm import causes
+from cachesim.engines.vllm.coordinator import Coordinator, Hit, SpecGroup
+from cachesim.engines.vllm.request import Request
+
+NOTHING: Final = "nothing"
+
+ATTENTION: Final = (causes.ATTENTION_MISSING, causes.ATTENTION_EVICTED)
+MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
+    "full": ATTENTION,
+    "chunked": ATTENTION,
+    "window": (causes.WINDOW_MISSING, causes.WINDOW_EVICTED),
+    "mamba": (causes.STATE_MISSING, causes.STATE_EVICTED),
+}
+"""What a group's shorter answer is called: nothing was there, or it was there and went."""
+
+
+class Computed:
+    """Every sequence that was computed, by hash unit: how much of a prompt was computed before."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit = unit
+        self._whole: dict[int, int] = {}  # prefix -> the request that first computed it
+        self._tails: dict[tuple[int, int], list[tuple[tuple[int, ...], int]]] = {}
+
+    def learn(self, request: Request, count: int) -> None:
+        """Tokens `[0, count)` of a request have been computed."""
+        unit = self.unit
+        parent = request.root
+        for index in range(min(count // unit, len(request.hashes))):
+            number = request.hashes[index]
+            if number not in self._whole:
+                self._whole[number] = request.id
+                self._remember(request, parent, index * unit, (index + 1) * unit)
+            parent = number
+        if count % unit:
+            self._remember(request, parent, count // unit * unit, count)
+
+    def _remember(self, request: Request, parent: int, start: int, end: int) -> None:
+        tail = tuple(request.tokens[start:end])
+        known = self._tails.setdefault((parent, tail[0]), [])
+        if not any(each[: len(tail)] == tail for each, _ in known):
+            known.append((tail, request.id))
+
+    def equal(self, request: Request) -> tuple[int, str]:
+        """How many leading tokens were computed before, and by whom."""
+        unit, parent, count, by = self.unit, request.root, 0, -1
+        for number in request.hashes:
+            if number not in self._whole:
+                break
+            parent, count, by = number, count + unit, self._whole[number]
+        rest = request.tokens[count : count + unit]
+        if rest:
+            best = 0
+            for tail, who in self._tails.get((parent, rest[0]), ()):
+                shared = _shared(tail, rest)
+                if shared > best:
+                    best, by = shared, who
+            count += best
+        return count, f"request {by}" if count else NOTHING
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Writes down the branches of one request's lookup; `lost` are the keys that were evicted."""
+
+    ledger: Ledger
+    request: Request
+    coordinator: Coordinator
+    lost: AbstractSet[int]
+
+    def of(self, hit: Hit) -> None:
+        """From what was computed before down to the hit, each step with its cause."""
+        ledger, coordinator = self.ledger, self.coordinator
+        known = self.request.num_tokens
+        if not (coordinator.enable_caching and self.request.reads_cache):
+            ledger.apply(causes.CACHE_NOT_READ, 0)
+            return
+        if ledger.equal > known - 1:
+            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+        grain = self._grain
+        ledger.apply(causes.WHOLE_BLOCKS, ledger.usable // grain * grain, block=grain)
+        asked = list(zip(coordinator.spec_groups, hit.by_group, strict=False))
+        for group, answer in asked:
+            self._group(group, answer)
+        if hit.length > ledger.usable:
+            ledger.apply(causes.STATE_FORGIVEN, hit.length, answer=hit.length)
+        elif hit.length < ledger.usable:
+            answers = {group.spec.kind: answer for group, answer in asked}
+            ledger.apply(causes.GROUPS_DISAGREE, hit.length, answers=answers)
+
+    @property
+    def _grain(self) -> int:
+        coordinator = self.coordinator
+        single = len(coordinator.managers) == 1
+        return coordinator.scheduler_block if single else coordinator.alignment
+
+    def _group(self, group: SpecGroup, answer: int) -> None:
+        """What one kind of group took away, and the part of it that its look-ahead did."""
+        usable, spec = self.ledger.usable, group.spec
+        if answer > usable:
+            self.ledger.apply(
+                causes.GRANTS_MORE, answer, kind=spec.kind, block=spec.block, answer=answer
+            )
+            return
+        served = answer
+        if answer < usable and group.use_eagle and spec.kind != "mamba":
+            _, without = group.manager.find(
+                self.request.hashes,
+                usable,
+                group.ids,
+                drop_eagle_block=False,
+                alignment=self._grain,
+            )
+            served = max(answer, min(without, usable))
+        if served < usable:
+            gone = self._was_there(group, served, usable)
+            cause = MISSES[spec.kind][gone]
+            self.ledger.apply(cause, served, wanted=usable, found=served, block=spec.block)
+        if answer < served:
+            self.ledger.apply(
+                causes.LOOK_AHEAD_BLOCK, answer, kind=spec.kind, block=served - answer
+            )
+
+    def _was_there(self, group: SpecGroup, served: int, wanted: int) -> bool:
+        """Whether a block between what was served and what was wanted had an id once."""
+        groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
+        numbers = self.request.hashes[served // unit : wanted // unit]
+        return any(number * groups + i in self.lost for number in numbers for i in group.ids)

@@ -1,0 +1,103 @@
+"""Why vLLM reuses fewer tokens than were computed before: one cause for each branch."""
+
+from typing import Final
+
+from cachesim.engines.causes import Cause, declared
+
+CACHE_NOT_READ: Final = Cause(
+    id="cache-not-read",
+    sentence="the request does not read the prefix cache",
+    about="Caching is off, or the request asks for something that needs every token computed.",
+)
+LAST_TOKEN: Final = Cause(
+    id="last-token",
+    sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
+    about="A hit ends at the last token but one (`num_tokens - 1`), before it is cut to blocks.",
+    fields=("prompt_tokens",),
+)
+WHOLE_BLOCKS: Final = Cause(
+    id="whole-blocks",
+    sentence="a hit is a multiple of {block} tokens",
+    about=(
+        "Ids stand for whole blocks; several groups agree on multiples of the least common "
+        "multiple of their blocks. A smaller `prefix_match_unit` can help hybrid models."
+    ),
+    fields=("block",),
+)
+ATTENTION_EVICTED: Final = Cause(
+    id="attention-evicted",
+    sentence="attention's blocks after {found} of {wanted} tokens were taken for other requests",
+    about="A free block loses its id when it is taken; the oldest release goes first.",
+    fields=("wanted", "found", "block"),
+)
+ATTENTION_MISSING: Final = Cause(
+    id="attention-missing",
+    sentence="attention's blocks after {found} of {wanted} tokens were never given an id",
+    about="A block gets its id when it is full, and not all computed tokens fill one.",
+    fields=("wanted", "found", "block"),
+)
+WINDOW_EVICTED: Final = Cause(
+    id="window-evicted",
+    sentence=(
+        "the window before {wanted} tokens is gone: its blocks were taken; "
+        "the nearest ends at {found}"
+    ),
+    about="A window needs its last blocks in a row; they were freed early and taken.",
+    fields=("wanted", "found", "block"),
+)
+WINDOW_MISSING: Final = Cause(
+    id="window-missing",
+    sentence="no window ends at {wanted} tokens; the nearest complete one ends at {found}",
+    about="Sparse retention keeps the blocks before a few positions only: prompt end and junction.",
+    fields=("wanted", "found", "block"),
+)
+STATE_EVICTED: Final = Cause(
+    id="state-evicted",
+    sentence="the state after {wanted} tokens was taken for other requests; {found} is the nearest",
+    about="A state lies in one free block once its request has moved on; eviction takes it whole.",
+    fields=("wanted", "found", "block"),
+)
+STATE_MISSING: Final = Cause(
+    id="state-missing",
+    sentence="no state was saved after {wanted} tokens; the nearest is after {found}",
+    about=(
+        "Only the end of a prefill chunk leaves a state, and sparse retention keeps those at the "
+        "prompt's end and at junctions. The second request that shares a prefix saves one there."
+    ),
+    fields=("wanted", "found", "block"),
+)
+LOOK_AHEAD_BLOCK: Final = Cause(
+    id="look-ahead-block",
+    sentence="the drafter needs the last block's hidden states, so its {block} tokens are dropped",
+    about="EAGLE and MTP heads read the target's hidden states, which no block keeps.",
+    fields=("kind", "block"),
+)
+GRANTS_MORE: Final = Cause(
+    id="grants-more",
+    sentence="the {kind} group grants {answer} tokens, more than it was asked for",
+    about=(
+        "A recurrent group that looks one block ahead and drops nothing (#43559), or null blocks "
+        "of chunked attention that count as present."
+    ),
+    fields=("kind", "block", "answer"),
+)
+GROUPS_DISAGREE: Final = Cause(
+    id="groups-disagree",
+    sentence="all groups together agree on less than each alone ({answers})",
+    about="Each group may lower the candidate, and the others are asked again from there.",
+    fields=("answers",),
+)
+STATE_FORGIVEN: Final = Cause(
+    id="state-forgiven",
+    sentence="no state was found, and attention's hit of {answer} tokens stands all the same",
+    about="The defect of #43090: recurrent layers go on from what the new block happens to hold.",
+    fields=("answer",),
+)
+FROM_STORE: Final = Cause(
+    id="from-store",
+    sentence="an external store promises {tokens} further tokens",
+    about="A KV connector brings blocks that the pool does not have.",
+    fields=("tokens",),
+)
+
+CAUSES: Final = declared(globals())

@@ -1,0 +1,147 @@
+"""What happens inside vLLM's scheduler and runner, as events.
+
+Publication and writing are two events: a block has its id as soon as its chunk is scheduled, and
+its content when the chunk has run.
+"""
+
+from dataclasses import dataclass
+
+from cachesim.engines.events import Event
+from cachesim.units import Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLookup(
+    Event,
+    tone="plain",
+    says="the cache has {cached} tokens; in turn the groups answered {by_group}",
+):
+    """A waiting request was looked up.
+
+    `by_group` says what each kind of group answered when it was first asked, in that order;
+    `junction` how far the longest went, where that is further than the hit.
+    """
+
+    cached: Count
+    by_group: tuple[tuple[str, int], ...]
+    junction: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDeferred(Event, tone="warn"):
+    """The request stays in the queue: too few blocks, or a state that this step is to write."""
+
+    cached: Count
+    same_step: bool
+
+    @property
+    def sentence(self) -> str:
+        """What it waits for."""
+        if self.same_step:
+            return "the request waits a step: the state it would be given is written in this one"
+        return "the request waits: too few blocks are free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkScheduled(Event, tone="plain", says="tokens {start} to {end} are computed in this step"):
+    """A request computes tokens `[start, end)` in this step, the last `drafts` of them proposed."""
+
+    start: int
+    end: int
+    drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksPublished(
+    Event, tone="gain", says="{kind} blocks {blocks} can be hit from now on, at {ends} tokens"
+):
+    """Blocks of a group got their ids and can be hit; `ends` are the lengths of their prefixes."""
+
+    group: int
+    kind: str
+    blocks: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWritten(
+    Event, tone="quiet", says="{chunks} chunks have run: what was published is written"
+):
+    """The chunks of a step have run: what it published is written now."""
+
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEvicted(
+    Event,
+    tone="loss",
+    says="{kind} block {block}, which ended {tokens} tokens, is taken and loses its id",
+):
+    """A free block was taken for something else and lost its id."""
+
+    block: int
+    group: int
+    kind: str
+    tokens: Count  # length of the prefix that it ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopied(
+    Event, tone="quiet", says="block {source} is copied to {target} before it is written to"
+):
+    """A partly filled block was copied before it is written to."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPreempted(
+    Event, tone="loss", says="blocks ran out: the request gives all of its back and starts over"
+):
+    """Blocks ran out: the request gave all of its back and will be computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftsVerified(Event, tone="plain", says="{accepted} of {proposed} drafts are accepted"):
+    """How many of the proposed tokens were accepted."""
+
+    proposed: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAborted(Event, tone="warn"):
+    """The client went away; `unwritten` blocks had been published and will not be written."""
+
+    unwritten: int
+
+    @property
+    def sentence(self) -> str:
+        """What is left behind."""
+        if not self.unwritten:
+            return "the request is aborted"
+        return f"the request is aborted; {self.unwritten} published blocks will not be written"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFinished(
+    Event, tone="quiet", says="the request is done after {generated} tokens; its blocks are free"
+):
+    """The request is done and its blocks are free."""
+
+    generated: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReset(Event, tone="loss"):
+    """All ids were forgotten, or not, because blocks were in use."""
+
+    done: bool
+
+    @property
+    def sentence(self) -> str:
+        """Whether it was done."""
+        return "all ids are forgotten" if self.done else "blocks are in use: nothing is forgotten"

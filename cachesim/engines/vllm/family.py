@@ -1,0 +1,34 @@
+"""What tools must know of vLLM."""
+
+from typing import Final
+
+from cachesim.engines.family import Family
+from cachesim.engines.option import Option
+from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.profiles import PATCHES, RELEASES
+from cachesim.engines.vllm.rules import Rules
+
+FAMILY: Final[Family[Rules, VllmOptions]] = Family(
+    name="vllm",
+    about="vLLM: block pool, chained ids, one manager for attention, windows and states",
+    repository="vllm-project/vllm",
+    room=__package__,
+    engine=f"{__package__}.server:Vllm",
+    releases=RELEASES,
+    patches=PATCHES,
+    options=VllmOptions,
+    fields=(
+        Option(
+            name="cache_salt",
+            about="keeps this request's prefixes apart from those of other salts",
+            kind="text",
+        ),
+    ),
+    has_slots=False,
+    interrupts=True,
+    exercised={
+        "block-evicted": "eviction",
+        "blocks-published": "save",
+        "drafts-verified": "rollback",
+    },
+)

@@ -1,0 +1,255 @@
+"""The flags of `vllm serve` that decide what is cached, under upstream's names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cachesim.engines.option import option
+from cachesim.engines.vllm.groups import GroupSpec, StateMode, cdiv
+from cachesim.engines.vllm.rules import Rules
+from cachesim.errors import OptionError
+from cachesim.model.spec import ModelSpec
+
+DENSE: Final = -1
+"""`prefix_cache_retention_interval` unset: every block and every state keeps its id."""
+
+LONGEST: Final = 4096
+"""`max_model_len` where nothing is said and the pool is large."""
+
+MOST_BLOCKS: Final = 1 << 22
+MOST: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions:
+    """What the server was started with; the defaults are upstream's, the pool is a toy's."""
+
+    block_size: int = option(
+        "--block-size",
+        "tokens in a block of attention",
+        default=16,
+        low=1,
+        high=MOST,
+        unit="tokens",
+        tried=(16, 8, 4),
+    )
+    mamba_block_size: int = option(
+        "--mamba-block-size",
+        "tokens that one saved state stands for; 0: as many as a block of attention holds",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        tried=(0, 32),
+    )
+    prefix_match_unit: int = option(
+        "--prefix-match-unit",
+        "tokens of one id; 0: the greatest common divisor of the groups' blocks",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        since="0.28.0",
+    )
+    num_gpu_blocks_override: int = option(
+        "--num-gpu-blocks-override",
+        "blocks in the pool, the null block included",
+        default=1024,
+        low=2,
+        high=MOST_BLOCKS,
+        unit="blocks",
+        tried=(1024, 40),
+    )
+    max_model_len: int = option(
+        "--max-model-len",
+        "the longest request; 0: what the pool can hold of one, at most 4096",
+        default=0,
+        low=0,
+        high=MOST_BLOCKS,
+        unit="tokens",
+    )
+    max_num_batched_tokens: int = option(
+        "--max-num-batched-tokens",
+        "tokens of one step",
+        default=8192,
+        low=1,
+        high=MOST,
+        unit="tokens",
+        tried=(8192, 64, 32),
+    )
+    max_num_seqs: int = option(
+        "--max-num-seqs",
+        "requests that run at once",
+        default=256,
+        low=1,
+        high=MOST,
+        unit="requests",
+        tried=(256, 1),
+    )
+    enable_prefix_caching: bool = option(
+        "--enable-prefix-caching", "whether prefixes are cached at all", default=True
+    )
+    mamba_cache_mode: str = option(
+        "--mamba-cache-mode",
+        "where states are kept: at the ends of prefill chunks, at every block, nowhere",
+        default="align",
+        choices=("align", "all", "none"),
+    )
+    prefix_cache_retention_interval: int = option(
+        "--prefix-cache-retention-interval",
+        "states and window blocks kept beside those at the prompt's end and at junctions: "
+        "one per so many tokens; 0: no others; -1: all",
+        default=DENSE,
+        low=DENSE,
+        high=MOST,
+        unit="tokens",
+        since="0.24.0",
+        later={"0.30.0": 0},
+        tried=(0, DENSE),
+    )
+    scheduler_reserve_full_isl: bool = option(
+        "--scheduler-reserve-full-isl",
+        "whether a request is let in only when its whole prompt fits",
+        default=True,
+    )
+    async_scheduling: bool = option(
+        "--async-scheduling",
+        "whether a step is scheduled before the one before it has run: an abort may fall between",
+        default=False,
+        tried=(False, True),
+    )
+    speculative_method: str = option(
+        "--speculative-config.method",
+        "who proposes draft tokens",
+        default="none",
+        choices=("none", "ngram", "eagle", "mtp"),
+        tried=("none", "ngram", "eagle"),
+    )
+    num_speculative_tokens: int = option(
+        "--speculative-config.num-speculative-tokens",
+        "tokens proposed in a step, where there is a method",
+        default=2,
+        low=1,
+        high=64,
+        unit="tokens",
+    )
+    eagle_groups: str = option(
+        "",
+        "the groups that carry the drafter's mark: all, or that of the drafter's own layers",
+        default="all",
+        choices=("all", "full", "window"),
+        since="0.24.0",
+    )
+    connector: str = option(
+        "--kv-transfer-config",
+        "an external store of blocks; `store-attention` promises every group and brings attention",
+        default="none",
+        choices=("none", "store", "store-attention"),
+    )
+
+    @property
+    def use_eagle(self) -> bool:
+        """Whether a drafter reads the target's hidden states."""
+        return self.speculative_method in {"eagle", "mtp"}
+
+    @property
+    def drafts(self) -> int:
+        """Tokens proposed in a step."""
+        return 0 if self.speculative_method == "none" else self.num_speculative_tokens
+
+    @property
+    def retention(self) -> int | None:
+        """The interval as the manager takes it."""
+        interval = self.prefix_cache_retention_interval
+        return None if interval == DENSE else interval
+
+    def groups(self, spec: ModelSpec) -> tuple[GroupSpec, ...]:
+        """The groups of a model's layers: full attention, windows, states."""
+        found = []
+        if spec.attention_layers:
+            found.append(GroupSpec(kind="full", block=self.block_size, eagle=self._marked("full")))
+        if spec.window_layers:
+            found.append(
+                GroupSpec(
+                    kind="window",
+                    block=self.block_size,
+                    window=spec.window,
+                    eagle=self._marked("window"),
+                )
+            )
+        if spec.recurrent_layers:
+            found.append(self._states())
+        return tuple(found)
+
+    def check(self, rules: Rules) -> None:
+        """Refuse what does not go together."""
+        if self.mamba_cache_mode not in rules.modes:
+            known = ", ".join(rules.modes)
+            msg = f"this release has no mamba_cache_mode {self.mamba_cache_mode!r}; it has {known}"
+            raise OptionError(msg)
+        unit, states = self.prefix_match_unit, self.mamba_block_size or self.block_size
+        if unit and (self.block_size % unit or states % unit):
+            msg = (
+                f"option 'prefix_match_unit' is {unit}; it must divide the blocks of "
+                f"{self.block_size} and {states} tokens"
+            )
+            raise OptionError(msg)
+
+    def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
+        """With a `max_model_len` of which one request fits into the pool, as `auto` does."""
+        longest = self._fits(groups, rules)
+        if self.max_model_len > longest:
+            msg = (
+                f"the pool of {self.num_gpu_blocks_override} blocks holds no request of "
+                f"max_model_len = {self.max_model_len} tokens: write {longest} or less, "
+                "or more num_gpu_blocks_override"
+            )
+            raise OptionError(msg)
+        if longest < 2:
+            msg = (
+                f"option 'num_gpu_blocks_override' is {self.num_gpu_blocks_override}: "
+                "this model needs more blocks for a single request"
+            )
+            raise OptionError(msg)
+        return replace(self, max_model_len=self.max_model_len or longest)
+
+    def _fits(self, groups: Sequence[GroupSpec], rules: Rules) -> int:
+        """The longest request that the pool can hold, found by halving."""
+        low, high = 0, self.max_model_len or LONGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._blocks(groups, rules, middle) < self.num_gpu_blocks_override:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _blocks(self, groups: Sequence[GroupSpec], rules: Rules, tokens: int) -> int:
+        """The most blocks that one request of so many tokens holds at once."""
+        count, drafts = 0, self.drafts
+        for group in groups:
+            most = cdiv(tokens + drafts, group.block)
+            if group.kind == "window" and rules.scheduler.window_admission_cap:
+                in_flight = group.window - 1 + self.max_num_batched_tokens + drafts
+                most = min(most, cdiv(min(in_flight, tokens), group.block) + 1)
+            if group.kind == "mamba" and group.mode != "all":
+                most = min(most, 1) + (2 if group.mode == "align" else 0)
+            count += most + group.speculative_blocks
+        return count
+
+    def _states(self) -> GroupSpec:
+        modes: dict[str, StateMode] = {"align": "align", "all": "all", "none": "none"}
+        mode = modes[self.mamba_cache_mode] if self.enable_prefix_caching else "none"
+        block = self.mamba_block_size or self.block_size
+        if mode == "none":  # one running state, in one block for the whole sequence
+            block = -(-(self.max_model_len or LONGEST) // self.block_size) * self.block_size
+        return GroupSpec(
+            kind="mamba",
+            block=block,
+            mode=mode,
+            speculative_blocks=self.drafts,
+            eagle=self._marked("mamba"),
+        )
+
+    def _marked(self, kind: str) -> bool:
+        return self.use_eagle and self.eagle_groups in {"all", kind}

@@ -1,0 +1,214 @@
+"""What lies in the blocks: keys, values and states of the network's layers, block by block.
+
+Groups share the numbers of the pool, and a layer writes into its group's blocks only. What a block
+held before it was taken stays in it until somebody writes: nothing is wiped.
+
+    block of attention   block_size keys and values per layer
+    block of a state     one row per layer
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cachesim.engines.vllm.block_pool import NULL
+from cachesim.engines.vllm.groups import GroupSpec, cdiv
+from cachesim.model.arithmetic import LayerShape, Network, Place
+from cachesim.model.store import ABSENT, BLOCK, Lane, Window
+from cachesim.units import Array, Integers
+
+PLACES: dict[str, Place] = {
+    "full": "attention",
+    "chunked": "attention",
+    "window": "window",
+    "mamba": "recurrent",
+}
+
+
+class Pages:
+    """The memory of all groups."""
+
+    def __init__(self, network: Network, groups: Sequence[GroupSpec]) -> None:
+        self.groups = tuple(groups)
+        by_place = {PLACES[group.kind]: i for i, group in enumerate(groups)}
+        self.group_of: dict[int, int] = {}
+        self.shapes: dict[int, LayerShape] = {}
+        self.keys: dict[int, Array] = {}
+        self._values: dict[int, Array] = {}
+        self._states: dict[int, Array] = {}
+        self.blocks = 0
+        for shape in network.shapes:
+            group = by_place[shape.place]
+            self.shapes[shape.layer] = shape
+            self.group_of[shape.layer] = group
+            if shape.place == "recurrent":
+                self._states[shape.layer] = np.zeros((0, shape.row), shape.dtype)
+            else:
+                self.keys[shape.layer] = np.zeros((0, *shape.key), shape.dtype)
+                self._values[shape.layer] = np.zeros((0, *shape.value), shape.dtype)
+
+    def reach(self, block: int) -> None:
+        """Make room up to a block; the queue hands blocks out in the order of their numbers."""
+        if block < self.blocks:
+            return
+        self.blocks = max(block + 1, 2 * self.blocks, 16)
+        for layer in self._states:
+            self._states[layer] = _grown(self._states[layer], self.blocks)
+        for held in (self.keys, self._values):
+            for layer in held:
+                size = self.groups[self.group_of[layer]].block
+                held[layer] = _grown(held[layer], self.blocks * size)
+
+    def copy(self, group: int, source: int, target: int) -> None:
+        """Copy one block with everything in it."""
+        size = self.groups[group].block
+        for layer, at in self.group_of.items():
+            if at != group:
+                continue
+            if layer in self._states:
+                self._states[layer][target] = self._states[layer][source]
+            else:
+                for held in (self.keys[layer], self._values[layer]):
+                    held[target * size : (target + 1) * size] = held[
+                        source * size : (source + 1) * size
+                    ]
+
+    def content(self, group: int, block: int) -> dict[int, tuple[Array, ...]]:
+        """A copy of what a block holds, layer by layer."""
+        size = self.groups[group].block
+        rows = slice(block * size, (block + 1) * size)
+        return {
+            layer: (self._states[layer][block].copy(),)
+            if layer in self._states
+            else (self.keys[layer][rows].copy(), self._values[layer][rows].copy())
+            for layer, at in self.group_of.items()
+            if at == group
+        }
+
+    def fill(self, group: int, block: int, content: dict[int, tuple[Array, ...]]) -> None:
+        """Put back what `content` took."""
+        size = self.groups[group].block
+        rows = slice(block * size, (block + 1) * size)
+        for layer, parts in content.items():
+            if layer in self._states:
+                self._states[layer][block] = parts[0]
+            else:
+                self.keys[layer][rows], self._values[layer][rows] = parts
+
+    def state(self, layer: int, block: int) -> Array:
+        """One row."""
+        row: Array = self._states[layer][block]
+        return row
+
+    def put_state(self, layer: int, block: int, row: Array) -> None:
+        """Overwrite one row."""
+        self._states[layer][block] = row
+
+    def cells(self, layer: int) -> tuple[Array, Array]:
+        """All keys and values of a layer; token `i` of block `b` is row `b * block_size + i`."""
+        return self.keys[layer], self._values[layer]
+
+
+class ChunkStore:
+    """What one request's chunk writes and sees, through its block tables."""
+
+    def __init__(
+        self, pages: Pages, tables: Sequence[Sequence[int]], start: int, count: int, planes: int
+    ) -> None:
+        self.pages = pages
+        self.planes = planes
+        self._tables = tables
+        self._start = start
+        self._count = count
+        self._sights: dict[int, _Sight] = {}
+        self.initial: int | None = None  # block of the state to start from
+        self.targets: tuple[int, ...] = ()  # blocks for the states after the last tokens
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        """Write the chunk's cells, then look at those of the table."""
+        group = self.pages.group_of[layer]
+        sight = self._sights.get(group)
+        if sight is None:
+            sight = self._sights[group] = _Sight.of(
+                self.pages.groups[group], self._tables[group], self._start, self._count
+            )
+        held_keys, held_values = self.pages.cells(layer)
+        held_keys[sight.written] = keys
+        held_values[sight.written] = values
+        lane = Lane(
+            rows=sight.rows,
+            keys=held_keys[sight.cells],
+            values=held_values[sight.cells],
+            positions=sight.positions,
+            low=sight.low,
+            high=sight.high,
+        )
+        return (lane,)
+
+    def states(self, layer: int) -> Array:
+        """The row that the chunk starts from, zeros for a prefix of nothing."""
+        if self.initial is None:
+            shape = self.pages.shapes[layer]
+            return np.zeros((1, shape.row), shape.dtype)
+        return self.pages.state(layer, self.initial)[None].copy()
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Write the newest states into their blocks, the last token's into the last target."""
+        for back, target in enumerate(reversed(self.targets)):
+            if back < states.shape[1]:
+                self.pages.put_state(layer, target, states[0, back])
+
+
+class _Sight:
+    """Which cells of a group a chunk writes, and which it looks at.
+
+    |  before the window: null  |   seen   | chunk | ABSENT |
+                             first    start     end   whole blocks of the lane
+    """
+
+    __slots__ = ("cells", "high", "low", "positions", "rows", "written")
+
+    def __init__(
+        self,
+        written: Integers,
+        cells: Integers,
+        positions: Integers,
+        low: Integers,
+        high: Integers,
+    ) -> None:
+        self.written = written
+        self.cells = cells
+        self.positions = positions
+        self.low = low
+        self.high = high
+        self.rows = np.arange(len(high))
+
+    @classmethod
+    def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "_Sight":
+        size, end = spec.block, start + count
+        blocks = np.array(table[: cdiv(end, size)], np.int64)
+        high = np.arange(start, end)
+        low = _lowest(spec, high)
+        first = int(low[0]) // BLOCK * BLOCK
+        positions = np.arange(first, -(-end // BLOCK) * BLOCK)
+        inside = np.minimum(positions, end - 1)
+        owners = blocks[inside // size]
+        cells = owners * size + inside % size
+        positions[(positions >= end) | (owners == NULL)] = ABSENT
+        written = blocks[high // size] * size + high % size
+        return cls(written, cells, positions, low, high)
+
+
+def _lowest(spec: GroupSpec, high: Integers) -> Integers:
+    """The first position that each query sees."""
+    if spec.kind == "window":
+        return np.maximum(high - spec.window + 1, 0)
+    if spec.kind == "chunked":
+        return high // spec.chunk * spec.chunk
+    return np.zeros_like(high)
+
+
+def _grown(held: Array, rows: int) -> Array:
+    grown = np.zeros((rows, *held.shape[1:]), held.dtype)
+    grown[: len(held)] = held
+    return grown

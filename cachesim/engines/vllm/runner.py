@@ -1,0 +1,211 @@
+"""The model runner: puts scheduled chunks through the network, in the blocks that they were given.
+
+A step is scheduled, and its blocks are published; then it runs, and they are written:
+
+    copies of partial blocks -> running states move to their new blocks -> every chunk in turn
+    -> states at boundaries that accepted drafts have passed
+
+Follows `preprocess_mamba`, `postprocess_mamba` and the state indices of the backends. States move
+before anything is computed: a request that was given a state of this very step copies what the
+block held before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cachesim.engines.vllm.groups import GroupSpec, cdiv
+from cachesim.engines.vllm.pages import ChunkStore, Pages
+from cachesim.engines.vllm.rules import RunnerRules
+from cachesim.engines.vllm.scheduler import Chunk, Step
+from cachesim.errors import ContractError
+from cachesim.model.arithmetic import Network
+from cachesim.model.store import Ubatch
+from cachesim.units import Array
+
+
+@dataclass(slots=True)
+class Held:
+    """What the runner keeps of a request: its tables only ever grow."""
+
+    tables: list[list[int]]
+    state_index: int | None = None  # entry of the state table that holds the running state
+    accepted: int = 1  # tokens accepted in the last step, the sampled one included
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The logits of one chunk's last tokens: of the sampled one, and of each draft before it."""
+
+    chunk: Chunk
+    logits: Array
+
+
+Judge = Callable[[Chunk, Array], Sequence[int]]
+"""What is sampled after a chunk, given the logits of its last `1 + drafts` tokens."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """The network over the pages."""
+
+    network: Network
+    groups: tuple[GroupSpec, ...]
+    rules: RunnerRules
+    pages: Pages = field(init=False)
+    held: dict[int, Held] = field(default_factory=dict)
+    state_group: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Room for every group; the index of the one that holds states."""
+        self.pages = Pages(self.network, self.groups)
+        kinds = [group.kind for group in self.groups]
+        self.state_group = kinds.index("mamba") if "mamba" in kinds else None
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def run(self, step: Step, judge: Judge) -> list[list[int]]:
+        """Run a step; what was sampled for each of its chunks, nothing where it read on."""
+        for chunk in step.chunks:
+            self._hold(chunk)
+        for group, source, target in step.copies:
+            self.pages.reach(max(source, target))
+            self.pages.copy(group, source, target)
+        aligned = self.state_group is not None and self._state.mode == "align"
+        if aligned:
+            for chunk in step.chunks:
+                self._preprocess(chunk)
+        sampled: list[list[int]] = []
+        for chunk in step.chunks:
+            tokens: list[int] = []
+            logits = self._compute(chunk)
+            if chunk.end >= chunk.known:
+                tokens = list(judge(chunk, logits))
+            sampled.append(tokens)
+            self.held[chunk.request.id].accepted = max(len(tokens), 1)
+        if aligned:
+            for chunk in step.chunks:
+                self._postprocess(chunk)
+        return sampled
+
+    def forget(self, request: int) -> None:
+        """A request is done, or was preempted."""
+        self.held.pop(request, None)
+
+    @property
+    def _state(self) -> GroupSpec:
+        return self.groups[self._states]
+
+    @property
+    def _states(self) -> int:
+        """The group that holds states; asked for only where there is one."""
+        if self.state_group is None:
+            msg = "vllm: a model without recurrent layers was asked for its states"
+            raise ContractError(msg)
+        return self.state_group
+
+    def _hold(self, chunk: Chunk) -> None:
+        """Take over a new request's tables; append what a running one was given."""
+        if chunk.fresh:
+            self.held[chunk.request.id] = Held([list(table) for table in chunk.blocks])
+        else:
+            tables = self.held[chunk.request.id].tables
+            for table, new in zip(tables, chunk.blocks, strict=True):
+                table.extend(new)
+        highest = max((block for table in chunk.blocks for block in table), default=0)
+        self.pages.reach(highest)
+
+    # -- recurrent states --------------------------------------------------------------------------
+
+    def _preprocess(self, chunk: Chunk) -> None:
+        """The running state moves to the block in which the chunk ends."""
+        held, size = self.held[chunk.request.id], self._state.block
+        previous = held.state_index
+        if previous is None:
+            previous = (chunk.start - 1) // self._seed_unit
+        current = cdiv(chunk.end, size) - 1
+        held.state_index = current
+        if previous not in (-1, current):
+            self._move(held, previous + held.accepted - 1, current)
+            held.accepted = 1
+
+    @property
+    def _seed_unit(self) -> int:
+        if self.rules.seeds_in_smallest_block:
+            return min(group.block for group in self.groups)
+        return self._state.block
+
+    def _move(self, held: Held, source: int, target: int) -> None:
+        table = held.tables[self._states]
+        if source < len(table):
+            self.pages.copy(self._states, table[source], table[target])
+
+    def _postprocess(self, chunk: Chunk) -> None:
+        """Where accepted drafts have passed a boundary, its state goes into the boundary's block.
+
+        drafts      d1   d2 | d3        block ends after d2
+        states      s1   s2   s3        accepted: d1 d2 -> s2 is copied
+        """
+        held, size = self.held[chunk.request.id], self._state.block
+        running = chunk.end - len(chunk.drafts)
+        computed = running + held.accepted - 1
+        boundary = computed // size * size
+        if boundary < running or held.state_index is None:
+            return
+        bias, target = boundary - running, boundary // size - 1
+        if held.state_index != target or bias:
+            self._move(held, held.state_index + bias, target)
+        if held.state_index == target:
+            held.accepted = 1
+
+    # -- the network -------------------------------------------------------------------------------
+
+    def _compute(self, chunk: Chunk) -> Array:
+        """Put a chunk through the network; the logits of its last tokens."""
+        pieces = self._pieces(chunk)
+        wanted = 1 + len(chunk.drafts)
+        tokens = chunk.tokens
+        for start, end in pieces:
+            store = self._store(chunk, start, end)
+            last = end == chunk.end
+            rows = np.arange(end - start - wanted, end - start) if last else np.zeros(0, np.int64)
+            ubatch = Ubatch(
+                tokens=np.array(tokens[start - chunk.start : end - chunk.start], np.int64),
+                positions=np.arange(start, end),
+                outputs=rows,
+            )
+            output = self.network.run(ubatch, store)
+        return output.logits
+
+    def _pieces(self, chunk: Chunk) -> list[tuple[int, int]]:
+        """A chunk in one piece; in `all` mode a piece for each block, for each leaves a state."""
+        if self.state_group is None or self._state.mode != "all":
+            return [(chunk.start, chunk.end)]
+        size = self._state.block
+        cuts = [*range((chunk.start // size + 1) * size, chunk.end, size), chunk.end]
+        return list(zip([chunk.start, *cuts], cuts, strict=False))
+
+    def _store(self, chunk: Chunk, start: int, end: int) -> ChunkStore:
+        held = self.held[chunk.request.id]
+        drafts = len(chunk.drafts)
+        store = ChunkStore(self.pages, held.tables, start, end - start, 1 + drafts)
+        if self.state_group is None:
+            return store
+        table, size = held.tables[self.state_group], self._state.block
+        if self._state.mode == "align":
+            first = cdiv(chunk.end, size) - 1
+            source = first + self._offset(held, drafts)
+        elif self._state.mode == "all":
+            first, source = cdiv(end, size) - 1, (start - 1) // size
+        else:
+            first, source = 0, self._offset(held, drafts)
+        store.initial = table[source] if start > 0 and source < len(table) else None
+        store.targets = tuple(table[first : first + 1 + drafts])
+        return store
+
+    def _offset(self, held: Held, drafts: int) -> int:
+        """Which of the speculative states goes on: the one after the last accepted token."""
+        if drafts or not self.rules.plain_path_reads_first:
+            return held.accepted - 1
+        return 0

@@ -1,0 +1,387 @@
+"""vLLM's engine core: requests go in, steps are scheduled and run, replies and events come out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cachesim.engines import base
+from cachesim.engines.base import Engine, Reply, Ticket
+from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family
+from cachesim.engines.held import Held
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.profile import Profile
+from cachesim.engines.vllm import events as happened
+from cachesim.engines.vllm.account import Account, Computed
+from cachesim.engines.vllm.coordinator import Hit
+from cachesim.engines.vllm.drafting import Drafter
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.hashing import Prefixes
+from cachesim.engines.vllm.held import held
+from cachesim.engines.vllm.integrity import check_books
+from cachesim.engines.vllm.job import Job, check
+from cachesim.engines.vllm.manager import KVCacheManager, Published
+from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.rules import Rules
+from cachesim.engines.vllm.runner import Runner
+from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler, Step
+from cachesim.engines.vllm.store import Connector
+from cachesim.errors import OptionError, UpstreamEndless
+from cachesim.model.arithmetic import Network
+from cachesim.units import Array, Count
+
+MOST_IDLE: Final = 2
+"""Steps in a row that schedule nothing while requests wait: nothing can change any more."""
+
+
+class Vllm(Engine):
+    """An engine core at one release, with one model."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        family: Family[Rules, VllmOptions] = FAMILY,
+        network: Network,
+        options: Mapping[str, Any],
+        store: base.ByteStore | None = None,
+    ) -> None:
+        del store  # nothing is saved to files
+        self.profile = profile
+        self.network = network
+        self.family = family
+        self.rules = family.rules(profile)
+        asked = family.read(profile, options)
+        asked.check(self.rules)
+        groups = asked.groups(network.spec)
+        self.options = asked.fitted(groups, self.rules)
+        self._events = EventLog()
+        self.manager = self._manager(groups)
+        self.scheduler = Scheduler(self.manager, self._limits())
+        self.scheduler.tells_blocks = True
+        self.runner = Runner(network, groups, self.rules.runner)
+        self.prefixes = Prefixes(self.manager.sizes.hash_block)
+        self.computed = Computed(self.manager.sizes.hash_block)
+        self.drafter = Drafter(self.options)
+        self.connector = Connector.open(self.options, self.manager, self.runner)
+        self._jobs: list[Job] = []
+        self._pending: Step | None = None
+        self._published: dict[int, list[int]] = {}  # of the pending step, by request
+        self._lost: set[int] = set()  # keys that were evicted
+        self._idle = 0
+        self.scheduler.on_lookup = self._looked_up
+        self.scheduler.on_deferred = self._deferred
+        if self.connector is not None:
+            self.scheduler.external = self.connector.find
+        self.manager.pool.on_evict = self._evicted
+        self.manager.on_published = self._was_published
+
+    def _manager(self, groups: Sequence[Any]) -> KVCacheManager:
+        options = self.options
+        extra = options.drafts if self.rules.scheduler.cap_counts_drafts else 0
+        sparse = any(group.kind in {"window", "mamba"} for group in groups)
+        return KVCacheManager(
+            groups,
+            self.rules,
+            num_blocks=options.num_gpu_blocks_override,
+            unit=options.prefix_match_unit or None,
+            retention=options.retention if sparse else None,
+            enable_caching=options.enable_prefix_caching,
+            use_eagle=options.use_eagle,
+            most_in_flight=options.max_num_batched_tokens + extra,
+            max_model_len=options.max_model_len,
+        )
+
+    def _limits(self) -> Limits:
+        options = self.options
+        return Limits(
+            budget=options.max_num_batched_tokens,
+            max_seqs=options.max_num_seqs,
+            max_model_len=options.max_model_len,
+            reserve_full=options.scheduler_reserve_full_isl,
+            drafts=options.drafts,
+            lookahead=options.drafts if options.use_eagle else 0,
+            use_eagle=options.use_eagle,
+        )
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+        return self._events
+
+    def submit(self, request: base.Request) -> Ticket:
+        """Put a request at the end of the queue; nothing runs yet."""
+        check(request, self.network.spec.vocabulary)
+        fields = self.family.read_fields(self.profile, request.options or {})
+        ticket = Ticket(len(self._jobs))
+        job = Job(
+            ticket=ticket,
+            prompt=request.prompt,
+            request=None,
+            forced=request.reply,
+            drafts=request.drafts,
+        )
+        self._jobs.append(job)
+        room = self.options.max_model_len - len(request.prompt)
+        if room < 1:
+            job.error, job.done = "BadRequestError", True
+            job.message = (
+                f"the maximum context length is {self.options.max_model_len} tokens; "
+                f"the prompt has {len(request.prompt)}"
+            )
+            return ticket
+        job.request = Request.make(
+            int(ticket),
+            self.prefixes,
+            request.prompt,
+            max_tokens=self._limit(request, room),
+            extra=fields.get("cache_salt"),
+            reads_cache=request.cache_prompt,
+        )
+        self.scheduler.add_request(job.request)
+        return ticket
+
+    def _limit(self, request: base.Request, room: int) -> int:
+        wanted = room if request.predict < 0 else min(request.predict, room)
+        if request.reply is not None:
+            wanted = min(wanted, len(request.reply))
+        if wanted < 1:
+            msg = "max_tokens must be at least 1: let the request generate a token"
+            raise OptionError(msg)
+        return wanted
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply to a request, once it is finished."""
+        job = self._jobs[ticket]
+        return job.reply() if job.done else None
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away; a chunk of a step that has not run yet never does."""
+        job = self._jobs[ticket]
+        request = job.request
+        if job.done or request is None:
+            return
+        unwritten = self._published.pop(request.id, [])
+        if self._pending is not None:
+            self._pending.chunks = [
+                each for each in self._pending.chunks if each.request is not request
+            ]
+        self.scheduler.abort(request)
+        if self.rules.scheduler.withdraws_unwritten:
+            for block in unwritten:
+                self.manager.pool.evict(block)
+        self.runner.forget(request.id)
+        job.done, job.error = True, "request_aborted"
+        self._tell(happened.RequestAborted(task=request.id, unwritten=len(unwritten)))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all ids, as `POST /reset_prefix_cache` does; refused while blocks are in use."""
+        done = self.manager.reset_prefix_cache()
+        self._tell(happened.CacheReset(done=done))
+        return done
+
+    def slot_erase(self, slot: int) -> Ticket:
+        """A scenario's way to say `reset_prefix_cache`."""
+        del slot
+        self.reset_prefix_cache()
+        job = Job(ticket=Ticket(len(self._jobs)), prompt=(), request=None, forced=None, drafts=None)
+        job.done, job.cached = True, Count(0)
+        self._jobs.append(job)
+        return job.ticket
+
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """There is nothing like it."""
+        del slot, name
+        msg = "vllm has no slots to save: a step may be complete, cancel or slot-erase (a reset)"
+        raise OptionError(msg)
+
+    slot_restore = slot_save
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One step; with asynchronous scheduling a turn that schedules, then one that runs."""
+        if self._pending is not None:
+            self._execute(self._pending)
+            return True
+        if not self.scheduler.busy:
+            return False
+        step = self.scheduler.schedule()
+        self._tell_step(step)
+        if not step.chunks and not step.preempted:
+            self._idle += 1
+            if self._idle > MOST_IDLE:
+                where = "Scheduler.schedule"
+                raise UpstreamEndless(where, "a request waits for more blocks than there are")
+            return True
+        self._idle = 0
+        self._pending = step
+        if not self.options.async_scheduling:
+            self._execute(step)
+        return True
+
+    def _tell_step(self, step: Step) -> None:
+        for request in step.preempted:
+            self.runner.forget(request.id)
+            self._published.pop(request.id, None)
+            self._tell(happened.RequestPreempted(task=request.id))
+        for group, source, target in step.copies:
+            self._tell(happened.BlockCopied(group=group, source=source, target=target))
+        for chunk in step.chunks:
+            job = self._jobs[chunk.request.id]
+            if job.cached is None:
+                job.cached = Count(chunk.start)
+            self._tell(
+                happened.ChunkScheduled(
+                    task=chunk.request.id,
+                    start=chunk.start,
+                    end=chunk.end,
+                    drafts=len(chunk.drafts),
+                )
+            )
+
+    def _execute(self, step: Step) -> None:
+        """Run what was scheduled; from here on it is written."""
+        self._pending = None
+        if self.connector is not None:
+            self.connector.load(step)
+        sampled = self.runner.run(step, self._sample)
+        self._published.clear()
+        self._tell(happened.StepWritten(chunks=len(step.chunks)))
+        for chunk in step.chunks:
+            self.computed.learn(chunk.request, min(chunk.end, chunk.known))
+        finished = self.scheduler.update_from_output(step, sampled)
+        for chunk, tokens in zip(step.chunks, sampled, strict=True):
+            request = chunk.request
+            if chunk.drafts and tokens:
+                self._tell(
+                    happened.DraftsVerified(
+                        task=request.id, proposed=len(chunk.drafts), accepted=len(tokens) - 1
+                    )
+                )
+            if tokens and request.status == "running":
+                job = self._jobs[request.id]
+                proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
+                job.turns += 1
+                self.scheduler.update_draft_token_ids(request, proposed)
+        for request in finished:
+            if self.connector is not None:
+                self.connector.save(request)
+            self.runner.forget(request.id)
+            self._jobs[request.id].done = True
+            self._tell(
+                happened.RequestFinished(task=request.id, generated=Count(request.num_output))
+            )
+
+    def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
+        """Greedy, or the tokens that the request brought; drafts count as far as they agree."""
+        request, job = chunk.request, self._jobs[chunk.request.id]
+        tokens: list[int] = []
+        for row in range(1 + len(chunk.drafts)):
+            token = self._token(job, request.num_output + row, logits[row])
+            job.rows.append(logits[row])
+            tokens.append(token)
+            if row == len(chunk.drafts) or chunk.drafts[row] != token:
+                break
+            if request.num_output + len(tokens) >= request.max_tokens:
+                break
+        return tokens
+
+    def _token(self, job: Job, index: int, row: Array) -> int:
+        if job.forced is not None and index < len(job.forced):
+            return int(job.forced[index])
+        return int(self.network.sample(row))
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _looked_up(self, request: Request, hit: Hit) -> None:
+        job = self._jobs[request.id]
+        coordinator = self.manager.coordinator
+        if job.cached is None:
+            equal, who = self.computed.equal(request)
+            job.ledger = Ledger(Count(equal), who)
+            Account(job.ledger, request, coordinator, self._lost).of(hit)
+        kinds = [group.spec.kind for group in coordinator.spec_groups]
+        self._tell(
+            happened.CacheLookup(
+                task=request.id,
+                cached=Count(hit.length),
+                by_group=tuple(zip(kinds, hit.by_group, strict=False)),
+                junction=hit.length + hit.uncached if hit.uncached else 0,
+            )
+        )
+
+    def _deferred(self, request: Request, hit: Hit, same_step: bool) -> None:  # noqa: FBT001
+        self._tell(
+            happened.RequestDeferred(task=request.id, cached=Count(hit.length), same_step=same_step)
+        )
+
+    def _evicted(self, block: int, key: int) -> None:
+        self._lost.add(key)
+        group = key % len(self.manager.groups)
+        self._tell(
+            happened.BlockEvicted(
+                block=block,
+                group=group,
+                kind=self.manager.groups[group].kind,
+                tokens=Count(self.manager.pool.key_tokens[block]),
+            )
+        )
+
+    def _was_published(self, request: Request, published: Published) -> None:
+        pool = self.manager.pool
+        for group, blocks in published:
+            if not blocks:
+                continue
+            self._published.setdefault(request.id, []).extend(blocks)
+            for block in blocks:
+                key = pool.key[block]
+                if key is not None:
+                    self._lost.discard(key)
+            self._tell(
+                happened.BlocksPublished(
+                    task=request.id,
+                    group=group,
+                    kind=self.manager.groups[group].kind,
+                    blocks=tuple(blocks),
+                    ends=tuple(pool.key_tokens[block] for block in blocks),
+                )
+            )
+
+    # -- looking in --------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the server holds now, as plain data: cached blocks, the queue, who runs."""
+        pool, count = self.manager.pool, len(self.manager.groups)
+        return {
+            "slots": [],
+            "prompt_cache": [],
+            "blocks": [
+                {
+                    "block": block,
+                    "kind": self.manager.groups[key % count].kind,
+                    "n_tokens": pool.key_tokens[block],
+                    "references": pool.ref[block],
+                }
+                for block, key in enumerate(pool.key)
+                if key is not None
+            ],
+            "free": pool.num_free,
+            "running": [request.id for request in self.scheduler.running],
+            "waiting": [request.id for request in self.scheduler.waiting],
+        }
+
+    def held(self) -> Held:
+        """Cached blocks, with the ledgers of a traced network."""
+        return held(self.manager, self.runner)
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the manager's own books disagree."""
+        check_books(
+            self.manager, {job.request.id: job.request for job in self._jobs if job.request}
+        )

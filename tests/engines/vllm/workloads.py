@@ -1,0 +1,117 @@
+"""Random conversations that grow, branch, are sent again and share steps, for all groups."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.errors import UpstreamEndless
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.explain import adds_up
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
+
+
+class Workload:
+    """One server with random options, and the requests that it is sent."""
+
+    def __init__(self, seed: int, profile: str, *, presets: tuple[str, ...] = PRESETS) -> None:
+        self.rng = random.Random(seed)  # noqa: S311 - nothing secret
+        name = self.rng.choice(presets)
+        window = {"window": self.rng.choice([6, 12, 40])} if "swa" in name else {}
+        self.network = build(preset(name, **window), "ring")
+        self.options = self._options("0.19.1" not in profile)
+        self.engine = Engine.create(profile, model=self.network, options=self.options)
+        self.oracle = Oracle(self.network)
+        self.known: list[tuple[Tokens, Tokens]] = []
+
+    def _options(self, retention: bool) -> dict[str, Any]:
+        rng, spec = self.rng, self.network.spec
+        block = rng.choice([4, 4, 8, 16])
+        options: dict[str, Any] = {
+            "block_size": block,
+            "num_gpu_blocks_override": rng.choice([24, 40, 400]),
+            "max_num_batched_tokens": rng.choice([16, 32, 64, 8192]),
+            "max_num_seqs": rng.choice([1, 2, 4, 16]),
+        }
+        states = block
+        attends = bool(spec.attention_layers or spec.window_layers)
+        if spec.recurrent_layers and attends and rng.random() < 0.5:
+            states = options["mamba_block_size"] = block * rng.choice([2, 4])
+        if retention and (spec.recurrent_layers or spec.window_layers):
+            interval = rng.choice([-1, 0, 2 * states])
+            options["prefix_cache_retention_interval"] = interval
+        if rng.random() < 0.3:
+            options["speculative_method"] = rng.choice(["eagle", "ngram"])
+            options["num_speculative_tokens"] = rng.choice([1, 2, 3])
+        options["async_scheduling"] = rng.random() < 0.3
+        return options
+
+    def fresh(self, count: int) -> Tokens:
+        return as_tokens([self.rng.randrange(265, 512) for _ in range(count)])
+
+    def prompt(self) -> Tokens:
+        rng, block = self.rng, self.options["block_size"]
+        kind = rng.random()
+        if not self.known or kind > 0.8:
+            return self.fresh(rng.randint(1, 60))
+        prompt, reply = rng.choice(self.known)
+        if kind < 0.25:
+            return prompt
+        whole = prompt + reply
+        cut = rng.randint(1, len(whole))
+        if rng.random() < 0.3:
+            cut = cut // block * block or cut
+        return (whole[:cut] + self.fresh(rng.randint(0, 20)))[:200]
+
+    def request(self) -> Request:
+        rng, count = self.rng, self.rng.randint(1, 20)
+        reply = self.fresh(count) if rng.random() < 0.5 else None
+        drafts = None
+        most = self.options.get("num_speculative_tokens", 0)
+        if most and reply and rng.random() < 0.6:
+            drafts = tuple(
+                (reply[at:][: rng.randint(0, most)] + self.fresh(1))[:most]
+                for at in range(1, count + 1)
+            )
+        return Request(prompt=self.prompt(), predict=count, reply=reply, drafts=drafts)
+
+    def play(self) -> Iterator[Reply]:
+        """Groups of requests until the workload, or the server, comes to its end."""
+        for _ in range(self.rng.randint(3, 8)):
+            group = [
+                self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3]))
+            ]
+            gone = self._abort(group) if self.rng.random() < 0.2 else None
+            try:
+                self.engine.run()
+            except UpstreamEndless:
+                return
+            self.engine.check_integrity()
+            for ticket in group:
+                reply = self.engine.reply(ticket)
+                if ticket != gone and reply is not None and reply.error is None:
+                    self.known.append((reply.prompt, reply.generated))
+                    yield reply
+
+    def _abort(self, group: list[Ticket]) -> Ticket:
+        for _ in range(self.rng.randint(0, 3)):
+            self.engine.step()
+        victim = self.rng.choice(group)
+        self.engine.cancel(victim)
+        return victim
+
+
+def wrong(workload: Workload) -> list[Reply]:
+    """The replies that are not the cold ones; every account must add up."""
+    found = []
+    for reply in workload.play():
+        adds_up(reply)
+        verdict = judge(reply, workload.oracle)
+        if verdict is not None and verdict.answer != "same":
+            found.append(reply)
+    return found
