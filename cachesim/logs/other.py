@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
 from cachesim.logs.player import FAILED, Player, Replayed
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import Settings
@@ -31,21 +33,24 @@ class Otherwise:
 
 def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that a release has; those it lacks are left at its defaults."""
-    missing = {
-        "b9093": {"checkpoint_min_step", "kv_unified_per_slot"},
-        "b9538": {"checkpoint_every_nt", "kv_unified_per_slot"},
-        "b11549": {"checkpoint_every_nt"},
+    profile = Profile.parse(f"llama.cpp@{release}")
+    known = {each.name: each for each in FAMILY.declared}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in known or FAMILY.has(known[name], profile, value)
     }
-    gone = missing.get(release.partition("+")[0], set())
-    return {name: value for name, value in values.items() if name not in gone}
 
 
 def default_step(settings: Settings) -> set[str]:
     """Flags whose value in the log is the default of its release: elsewhere another is."""
-    defaults = {"b9538": 256, "b11549": 8192}
-    step = settings.values.get("checkpoint_min_step")
-    own = defaults.get(str(settings.release.value))
-    return {"checkpoint_min_step"} if step is not None and step == own else set()
+    own = str(settings.release.value)
+    values = settings.values
+    return {
+        each.name
+        for each in FAMILY.declared
+        if each.later and values.get(each.name) == FAMILY.default(each, own)
+    }
 
 
 def play_otherwise(

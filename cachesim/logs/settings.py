@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.logs.known import How
 from cachesim.logs.observed import ServerLog
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
 
-RELEASES: Final[Mapping[str, int]] = {"b9093": 9093, "b9538": 9538, "b11549": 11549}
+RELEASES: Final[Mapping[str, int]] = {
+    each.name: int(each.name.removeprefix("b")) for each in FAMILY.releases
+}
 """Releases whose rules are known, and their build numbers."""
 
 ARCHITECTURES: Final = (
@@ -289,23 +293,10 @@ def _ratio(text: str) -> float:
         return 0.0
 
 
-FLAGS: Final[Mapping[str, str]] = {
-    "-c": "ctx_size", "--ctx-size": "ctx_size", "-b": "batch_size", "--batch-size": "batch_size",
-    "-ub": "ubatch_size", "--ubatch-size": "ubatch_size", "-np": "parallel",
-    "--parallel": "parallel", "-ctxcp": "ctx_checkpoints", "--ctx-checkpoints": "ctx_checkpoints",
-    "--swa-checkpoints": "ctx_checkpoints", "-cms": "checkpoint_min_step",
-    "--checkpoint-min-step": "checkpoint_min_step", "-cram": "cache_ram",
-    "--cache-ram": "cache_ram", "--cache-reuse": "cache_reuse",
-    "-sps": "slot_prompt_similarity", "--slot-prompt-similarity": "slot_prompt_similarity",
-    "--keep": "keep",
-}  # fmt: skip
-SWITCHES: Final[Mapping[str, tuple[str, bool]]] = {
-    "-kvu": ("kv_unified", True), "--kv-unified": ("kv_unified", True),
-    "-no-kvu": ("kv_unified", False), "--no-kv-unified": ("kv_unified", False),
-    "--swa-full": ("swa_full", True), "--context-shift": ("context_shift", True),
-    "--no-cache-prompt": ("cache_prompt", False),
-    "--no-cache-idle-slots": ("cache_idle_slots", False),
-}  # fmt: skip
+FLAGS: Final[Mapping[str, Option]] = {
+    flag: each for each in FAMILY.declared for flag in each.flag.replace(" ", "").split(",")
+}
+"""How a command line spells each option."""
 
 
 def _command(text: str) -> dict[str, Any]:
@@ -317,13 +308,14 @@ def _command(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, _, value = word.partition("=")
-        if flag in SWITCHES:
-            name, setting = SWITCHES[flag]
-            found[name] = setting
-        elif flag in FLAGS:
-            number = value or following
-            if re.fullmatch(r"-?\d+", number):
-                found[FLAGS[flag]] = int(number)
-            elif re.fullmatch(r"-?\d*\.\d+", number):
-                found[FLAGS[flag]] = float(number)
+        plain = flag.replace("--no-", "--", 1).replace("-no-", "-", 1)
+        option = FLAGS.get(flag) or FLAGS.get(plain)
+        if option is None:
+            continue
+        if isinstance(option.default, bool):
+            found[option.name] = flag == plain
+        elif re.fullmatch(r"-?\d+", value or following):
+            found[option.name] = int(value or following)
+        elif re.fullmatch(r"-?\d*\.\d+", value or following):
+            found[option.name] = float(value or following)
     return {name: value for name, value in found.items() if name != "ctx_size" or value > 0}

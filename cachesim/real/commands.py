@@ -23,6 +23,7 @@ from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.compare import Difference, SideBySide, Tally
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
+from cachesim.real.llama_cpp.logs import COLUMNS, agreements
 from cachesim.real.llama_cpp.random_flags import PRESETS
 from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
@@ -75,6 +76,8 @@ def real_llama_cpp(
     scenario: str | None = None,
     logits: bool = False,
     arrivals: bool = False,
+    logs: bool = False,
+    requests: int = 2500,
 ) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -98,8 +101,15 @@ def real_llama_cpp(
         Compare logits and greedy tokens of cold prompts instead, the same weights in both.
     arrivals
         Workloads in which a request arrives while the server reads another one's prompt.
+    logs
+        Make logs of every release instead, rebuild their workloads as `cachesim why` does, and
+        count how often the replay reuses what the server did.
+    requests
+        With `logs`: how many requests of each kind of log.
 
     """
+    if logs:
+        return real_logs(seed=seed, requests=requests)
     if scenario is not None:
         return Stage(
             family=FAMILY,
@@ -113,6 +123,26 @@ def real_llama_cpp(
     return _real_random(
         release, seed=seed, numbers=numbers, models=tuple(models), arrivals=arrivals
     )
+
+
+def real_logs(*, seed: int, requests: int) -> int:
+    """Logs of the real servers, replayed: a table of what was right."""
+    try:
+        for release in sorted({each for one, _, other in COLUMNS for each in (one, other)}):
+            environment_for(release).ready()
+    except EnvironmentUnavailableError as error:
+        return not_compared(error)
+    table = Table(title=f"logs of the real servers, replayed, seed {seed}", title_style="")
+    for head in ("log", "requests", "proven", "reused as logged", "foretold"):
+        table.add_column(head, justify="left" if head == "log" else "right")
+    wrong: list[str] = []
+    for each in agreements(seed=seed, requests=requests):
+        table.add_row(*each.row())
+        wrong += each.wrong
+    console().print(table)
+    if wrong:
+        console().print(f"differing: {', '.join(wrong[:20])}", markup=False)
+    return 0
 
 
 def _real_random(

@@ -57,6 +57,17 @@ class Agreement:
         """One count as a part of another, in percent."""
         return 100 * self.counts[part] / max(1, self.counts[whole])
 
+    def row(self) -> tuple[str, ...]:
+        """The table's line: percentages of what the log makes comparable."""
+        level = "default" if self.verbosity == DEFAULT else f"-lv {self.verbosity}"
+        return (
+            f"{self.release}, {level}",
+            f"{self.counts['requests']:,}",
+            f"{self.share('sure', 'requests'):.1f} %",
+            f"{self.share('right', 'comparable'):.1f} %",
+            f"{self.share('foretold', 'foretellable'):.1f} % ({self.other})",
+        )
+
 
 def draw_setting(rng: Random, name: str, *, release: Release, other: Release) -> Setting:
     """A server as people start it: 1 to 4 slots, now and then little room for parked prompts."""
