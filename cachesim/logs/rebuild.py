@@ -23,13 +23,16 @@ from cachesim.logs.observed import Moment, Observed, ServerLog
 from cachesim.logs.player import Asked, Player
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
 from cachesim.logs.settings import Settings
-from cachesim.logs.ways import Possible, Way, guessed, likely, with_entries, with_slot
+from cachesim.logs.ways import Possible, Way, declined, guessed, likely, with_entries, with_slot
 
 MOST_WAYS: Final = 14
 """Ways that are tried for one request."""
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 """Texts of one request: what is new in it, its reply, what came before the log and its reply."""
+
+TURN: Final = 3
+"""Tokens between what a reply leaves in the slot and the next message."""
 
 PASSES: Final = 3
 """Times that a log is gone through: what a later request shows may concern an earlier one."""
@@ -228,6 +231,7 @@ class Rebuilder:
         reply = self.new_text(request, REPLY, length)
         if not trial:
             self._mark(rebuilt, way.prompt)
+            self._mark_turn(rebuilt, way)
         return Asked(
             number=request.number,
             prompt=way.prompt,
@@ -295,6 +299,18 @@ class Rebuilder:
                 text, offset = place_of(prompt, place)
                 self.replay.marks.setdefault(text, set()).add(offset)
 
+    def _mark_turn(self, rebuilt: Rebuilt, way: Way) -> None:
+        """May's releases take no checkpoint at messages: a chat's next turn is taken to begin
+        after the reply's last token and what templates put at its end (`<|im_end|>`, a line end).
+        """
+        request, whole = rebuilt.observed, len(way.prompt)
+        common = way.common.value or 0
+        if self.player.knows_messages or not request.is_chat or not 0 < common < whole - TURN:
+            return
+        text, place = place_of(way.prompt, common)
+        if place == 0:
+            self.replay.marks.setdefault(text, set()).add(TURN)
+
     # --- ways
 
     def _ways(self, rebuilt: Rebuilt) -> list[Way]:
@@ -315,7 +331,9 @@ class Rebuilder:
             found += with_slot(request, whole, held, exact)
         if not self.verbose and request.road in {"age", "id", "similarity"}:
             found += guessed(rebuilt, held, parked)
-        if rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
+        if declined(request, held, found, release=str(self.settings.release.value)):
+            found = [(rope, name, bounds, False) for rope, name, bounds, _ in found]
+        elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
             # or the request wanted nothing of the cache
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         ways = list(self._spelt_out(rebuilt, found))

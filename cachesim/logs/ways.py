@@ -102,3 +102,18 @@ def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one:
     likely += reversed(joints)
     likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
     return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
+
+
+def declined(request: Observed, held: Rope, found: Sequence[Possible], *, release: str) -> bool:
+    """Whether the log shows that a request wanted nothing of the cache (`cache_prompt: false`).
+
+    Tokens were equal, and yet the prompt was begun at position 0 without a word on why: checkpoints
+    were erased against 0, or (in May) no line says how deep memory reaches.
+    """
+    equal = max((bounds.low for _, _, bounds, _ in found), default=0)
+    if equal == 0 or request.forced or request.restored is not None or request.checked:
+        return False
+    if any(following == 0 for _, following in request.erased):
+        return True
+    silent = release == "b9093" and request.depth is None and request.first_cut == 0
+    return silent and equal < len(held) and request.search.found_keep is None
