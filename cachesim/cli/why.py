@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal
@@ -14,13 +15,16 @@ from rich.text import Text
 
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
+from cachesim.logs.dump import Recorded, is_dump, read_dump
 from cachesim.logs.extract import worst_scenario
+from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
 from cachesim.logs.what_if import answers, value_of
 from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.consoles import notes, results, show
+from cachesim.report.recorded import dump_page, recorded_request
 from cachesim.report.why import page
 from cachesim.report.why import request as request_text
 from cachesim.report.why_page import html_page
@@ -71,6 +75,9 @@ def why(
     wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
     if follow:
         return follow_command(files, wanted)
+    dump = dump_of(files)
+    if dump is not None:
+        return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
     read, replays = _replayed(files, wanted)
     found = why_of(read, replays)
     if what_if or found["totals"]["requests"] <= FEW:
@@ -105,6 +112,38 @@ def _write(path: Path, text: str, flag: str) -> None:
         msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
         raise InputError(msg) from None
     show(notes(), Text(f"{flag[2:]}: {path}"))
+
+
+def dump_of(files: Sequence[str]) -> dict[str, Any] | None:
+    """What recorded requests tell, where the files are such and no log."""
+    found: list[Recorded] = []
+    for name in files:
+        if name in {"-", STDIN}:
+            return None
+        _, file = open_log(name)
+        with file:
+            head = file.read(1 << 16)
+            if not is_dump(head):
+                return None
+            file.seek(0)
+            found += [
+                replace(each, number=len(found) + each.number) for each in read_dump(name, file)
+            ]
+    return told_of_dump(found, source=", ".join(files)) if found else None
+
+
+def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], worst: int) -> int:
+    if output == "json":
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    elif numbers:
+        for number in numbers:
+            if not 0 <= number < len(found["requests"]):
+                msg = f"--request {number}: the dump has requests 0 to {len(found['requests']) - 1}"
+                raise InputError(msg)
+            show(results(), recorded_request(found["requests"][number]))
+    else:
+        show(results(), dump_page(found, worst=worst))
+    return AS_EXPECTED
 
 
 def options_of(given: Sequence[str]) -> dict[str, Any]:

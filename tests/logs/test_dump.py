@@ -1,0 +1,131 @@
+"""Recorded requests: the place at which one parts from what it continues, and what it is."""
+
+import json
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from cachesim.errors import InputError
+from cachesim.logs.dump import read_dump
+from cachesim.logs.recorded import told_of_dump
+
+SYSTEM = "You are a careful assistant. " * 20
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("read", "write", "run")]
+
+
+def chat(*contents: Any, system: str = SYSTEM, tools: Any = None, **fields: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": "system", "content": system}]
+    for index, content in enumerate(contents):
+        message = content if isinstance(content, dict) else {"content": content}
+        messages.append({"role": roles[index % 2], **message})
+    request: dict[str, Any] = {"model": "m", "messages": messages}
+    if tools is not None:
+        request["tools"] = tools
+    return {"request": request, "usage": {"prompt_tokens": 1000}, **fields}
+
+
+def told(*lines: dict[str, Any]) -> dict[str, Any]:
+    text = "\n".join(json.dumps(line) for line in lines)
+    return told_of_dump(read_dump("dump.jsonl", BytesIO(text.encode())), source="dump.jsonl")
+
+
+def image(data: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": "Look."}, {"type": "image_url", "url": data}]}
+
+
+THOUGHT = {"content": "Four.", "reasoning_content": "Two and two make four."}
+PARTINGS = [
+    ("clock", chat("a", system=f"Now 10:31. {SYSTEM}"), chat("a", system=f"Now 10:32. {SYSTEM}")),
+    ("clock", chat("a", system=f"{SYSTEM} 2026-06-02"), chat("a", system=f"{SYSTEM} 2026-06-03")),
+    (
+        "identifier",
+        chat("a", system=f"cch=4defa {SYSTEM}"),
+        chat("a", system=f"cch=1c8b4 {SYSTEM}"),
+    ),
+    ("counter", chat("a", system=f"{SYSTEM} Turn 4"), chat("a", system=f"{SYSTEM} Turn 5")),
+    ("whitespace", chat("a  b", "c", "d"), chat("a b", "c", "d")),
+    ("reasoning-dropped", chat("2+2", THOUGHT, "so"), chat("2+2", "Four.", "so")),
+    ("reasoning-added", chat("2+2", "Four.", "so"), chat("2+2", THOUGHT, "so")),
+    ("tools-reordered", chat("a", tools=TOOLS), chat("a", tools=TOOLS[::-1])),
+    ("tools-changed", chat("a", tools=TOOLS), chat("a", tools=TOOLS[:2])),
+    ("keys-reordered", chat("a", tools=[{"a": 1, "b": 2}]), chat("a", tools=[{"b": 2, "a": 1}])),
+    ("attachment-moved", chat(image("x"), "ok", "go"), chat("Look.", "ok", image("x"))),
+    ("attachment-changed", chat(image("x"), "ok", "go"), chat(image("y"), "ok", "go")),
+    (
+        "reminder-moved",
+        chat("a", "b", "<system-reminder>be brief</system-reminder> c"),
+        chat("a", "b", "c", "d", "<system-reminder>be brief</system-reminder> e"),
+    ),
+    ("message-removed", chat("one", "two", "three"), chat("two", "three", system=SYSTEM)),
+    ("truncated", chat("a long text of many words", "b", "c"), chat("a long text", "b", "c")),
+    ("edited", chat("write a poem", "b"), chat("write a song", "b")),
+]
+
+
+@pytest.mark.parametrize(("kind", "one", "other"), PARTINGS)
+def test_what_changed_is_named(kind: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    if kind == "message-removed":  # the roles move along with what is left
+        one["request"]["messages"][1]["role"] = one["request"]["messages"][2]["role"] = "user"
+        one["request"]["messages"][3]["role"] = other["request"]["messages"][2]["role"] = "user"
+
+    second = told(one, other)["requests"][1]
+
+    assert second["parting"]["kind"] == kind
+    assert second["continues"] == 0
+
+
+def test_a_clock_is_shown_with_both_readings_and_its_price() -> None:
+    found = told(
+        chat("a", system=f"It is 10:31. {SYSTEM}"), chat("a", system=f"It is 10:32. {SYSTEM}")
+    )
+    parting = found["requests"][1]["parting"]
+
+    assert parting["sentence"] == (
+        "message 1 (system) differs at character 10: `10:31.` / `10:32.`: a clock"
+    )
+    assert 950 < found["requests"][1]["tokens_after"] < 1000
+    assert found["causes"][0]["requests"] == [1]
+
+
+def test_a_conversation_that_only_grows_parts_nowhere() -> None:
+    found = told(chat("a"), chat("a", "b", "c"), chat("a", "b", "c", "d", "e"))
+
+    assert [each["parting"] for each in found["requests"]] == [None, None, None]
+    assert [each["continues"] for each in found["requests"]] == [None, 0, 1]
+
+
+def test_causes_that_recur_are_grouped() -> None:
+    found = told(*(chat("a", system=f"It is 10:{minute}. {SYSTEM}") for minute in range(30, 40)))
+
+    (group,) = found["causes"]
+    assert (group["kind"], len(group["requests"])) == ("clock", 9)
+
+
+def test_hashes_without_text_give_the_place_to_a_block() -> None:
+    lines = [
+        {"segments": [{"part": "message 1", "role": "system", "characters": 300, "hashes": hashes}]}
+        for hashes in (["a", "b", "c", "d", "e"], ["a", "b", "x", "d", "e"])
+    ]
+    found = told(*lines)
+
+    assert found["requests"][1]["parting"]["character"] == 128
+    assert found["requests"][1]["equal_characters"] == 128
+
+
+def test_counts_come_from_usage_or_timings() -> None:
+    found = told(
+        chat("a", usage={"prompt_tokens": 70, "prompt_tokens_details": {"cached_tokens": 30}}),
+        {"request": {"prompt": "a"}, "timings": {"cache_n": 5, "prompt_n": 7, "predicted_n": 2}},
+    )
+    first, second = found["requests"]
+
+    assert (first["cached"], first["processed"]) == (30, 40)
+    assert (second["prompt_tokens"], second["cached"]) == (12, 5)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[1]", b'{"request": {}}', b'{"messages": "no"}', b"\xff"])
+def test_a_line_that_is_no_request_is_named(line: bytes) -> None:
+    with pytest.raises(InputError, match=r"dump\.jsonl:1: "):
+        read_dump("dump.jsonl", BytesIO(line))
