@@ -11,7 +11,7 @@ position that nobody holds is marked `ABSENT` and weighs an exact zero. Keys tha
 with an earlier cell (memories allow it) follow in further blocks, in cell order.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -66,6 +66,13 @@ class Padding:
     chunked: bool = False  # the scan goes by chunks (ssm), and what follows applies
     scan_ends: Integers | None = None  # (S,) the row whose sums it takes; None: the chunk's last
     scan_decays: bool = False  # rows that are not real let the former state decay
+
+    def of_convolution(self) -> "Padding":
+        """The same where the convolution is all there is: what lies behind its end is not kept."""
+        if self.conv_ends is None:
+            return self
+        kept = np.arange(self.real.shape[1]) < self.conv_ends[:, None]
+        return replace(self, real=self.real & kept)
 
     def endings(self, one: int) -> "tuple[Ending, ...]":
         """What a chunked scan keeps of one set, chunk by chunk; of one without chunks, the fold."""

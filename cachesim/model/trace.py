@@ -203,7 +203,10 @@ class Traced:
         """Read the row: what the set started from, then the node of the token before."""
         starts = store.states(shape.layer)[:, 0].copy()
         if ubatch.padding is not None:
-            return PaddedRows(self.histories, ubatch.padding, starts, nodes)
+            padding = ubatch.padding
+            if not {"ssm", "delta"} & set(self.spec.layers):
+                padding = padding.of_convolution()
+            return PaddedRows(self.histories, padding, starts, nodes)
         count = len(nodes) // ubatch.sets
 
         def read(row: int) -> Reading:
@@ -300,7 +303,7 @@ class PaddedRows:
         count = self._count
         for one, real in enumerate(self._padding.real):
             self._leave(one, count - 1)
-            if self._padding.conv_ends is None:
+            if self._padding.conv_ends is None and self._now[one] != ROOT:
                 self._pad(one, count - 1 - int(np.flatnonzero(real)[-1]) if real.any() else count)
         return np.array(self._now).reshape(-1, 1, 1)
 

@@ -94,6 +94,10 @@ class MlxLm(Engine):
         job = self._jobs[ticket]
         return job.reply() if job.done else None
 
+    def said(self, ticket: Ticket) -> int:
+        """How many tokens a request has got so far."""
+        return len(self._jobs[ticket].generated)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away; the server notices when it next has something for it."""
         self._jobs[ticket].should_stop = True

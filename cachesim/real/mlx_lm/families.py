@@ -7,15 +7,15 @@ rotations out in another order, rows are put into that order.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from cachesim.model.presets import preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Tensor, Weights, draw, mlp_norm_name, output_norm_name
-
-Arguments: TypeAlias = dict[str, Any]
+from cachesim.real.mlx_lm import arguments
+from cachesim.real.mlx_lm.arguments import Arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,102 +24,8 @@ class ModelClass:
 
     preset: str
     arguments: Callable[[ModelSpec], Arguments]
-    tensors: Callable[[ModelSpec, Weights], Weights]
+    tensors: Callable[[ModelSpec, Weights], Weights] | None  # None: weights of its own
     changes: Mapping[str, Any]  # what the class has otherwise than the preset
-
-
-def common(spec: ModelSpec) -> Arguments:
-    """What most of mlx-lm's model classes ask for."""
-    return {
-        "hidden_size": spec.width,
-        "num_hidden_layers": len(spec.layers),
-        "intermediate_size": spec.mlp_width,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_size,
-        "rms_norm_eps": spec.norm_epsilon,
-        "rope_theta": spec.rope_base,
-        "vocab_size": spec.vocabulary,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": spec.tied_head,
-    }
-
-
-def llama(spec: ModelSpec) -> Arguments:
-    """Llama, rotating neighbours as GGUF files do."""
-    return common(spec) | {"model_type": "llama", "rope_traditional": spec.rope == "pairs"}
-
-
-def gemma3(spec: ModelSpec) -> Arguments:
-    """Gemma 3's text model."""
-    return common(spec) | {
-        "model_type": "gemma3_text",
-        "rope_local_base_freq": spec.rope_base,
-        "query_pre_attn_scalar": spec.head_size,
-        "sliding_window": spec.window,
-        "sliding_window_pattern": 2,
-    }
-
-
-def qwen3_5(spec: ModelSpec) -> Arguments:
-    """Qwen 3.5's text model."""
-    return common(spec) | {
-        "model_type": "qwen3_5",
-        "linear_num_value_heads": spec.state_heads,
-        "linear_num_key_heads": spec.groups,
-        "linear_key_head_dim": spec.state_size,
-        "linear_value_head_dim": spec.state_size,
-        "linear_conv_kernel_dim": spec.conv_size,
-        "full_attention_interval": 2,
-        "rope_parameters": {
-            "type": "default",
-            "rope_theta": spec.rope_base,
-            "partial_rotary_factor": 1.0,
-        },
-    }
-
-
-def granite(spec: ModelSpec) -> Arguments:
-    """Granite 4 hybrid, without experts."""
-    return common(spec) | {
-        "model_type": "granitemoehybrid",
-        "attention_bias": False,
-        "embedding_multiplier": spec.embedding_scale,
-        "attention_multiplier": spec.head_size**-0.5,
-        "logits_scaling": 1.0,
-        "residual_multiplier": 1.0,
-        "layer_types": ["mamba" if kind == "ssm" else "attention" for kind in spec.layers],
-        "mamba_n_heads": spec.state_heads,
-        "mamba_d_head": spec.inner // spec.state_heads,
-        "mamba_proj_bias": False,
-        "mamba_d_state": spec.state_size,
-        "mamba_d_conv": spec.conv_size,
-        "mamba_n_groups": spec.groups,
-        "mamba_conv_bias": True,
-        "time_step_limit": [0.0, 1e9],
-    }
-
-
-def mamba2(spec: ModelSpec) -> Arguments:
-    """Mamba-2."""
-    return {
-        "model_type": "mamba2",
-        "num_heads": spec.state_heads,
-        "head_dim": spec.inner // spec.state_heads,
-        "vocab_size": spec.vocabulary,
-        "hidden_size": spec.width,
-        "intermediate_size": spec.inner,
-        "state_size": spec.state_size,
-        "num_hidden_layers": len(spec.layers),
-        "layer_norm_epsilon": spec.norm_epsilon,
-        "conv_kernel": spec.conv_size,
-        "n_groups": spec.groups,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "tie_word_embeddings": spec.tied_head,
-        "time_step_limit": [0.0, 1e9],
-        "time_step_rank": "auto",
-    }
 
 
 def transformer(spec: ModelSpec, weights: Weights) -> Weights:
@@ -245,26 +151,6 @@ def delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
     }
 
 
-def nemotron_h(spec: ModelSpec) -> Arguments:
-    """Nemotron-H without its MLP blocks: attention knows no positions there."""
-    return common(spec) | {
-        "model_type": "nemotron_h",
-        "attention_bias": False,
-        "mamba_num_heads": spec.state_heads,
-        "mamba_head_dim": spec.inner // spec.state_heads,
-        "mamba_proj_bias": False,
-        "ssm_state_size": spec.state_size,
-        "conv_kernel": spec.conv_size,
-        "n_groups": spec.groups,
-        "mlp_bias": False,
-        "layer_norm_epsilon": spec.norm_epsilon,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "hybrid_override_pattern": ["M" if kind == "ssm" else "*" for kind in spec.layers],
-        "time_step_limit": [0.0, 1e9],
-    }
-
-
 def of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
     """One block per layer, whatever it is made of."""
     named = of_mamba2_ends(weights)
@@ -278,20 +164,6 @@ def of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
                 named[f"{theirs}mixer.{name}_proj.weight"] = weights[f"{ours}attn_{name}.weight"]
             named[f"{theirs}mixer.o_proj.weight"] = weights[f"{ours}attn_output.weight"]
     return named
-
-
-def qwen3_next(spec: ModelSpec) -> Arguments:
-    """Qwen3-Next, without experts."""
-    return qwen3_5(spec) | {
-        "model_type": "qwen3_next",
-        "num_experts": 0,
-        "num_experts_per_tok": 1,
-        "decoder_sparse_step": 1,
-        "shared_expert_intermediate_size": spec.mlp_width,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": spec.mlp_width,
-        "partial_rotary_factor": 1.0,
-    }
 
 
 def of_qwen3_next(spec: ModelSpec, weights: Weights) -> Weights:
@@ -315,22 +187,6 @@ def by_key_head(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
     """Rows of several projections, those of the first key head first."""
     heads = [part.reshape(spec.groups, -1, part.shape[1]) for part in parts]
     return np.concatenate(heads, axis=1).reshape(-1, parts[0].shape[1])
-
-
-def lfm2(spec: ModelSpec) -> Arguments:
-    """LFM2."""
-    return common(spec) | {
-        "model_type": "lfm2",
-        "norm_eps": spec.norm_epsilon,
-        "conv_bias": False,
-        "conv_L_cache": spec.conv_size,
-        "block_dim": spec.width,
-        "block_ff_dim": spec.mlp_width,
-        "block_multiple_of": 1,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_auto_adjust_ff_dim": False,
-        "full_attn_idxs": [i for i, kind in enumerate(spec.layers) if kind == "attention"],
-    }
 
 
 def of_lfm2(spec: ModelSpec, weights: Weights) -> Weights:
@@ -375,22 +231,31 @@ def as_halves(tensor: Tensor, size: int) -> Tensor:
 
 
 CLASSES: Final[Mapping[str, ModelClass]] = {
-    "llama": ModelClass("dense", llama, transformer, {}),
-    "gemma3_text": ModelClass("swa", gemma3, of_gemma, {}),
-    "mamba2": ModelClass("recurrent", mamba2, of_mamba2, {"groups": 1}),
-    "granitemoehybrid": ModelClass("hybrid", granite, of_granite, {"groups": 1}),
-    "nemotron_h": ModelClass("hybrid", nemotron_h, of_nemotron_h, {"mlp_width": 0, "rope": "none"}),
-    "qwen3_5": ModelClass("hybrid-delta", qwen3_5, of_qwen3_5, {}),
-    "qwen3_next": ModelClass("hybrid-delta", qwen3_next, of_qwen3_next, {}),
-    "lfm2": ModelClass("hybrid-swa", lfm2, of_lfm2, {"tied_head": True}),
+    "llama": ModelClass("dense", arguments.llama, transformer, {}),
+    "gemma3_text": ModelClass("swa", arguments.gemma3, of_gemma, {}),
+    "mamba2": ModelClass("recurrent", arguments.mamba2, of_mamba2, {"groups": 1}),
+    "granitemoehybrid": ModelClass("hybrid", arguments.granite, of_granite, {"groups": 1}),
+    "nemotron_h": ModelClass(
+        "hybrid", arguments.nemotron_h, of_nemotron_h, {"mlp_width": 0, "rope": "none"}
+    ),
+    "qwen3_5": ModelClass("hybrid-delta", arguments.qwen3_5, of_qwen3_5, {}),
+    "qwen3_next": ModelClass("hybrid-delta", arguments.qwen3_next, of_qwen3_next, {}),
+    "lfm2": ModelClass("hybrid-swa", arguments.lfm2, of_lfm2, {"tied_head": True}),
 }
 """Model family -> how a toy becomes one. Most mixers of mlx-lm norm all channels at once, so there
 they have one group; its LFM2 has no window, and none of its classes has an MTP head."""
 
+OTHERS: Final[Mapping[str, ModelClass]] = {
+    "falcon_h1": ModelClass("hybrid", arguments.falcon_h1, None, {"groups": 1}),
+    "plamo2": ModelClass("hybrid", arguments.plamo2, None, {"groups": 1}),
+    "jamba": ModelClass("hybrid", arguments.jamba, None, {"groups": 1}),
+}
+"""Classes whose layers no toy of ours has: other weights, the same caches and the same rules."""
+
 
 def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
     """The toy that a family's class holds, `small` or in its usual shape."""
-    held = CLASSES[family]
+    held = CLASSES.get(family) or OTHERS[family]
     spec = (tiny if small else preset)(held.preset, **{**held.changes, "family": family, **changes})
     if family == "lfm2":
         layers = tuple("attention" if kind == "window" else kind for kind in spec.layers)
@@ -398,13 +263,18 @@ def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:  
     return spec
 
 
+def toy_of(model: Mapping[str, Any], vocabulary: int) -> ModelSpec:
+    """The small toy of a workload's model."""
+    window = {"window": model["window"]} if model.get("window") else {}
+    return spec_of(model["family"], small=True, vocabulary=vocabulary, **window)
+
+
 def order_of(spec: ModelSpec, weights: Path) -> dict[str, Any]:
     """What a worker needs to build the real model; the tensors are written to a file."""
-    held = CLASSES[spec.family]
+    held = CLASSES.get(spec.family) or OTHERS[spec.family]
+    order: dict[str, Any] = {"module": spec.family, "arguments": held.arguments(spec)}
+    if held.tensors is None:
+        return order
     tensors: dict[str, Any] = dict(held.tensors(spec, draw(spec)))
     np.savez(weights, **tensors)
-    return {
-        "module": spec.family,
-        "arguments": held.arguments(spec),
-        "weights": str(weights),
-    }
+    return order | {"weights": str(weights)}

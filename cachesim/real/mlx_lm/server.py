@@ -1,15 +1,18 @@
 """mlx-lm's own server beside the simulator: the same random requests, field by field."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from cachesim.model.spec import ModelSpec
+from cachesim.real.mlx_lm.families import order_of, toy_of
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.rows import write_row
-from cachesim.real.mlx_lm.server_workloads import Workload, draw_workload
+from cachesim.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
 from cachesim.real.vectors.mlx_server import Mismatch, mismatch
 
 WORKER: Final = Path(__file__).parent / "server_worker.py"
@@ -21,10 +24,23 @@ class RealMlxServer(RealProcess):
 
     def __init__(self, release: str) -> None:
         super().__init__(release, WORKER, quiet=True)
+        self._folder = TemporaryDirectory()
+        self._models: dict[ModelSpec, dict[str, Any]] = {}
+
+    def _model(self, workload: Workload) -> dict[str, Any]:
+        """The workload's model with what its class is built with, and its weights in a file."""
+        model: dict[str, Any] = workload["model"]
+        if "family" not in model:
+            return model
+        spec = toy_of(model, workload.get("vocabulary", VOCABULARY))
+        if spec not in self._models:
+            weights = Path(self._folder.name) / f"{len(self._models)}.npz"
+            self._models[spec] = order_of(spec, weights)
+        return model | self._models[spec]
 
     def play(self, workload: Workload) -> dict[str, Any]:
         """A workload with what the real server did, in the form of the vector files."""
-        results = self.order(workload)
+        results = self.order(workload | {"model": self._model(workload)})
         for group in results:
             for request in group["requests"]:
                 request["generated"] = write_row(request["generated"])
@@ -54,7 +70,7 @@ class ServerAgreement:
 
     def count(self, line: dict[str, Any], found: Mismatch | None) -> None:
         """Add a workload; requests after a difference count as disagreeing."""
-        kind = line["model"]["kind"]
+        kind = line["model"]["family"]
         requests = sum(map(len, line["steps"]))
         self.workloads[kind] += 1
         self.requests[kind] += requests
@@ -72,14 +88,14 @@ class ServerAgreement:
 
 
 def compare_server(
-    release: str, seed: int, workloads: int, *, first: int = 0, kinds: tuple[str, ...] = ()
+    release: str, seed: int, workloads: int, *, first: int = 0, families: Sequence[str] = ()
 ) -> ServerAgreement:
     """Random workloads on the real server and on the simulator; the first difference is shrunk."""
     agreement = ServerAgreement(release)
     with RealMlxServer(release) as real:
         for number in range(first, first + workloads):
             workload = draw_workload(release, seed, number)
-            if kinds and workload["model"]["kind"] not in kinds:
+            if families and workload["model"]["family"] not in families:
                 continue
             line = real.play(workload)
             found = mismatch(line)

@@ -48,13 +48,21 @@ MODELS = {
 }
 
 
-def build(model: Mapping[str, Any], vocabulary: int, on_call: Callable[[int, int], None]) -> Real:
-    """A model in float32 with random weights that tells of every call."""
-    mx = importlib.import_module("mlx.core")
+def arguments_of(model: Mapping[str, Any], vocabulary: int) -> tuple[str, Mapping[str, Any]]:
+    """The module of a model, and what its class is built with."""
+    if "module" in model:
+        return model["module"], model["arguments"]
     name, own = MODELS[model["kind"]]
-    module = importlib.import_module(f"mlx_lm.models.{name}")
     window = {"sliding_window": model["window"]} if "window" in model else {}
-    args = module.ModelArgs.from_dict({**COMMON, "vocab_size": vocabulary, **own, **window})
+    return name, {**COMMON, "vocab_size": vocabulary, **own, **window}
+
+
+def build(model: Mapping[str, Any], vocabulary: int, on_call: Callable[[int, int], None]) -> Real:
+    """A model in float32 that tells of every call, with given weights or random ones."""
+    mx = importlib.import_module("mlx.core")
+    name, arguments = arguments_of(model, vocabulary)
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    args = module.ModelArgs.from_dict(arguments)
 
     class Watched(module.Model):  # type: ignore[name-defined, misc]
         """The release's own model, watched."""
@@ -65,9 +73,17 @@ def build(model: Mapping[str, Any], vocabulary: int, on_call: Callable[[int, int
 
     mx.random.seed(7)
     made = Watched(args)
-    if model["kind"] == "hyb":
-        for layer in made.layers:
-            if layer.is_linear:  # states that forget slowly, so that a wrong one stays wrong
-                layer.linear_attn.A_log = mx.full(layer.linear_attn.A_log.shape, -4.0)
+    if "weights" in model:
+        made.load_weights(list(mx.load(model["weights"]).items()), strict=True)
+    else:
+        _forget_slowly(mx, made)
+    made.eval()
     mx.eval(made.parameters())
     return made
+
+
+def _forget_slowly(mx: Real, model: Real) -> None:
+    """States that forget slowly, so that a wrong one stays wrong."""
+    for _, module in model.named_modules():
+        if "A_log" in module:
+            module.A_log = mx.full(module.A_log.shape, -4.0)

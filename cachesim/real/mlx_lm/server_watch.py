@@ -97,7 +97,8 @@ class StoreWatch:
         cold = self.caches.make_prompt_cache(self.model)
         if key:
             self.mx.eval(self.model(self.mx.array([key]), cache=cold))
-        return [self._layer(key, *pair) for pair in zip(cold, cache, strict=True)]
+        pairs = zip(_leaves(cold), _leaves(cache), strict=True)
+        return [self._layer(key, *pair) for pair in pairs]
 
     def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
         """One layer, and whether it is like one computed afresh."""
@@ -129,6 +130,11 @@ class StoreWatch:
         largest = self.mx.abs(one).max().item()
         difference = self.mx.abs(one - other).max().item()
         return bool(difference <= TOLERANCE * max(largest, 1e-6))
+
+
+def _leaves(cache: Sequence[Real]) -> list[Real]:
+    """The layer caches one by one, those of a `CacheList` too."""
+    return [each for layer in cache for each in getattr(layer, "caches", (layer,))]
 
 
 def _content(layer: Real) -> list[Real]:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from types import SimpleNamespace
@@ -56,18 +56,65 @@ def play(workload: Json) -> list[Json]:
 
 
 class Gate(Queue):  # type: ignore[type-arg]
-    """A queue that can be held shut, and that does not let an idle thread sleep for long."""
+    """A queue that can be held shut, and that does not let an idle thread sleep for long.
+
+    `later` holds what arrives after so many turns of the generation thread, or when it is idle.
+    """
 
     shut = False
     idle = False
 
+    def __init__(self, turns: "Turns") -> None:
+        super().__init__()
+        self.turns = turns
+        self.later: list[tuple[int, Any]] = []
+
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002
         """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
-        self.idle = self.idle or timeout is not None
         if self.shut:
             time.sleep(0.001)
             raise Empty
+        bored = timeout is not None and self.empty()
+        while self.later and (bored or self.later[0][0] <= self.turns.count):
+            self.put(self.later.pop(0)[1])
+            bored = False
+        self.idle = self.idle or (timeout is not None and self.empty() and not self.later)
         return super().get(block, None if timeout is None else min(timeout, 0.005))
+
+
+class Turns:
+    """The budget of a slice between two looks at the queue: one turn, and they are counted."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[None]:
+        """One turn."""
+        self.count += 1
+        return iter((None,))
+
+
+class Inbox(Queue):  # type: ignore[type-arg]
+    """What a client gets; one that leaves is gone when the next thing comes for it."""
+
+    def __init__(self, leaves_after: int | None) -> None:
+        super().__init__()
+        self.leaves = leaves_after is not None
+        self.noticed = False
+        self._left = leaves_after
+        self._context: Real = None
+
+    def put(self, item: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+        """The first thing is the context of the request, then come progress and tokens."""
+        if hasattr(item, "_should_stop"):
+            self._context = item
+        token = hasattr(item, "token")
+        if self._left is not None and self._context is not None and (token or self._left == 0):
+            if self._left == 0:
+                self._context.stop()
+                self.noticed = token or isinstance(item, tuple)
+            else:
+                self._left -= 1
+        super().put(item, *rest, **more)
 
 
 class Script:
@@ -139,9 +186,11 @@ class Server:
         options = workload["options"]
         store = self.module.LRUPromptCache(options.get("prompt_cache_size", 10))
         self.watch = watch.StoreWatch(store, model, self._fetched)
-        self.gate = Gate()
+        self.gate = Gate(Turns())
         self.generator = self._watched()(Provider(model, tokenizer, options), store)
         self.generator.requests = self.gate
+        self.generator._time_budget = self.gate.turns  # noqa: SLF001 - time is counted in turns
+        self.gives_rows = "weights" in workload["model"]
 
     def _called(self, rows: int, columns: int) -> None:
         if not self.watch.busy:
@@ -192,16 +241,24 @@ class Server:
         self.calls.clear()
         self.watch.inserted.clear()
         self.gate.shut = True
+        self.gate.turns.count = 0
         asked = [self._ask(request) for request in group]
+        self.gate.later.sort(key=lambda each: each[0])
         self.gate.shut = False
         for queue, record, _ in asked:
-            self._await(queue, record)
+            if not queue.leaves:
+                self._await(queue, record)
         self._settle()
+        for queue, record, _ in asked:
+            if queue.leaves:
+                self._look(queue, record)
         for _, record, script in asked:
             context = record.pop("context", None)
             count = getattr(context, "prompt_cache_count", -1)
             record["reported"] = None if count < 0 else count
             record["answer"] = self._answer(record, script)
+            if self.gives_rows:
+                record["logprobs"] = script.rows[: len(record["generated"])]
         result = {
             "requests": [record for _, record, _ in asked],
             "inserted": list(self.watch.inserted),
@@ -222,7 +279,7 @@ class Server:
         return "same" if distance < ROUNDING else "diverged"
 
     def _ask(self, request: Json) -> tuple[Real, Json, Script]:
-        queue: Real = Queue()
+        queue: Real = Inbox(request.get("leaves_after"))
         record: Json = {"cached": None, "reported": None, "error": None, "finish": None}
         chat = "messages" in request
         script = Script(self.mx, request["reply"])
@@ -245,7 +302,10 @@ class Server:
             chat_template_kwargs=None,
             record=record,
         )
-        self.gate.put((queue, call, args))
+        if request.get("at"):
+            self.gate.later.append((request["at"], (queue, call, args)))
+        else:
+            self.gate.put((queue, call, args))
         return queue, record, script
 
     def _await(self, queue: Real, record: Json) -> None:
@@ -258,7 +318,7 @@ class Server:
             except Empty:
                 if self.death is None:
                     continue
-                record["error"] = f"worker died: {self.death}"
+                record["error"] = self._last_words(queue)
                 return
             if item is None:
                 return
@@ -267,6 +327,29 @@ class Server:
                 return
             self._take(item, record)
         record["error"] = "no answer in time"
+
+    def _last_words(self, queue: Real) -> str:
+        """Why a request of a thread that died got no answer."""
+        if any(queue is item[0] for _, item in self.gate.later):
+            return "came too late"
+        return f"worker died: {self.death}"
+
+    def _look(self, queue: Real, record: Json) -> None:
+        """What a client got that may have left before the end."""
+        record.update(generated=[], progress=[])
+        items = []
+        while not queue.empty():
+            items.append(queue.get())
+        for item in items:
+            if isinstance(item, Exception):
+                record["error"] = type(item).__name__
+            elif item is not None:
+                self._take(item, record)
+        ended = record["error"] is not None or (items and items[-1] is None)
+        if not ended and (queue.noticed or self.death is None):
+            record["finish"] = "disconnected"
+        elif not ended:
+            record["error"] = self._last_words(queue)
 
     @staticmethod
     def _take(item: Real, record: Json) -> None:

@@ -6,8 +6,9 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
-from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Tokens
@@ -16,8 +17,8 @@ from cachesim.units import Array, Tokens
 class ColdStates:
     """Computes the state of a key afresh and holds stored states against it."""
 
-    def __init__(self, network: Network) -> None:
-        self._forward = Forward(network, CacheRules())
+    def __init__(self, network: Network, recurrent: RecurrentRules | None = None) -> None:
+        self._forward = Forward(network, CacheRules(), recurrent=recurrent)
         self._known: dict[Tokens, PromptCache] = {}
 
     def state(self, key: Tokens) -> PromptCache:
@@ -31,7 +32,7 @@ class ColdStates:
 
     def agree(self, key: Tokens, cache: PromptCache) -> list[bool]:
         """Layer by layer: the same tokens, at the same places, with the same bits."""
-        pairs = zip(self.state(key), cache, strict=True)
+        pairs = zip(leaves(self.state(key)), leaves(cache), strict=True)
         return [_agrees(cold, layer, len(key)) for cold, layer in pairs]
 
 

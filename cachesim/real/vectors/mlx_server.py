@@ -17,12 +17,16 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
+from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.server.batch import DISCONNECTED
+from cachesim.engines.mlx_lm.server.thread import DEAD, UNANSWERED
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
+from cachesim.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.state import ColdStates
 from cachesim.units import as_tokens
@@ -41,6 +45,12 @@ VOCABULARY: Final = 64
 FILLER: Final = 20
 """What would be said where the recording ends because the worker died."""
 
+TOLERANCE: Final = 1e-3
+"""How far log probabilities may lie apart: the real model computes in float32."""
+
+BY_SIZE: Final = ("nbytes",)
+"""What classes with layers of their own have otherwise."""
+
 BY_WEIGHTS: Final = ("difference", "distance")
 
 STORE_OPTION: Final = "prompt_cache_size"
@@ -57,7 +67,9 @@ class Mismatch:
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
-    """The toy with the caches and the bytes of a recorded model."""
+    """The toy with the caches, the bytes and, of a family, the weights of a recorded model."""
+    if "family" in model:
+        return toy_of(model, VOCABULARY)
     window = {"window": model["window"]} if "window" in model else {}
     preset = PRESETS[model["kind"]]
     family = FAMILIES.get(model["kind"], "")
@@ -73,7 +85,8 @@ class ServerPlayer:
         self.rules = FAMILY.rules(self.profile)
         self.engine = self._started(line["template"], dict(line["options"]))
         self.engine.server.store.watch = self._watch
-        self._cold = ColdStates(build(self.spec))
+        layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
+        self._cold = ColdStates(build(self.spec), layers)
         self._oracle = Oracle(build(self.spec))
         self._inserted: list[dict[str, Json]] = []
         self._numbers: list[tuple[PromptCache, int]] = []
@@ -115,17 +128,13 @@ class ServerPlayer:
     ) -> dict[str, Json]:
         """Serve one group; the recording lends the tokens that were sampled."""
         self._inserted = []
-        tickets = [
-            self.engine.submit(self._request(request, result))
-            for request, result in zip(requests, recorded, strict=True)
-        ]
-        self.engine.run()
+        tickets = self._serve(requests, recorded)
         self.engine.check_integrity()
         events = self.engine.events[self._seen :]
         self._seen = len(self.engine.events)
         return {
             "requests": [
-                self._result(ticket, events, judged="answer" in result)
+                self._result(ticket, events, result)
                 for ticket, result in zip(tickets, recorded, strict=True)
             ],
             "inserted": self._inserted,
@@ -133,9 +142,28 @@ class ServerPlayer:
             "store": self._store(),
         }
 
+    def _serve(
+        self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
+    ) -> list[Ticket]:
+        """Requests come in their turns, or when there is nothing else to do; clients leave."""
+        server, tickets = self.engine.server, dict[int, Ticket]()
+        start, pairs = server.turns, list(zip(requests, recorded, strict=True))
+        later = sorted(range(len(pairs)), key=lambda index: requests[index].get("at", 0))
+        busy = True
+        while busy or later:
+            while later and (not busy or requests[later[0]].get("at", 0) <= server.turns - start):
+                index, busy = later.pop(0), True
+                tickets[index] = self.engine.submit(self._request(*pairs[index]))
+            for index, ticket in tickets.items():
+                leaves = requests[index].get("leaves_after")
+                if leaves is not None and self.engine.said(ticket) >= leaves:
+                    self.engine.cancel(ticket)
+            busy = self.engine.step()
+        return [tickets[index] for index in range(len(pairs))]
+
     def _request(self, request: Mapping[str, Any], result: Mapping[str, Any]) -> Request:
         said = read_row(result["generated"] or "")
-        if result.get("error"):
+        if result.get("error") or result.get("finish") == DISCONNECTED:
             said += [FILLER] * (request["max_tokens"] - len(said))
         options = {name: request[name] for name in ("seed", "stop_words") if name in request}
         tokenizer = self.engine.tokenizer
@@ -147,7 +175,9 @@ class ServerPlayer:
             options=options,
         )
 
-    def _result(self, ticket: Ticket, events: Sequence[Event], *, judged: bool) -> dict[str, Json]:
+    def _result(
+        self, ticket: Ticket, events: Sequence[Event], recorded: Mapping[str, Json]
+    ) -> dict[str, Json]:
         mine = [each for each in events if each.task == ticket]
         reply = self.engine.reply(ticket)
         admitted = next(iter(of_kind(RequestAdmitted, mine)), None)
@@ -157,12 +187,15 @@ class ServerPlayer:
             "n": 0 if reply is None else len(reply.prompt),
             "generated": "" if reply is None else write_row(reply.generated),
             "finish": None if finished is None else finished.reason,
-            "error": None if reply is None else reply.error,
+            "error": _error_of(reply, recorded),
             "progress": [[each.done, each.total] for each in of_kind(PromptProgress, mine)],
             "cached": None if admitted is None else admitted.cached,
             "reported": None if admitted is None else admitted.reported,
         }
-        if judged:
+        if "logprobs" in recorded:
+            rows = recorded["logprobs"]
+            result["logprobs"] = "as real" if reply is None else as_real(reply, rows)
+        elif "answer" in recorded:
             result["answer"] = None if reply is None else self._answer(reply)
         if admitted is not None and self.rules.server.segments:
             result["segments"] = [list(each) for each in admitted.segments]
@@ -212,10 +245,12 @@ def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
 
 def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     """The first group that differs; None if everything recorded is played alike."""
-    player = ServerPlayer(line)
+    player, family = ServerPlayer(line), line["model"].get("family")
     before = 0
     for group, recorded in zip(line["steps"], line["results"], strict=True):
-        expected = as_compared(recorded)
+        expected = as_compared(recorded, without=BY_SIZE if family in OTHERS else ())
+        if family == "falcon_h1":
+            expected["inserted"] = [_without_attention(each) for each in expected["inserted"]]
         actual = asked(expected, player.play(group, recorded["requests"]))
         if expected != actual:
             pairs = zip(expected["requests"], actual["requests"], strict=True)
@@ -225,12 +260,50 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     return None
 
 
-def as_compared(recorded: Json) -> Json:
-    """A recording without what depends on weights: how far wrong states and answers are off."""
+def _error_of(reply: Reply | None, recorded: Mapping[str, Json]) -> str | None:
+    """A reply's error; a recording says of whoever came after the worker's death only that."""
+    if reply is None or reply.error not in {DEAD, UNANSWERED}:
+        return None if reply is None else reply.error
+    return TOO_LATE if recorded.get("error") == TOO_LATE else reply.error
+
+
+TOO_LATE: Final = "came too late"
+
+
+def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:
+    """Without the verdict on attention: it lies beside a recurrent layer, the toy's comes after."""
+    layers = [
+        {name: value for name, value in layer.items() if name != "state_is_key"}
+        if "offset" in layer
+        else layer
+        for layer in insertion["layers"]
+    ]
+    return {**insertion, "layers": layers}
+
+
+def as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
+    """A recording without what depends on weights: how far wrong states and answers are off.
+
+    Rows of the toy's own weights are compared themselves, instead of a verdict on them.
+    """
     if isinstance(recorded, Mapping):
-        kept = {key: value for key, value in recorded.items() if key not in BY_WEIGHTS}
-        return {key: as_compared(value) for key, value in kept.items()}
-    return [as_compared(each) for each in recorded] if isinstance(recorded, list) else recorded
+        rows = {"logprobs": "as real"} if "logprobs" in recorded else {}
+        left_out = (*BY_WEIGHTS, *without, *(("answer", "logprobs") if rows else ()))
+        kept = {name: value for name, value in recorded.items() if name not in left_out}
+        return {name: as_compared(value, without) for name, value in kept.items()} | rows
+    if isinstance(recorded, list):
+        return [as_compared(each, without) for each in recorded]
+    return recorded
+
+
+def as_real(reply: Reply, recorded: Sequence[Sequence[float]]) -> str:
+    """Whether a reply's rows are the recorded ones, and if not, where they first part."""
+    for index, (ours, theirs) in enumerate(zip(reply.logits, recorded, strict=False)):
+        shifted = ours - ours.max()
+        off = np.abs(shifted - np.log(np.exp(shifted).sum()) - np.array(theirs)).max()
+        if off > TOLERANCE:
+            return f"token {index} is off by {off:.1e}"
+    return "as real"
 
 
 def asked(recorded: Json, played: Json) -> Json:

@@ -11,9 +11,8 @@ from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
-from cachesim.model.presets import tiny
 from cachesim.real.mlx_lm.state import ColdStates
-from cachesim.real.vectors.mlx_server import PRESETS, VOCABULARY
+from cachesim.real.vectors.mlx_server import spec_of
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
 
@@ -50,8 +49,10 @@ class Watch:
     by_numbers: list[bool] = field(default_factory=list)
 
     def of(self, engine: MlxLm) -> None:
-        cold = ColdStates(engine.network)
+        layers = engine.model.layout.recurrent
+        cold = ColdStates(engine.network, layers)
         real = sum(not shape.ledger for shape in engine.model.network.shapes)
+        real -= real // 2 if layers.paired else 0
 
         def look(insertion: Insertion, cache: PromptCache) -> None:
             self.by_numbers.append(all(cold.agree(insertion.key, cache[:real])))
@@ -62,10 +63,7 @@ class Watch:
 def play(
     workload: Mapping[str, Any], *, provenance: bool = True, watch: Watch | None = None
 ) -> Journey:
-    model = workload["model"]
-    window = {"window": model["window"]} if "window" in model else {}
-    spec = tiny(PRESETS[model["kind"]], vocabulary=VOCABULARY, **window)
-    network = build(spec, "ring")
+    network = build(spec_of(workload["model"]), "ring")
     more = {
         "tokenizer": "words",
         "chat_template": workload["template"],
@@ -86,9 +84,7 @@ def play(
 
 def play_staggered(workload: Mapping[str, Any], pauses: Sequence[int]) -> Journey:
     """The requests of a workload one after the other, so many turns of the server apart."""
-    model = workload["model"]
-    window = {"window": model["window"]} if "window" in model else {}
-    network = build(tiny(PRESETS[model["kind"]], vocabulary=VOCABULARY, **window), "ring")
+    network = build(spec_of(workload["model"]), "ring")
     more = {"tokenizer": "words", "chat_template": workload["template"]}
     engine = MlxLm(
         Profile("mlx-lm", workload["version"]), network=network, options=workload["options"] | more

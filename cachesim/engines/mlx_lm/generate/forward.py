@@ -107,13 +107,14 @@ class _Call:
     def _computed(self, row: int) -> tuple[int, int]:
         """The first column of a row that is computed, and the end.
 
-        Columns before position 0 are left padding; recurrent layers that look at no mask read it.
-        Columns behind the tokens are computed where a recurrent layer makes something of them.
+        Columns before position 0 are left padding; recurrent layers read it unless a mask is there
+        and they look at it. Columns behind the tokens are computed where a recurrent layer makes
+        something of them.
         """
         start, stop = max(0, -int(self.first[row])), self.inputs.shape[1]
         for each in self.recurrent.values():
-            start = start if each.rules.masks else 0
-            return start, each.reach(row)
+            real = np.flatnonzero(each.mask[row])
+            return min(start, int(real[0]) if len(real) else stop), each.reach(row)
         return start, stop
 
     def run(self, rows: list[int], columns: Integers) -> None:

@@ -53,6 +53,7 @@ class ResponseGenerator:
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
         self.dead: str | None = None
+        self.turns = 0  # slices in which the live batch was served
         self._drain = False
         self._unprocessed: list[Job] = []
         self._admitting: Job | None = None
@@ -80,6 +81,7 @@ class ResponseGenerator:
             self._admitting = None
             admitted = True
         if self.batch is not None and self.batch.jobs:
+            self.turns += 1
             self.batch.turn()
             self.batch.remove_stopped()
             return True
