@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.llamacpp import batching, checkpointing, depth, reuse, selection
+from cachesim.engines.llamacpp import checkpoints, prompt_start, selection, update_slots
 from cachesim.engines.llamacpp import swap as swapping
 from cachesim.engines.llamacpp.memory import recurrent_state
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
@@ -16,7 +16,7 @@ from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.units import Count
-from tests.mutants.switches import always, answers, counts, swap, wrapped
+from tests.mutants.switches import Swap, always, answers, counts, swap, wrapped
 
 SOUND: Final = "llama.cpp@b11549+erase-equal"
 RECORDS: Final = "server-b11549"
@@ -88,14 +88,14 @@ MEMORY: Final = (
         "trim-zeroes-the-state",
         "a recurrent trim says yes and forgets the state",
         swap(RecurrentMemory, "_roll_back", lambda _: _zeroing_trim)
-        + swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
+        + swap(prompt_start, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
         upstream="ml-explore/mlx-lm#1254",
     ),
     released(
         "trim-ignores-the-state",
         "a recurrent trim says yes and keeps what was cut",
         swap(RecurrentMemory, "_roll_back", lambda _: _ignoring_trim)
-        + swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
+        + swap(prompt_start, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
         upstream="ikawrakow/ik_llama.cpp#1689",
     ),
     released(
@@ -179,8 +179,20 @@ MEMORY: Final = (
 
 # -- the start of a prompt -------------------------------------------------------------------------
 
-NEVER: Final = (("never", lambda _c, _p: False),)
-BEYOND_BY_ONE: Final = ("pos_max > pos_next + 1", lambda c, p: c.pos_max > p.pos_next + 1)
+
+def accepts(test: Any) -> tuple[checkpoints.Accept, ...]:
+    """One test that a checkpoint has to pass."""
+    return (checkpoints.Accept(passes=test, refused_if="mutant"),)
+
+
+ALWAYS: Final = accepts(lambda _cur, _p: True)
+BEYOND_BY_ONE: Final = accepts(lambda cur, p: cur.pos_max <= p.pos_next + 1)
+
+
+def _accepting(exact: Any, limit: Any) -> tuple[Swap, ...]:
+    return swap(checkpoints, "EXACT", lambda tests: {**tests, "threshold": exact}) + swap(
+        checkpoints, "LIMITS", lambda tests: {**tests, "beyond": limit}
+    )
 
 
 def _more(extra: int) -> Any:
@@ -191,39 +203,37 @@ def _more(extra: int) -> Any:
     return wrapped(change)
 
 
-def _late_checkpoint(original: Any, server: Any, slot: Any, checkpoint: Any) -> None:
-    original(server, slot, replace(checkpoint, n_tokens=Count(checkpoint.n_tokens + 1)))
+def _late_checkpoint(original: Any, server: Any, slot: Any, n_tokens: int, *rest: Any) -> None:
+    original(server, slot, n_tokens + 1, *rest)
 
 
-def _without(erasure: str, test: Any) -> Any:
-    return lambda erased: {**erased, erasure: ("mutant", test)}
+def _erasing(test: Any) -> tuple[Swap, ...]:
+    """`prompt_start` has the table by name."""
+    erase = checkpoints.Erase(erases=test, rule="mutant")
+    return swap(prompt_start, "ERASURES", lambda erasures: {**erasures, "equal": erase})
 
 
 START: Final = (
     released(
         "depth-test-skipped",
         "memory is taken to reach back as far as is asked",
-        swap(depth, "_test_depth", lambda _: lambda _s, _l, _t, prefix: prefix),
+        swap(prompt_start, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
     ),
     released(
         "any-checkpoint-will-do",
         "the newest checkpoint is taken, wherever it stands",
-        swap(depth, "EXACT_TESTS", lambda tests: {**tests, "threshold": NEVER})
-        + swap(depth, "BEYOND", lambda _: NEVER[0])
-        + swap(depth, "ERASED", _without("equal", lambda _c, _p: False)),
+        _accepting(ALWAYS, ALWAYS) + _erasing(lambda _cur, _p: False),
     ),
     released(
         "search-one-too-far",
         "a checkpoint one token beyond the match may be taken",
-        swap(depth, "BEYOND", lambda _: BEYOND_BY_ONE)
-        + swap(depth, "EXACT_TESTS", lambda tests: {**tests, "threshold": NEVER})
-        + swap(depth, "ERASED", _without("equal", lambda c, p: c.pos_max > p.pos_next + 1)),
+        _accepting(ALWAYS, BEYOND_BY_ONE) + _erasing(lambda cur, p: cur.pos_max > p.pos_next + 1),
         upstream="ikawrakow/ik_llama.cpp#1888",
     ),
     released(
         "nothing-is-erased",
         "checkpoints of another prompt stay in the list",
-        swap(depth, "ERASED", _without("equal", lambda _c, _p: False)),
+        _erasing(lambda _cur, _p: False),
     ),
     released(
         "erasure-off-by-one",
@@ -235,18 +245,18 @@ START: Final = (
     released(
         "checkpoint-one-token-late",
         "a checkpoint is recorded as one token longer than it is",
-        swap(checkpointing, "create_checkpoint", wrapped(_late_checkpoint)),
+        swap(update_slots, "create_checkpoint", wrapped(_late_checkpoint)),
     ),
     released(
         "restore-counts-one-more",
         "after a restore one token too many is taken as present",
-        swap(depth, "_continue_from", _more(1)),
+        swap(prompt_start, "_resume_from", _more(1)),
     ),
     released(
         "prefix-counts-one-more",
         "the common prefix is one token too long",
         swap(
-            reuse,
+            prompt_start,
             "get_common_prefix",
             wrapped(
                 lambda original, one, other: Count(
@@ -268,22 +278,17 @@ START: Final = (
     reported(
         "threshold-off-by-one",
         "a checkpoint that ends right at the prefix is refused",
-        swap(
-            depth,
-            "EXACT_TESTS",
-            lambda tests: {
-                **tests,
-                "threshold": (("late", lambda c, p: c.pos_min >= p.thold - 1 and c.pos_min),),
-            },
+        _accepting(
+            accepts(lambda cur, p: cur.pos_min < p.pos_min_thold - 1 or cur.pos_min == 0),
+            checkpoints.LIMITS["beyond"],
         ),
     ),
     reported(
         "last-token-not-kept-back",
         "a prompt that is all cached needs no token",
-        swap(reuse, "OneTokenNeeded", lambda original: original)
-        + swap(
-            reuse,
-            "commit",
+        swap(
+            prompt_start,
+            "_commit",
             wrapped(
                 lambda original, slot, n_past: original(
                     slot,
@@ -357,18 +362,18 @@ KEEPING: Final = (
     reported(
         "no-cut-before-the-end",
         "no batch ends four tokens before the prompt's end",
-        swap(batching, "next_stop", lambda _: lambda _s, _slot, task: int(task.n_tokens)),
+        swap(update_slots, "break_at", lambda _: lambda _s, _slot, task, **_k: int(task.n_tokens)),
         upstream="ggml-org/llama.cpp#20288",
     ),
     reported(
         "list-drops-nothing-for-its-length",
         "a full list makes no room",
-        swap(checkpointing, "make_room", always(None)),
+        swap(checkpoints, "make_room", always(None)),
     ),
     reported(
         "spacing-is-ignored",
         "checkpoints are taken however close they lie",
-        swap(checkpointing, "_is_far_enough", always(True)),
+        swap(update_slots, "_is_far_enough", always(True)),
         records="server-b9538",
     ),
 )

@@ -3,27 +3,11 @@
 from typing import Final
 
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState
+from cachesim.engines.llamacpp.slot import Slot
 from cachesim.units import Array, Token
 
 END_OF_GENERATION: Final = frozenset({Token(2), Token(260)})
 """The toy vocabulary's `</s>` and `<|im_end|>`."""
-
-
-def sample_slots(server: ServerContext, begin: int, end: int) -> None:
-    """Every slot whose row was in the piece just decoded gets its next token."""
-    for slot in server.slots:
-        if not begin <= slot.i_batch < end:
-            continue
-        if slot.state is SlotState.DONE_PROMPT:
-            slot.move(SlotState.GENERATING)
-        elif slot.state is not SlotState.GENERATING:
-            continue
-        if slot.draft:
-            continue
-        row = server.contexts.target.logits(slot.i_batch - begin)
-        slot.i_batch = NO_ROW
-        take_token(server, slot, next_token(server, slot, row), row)
 
 
 def next_token(server: ServerContext, slot: Slot, row: Array, *, ahead: int = 0) -> Token:
@@ -34,7 +18,7 @@ def next_token(server: ServerContext, slot: Slot, row: Array, *, ahead: int = 0)
     return server.network.sample(row)
 
 
-def take_token(server: ServerContext, slot: Slot, token: Token, row: Array) -> bool:
+def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -> bool:
     """Note a token; False if it ended the request (upstream: `process_token`)."""
     slot.generated.append(token)
     slot.rows.append(row)

@@ -14,7 +14,6 @@ from cachesim.engines.held import (
     SlotHeld,
     runs_of,
 )
-from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.blob import Blob, CellList, RowBlock
 from cachesim.engines.llamacpp.memory.context import Context
@@ -25,7 +24,7 @@ from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.sizes import LEDGER
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot
 from cachesim.units import Integers
 
 

@@ -1,8 +1,7 @@
 """Where the server's own books must agree, whatever it was asked to do."""
 
-from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Slot, SlotState
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
 from cachesim.errors import ContractError
 
 

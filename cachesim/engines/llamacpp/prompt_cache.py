@@ -8,11 +8,10 @@ import numpy as np
 
 from cachesim.engines.causes import Cause
 from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.approximation import Approximation
-from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio, shown
 from cachesim.engines.llamacpp.rules import PromptCacheRules
+from cachesim.engines.llamacpp.slot import Approximation, Checkpoint
 from cachesim.engines.llamacpp.tokens import get_common_prefix
 from cachesim.units import Count, Token
 

@@ -15,8 +15,6 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Reply
-from cachesim.engines.llamacpp.approximation import Approximation
-from cachesim.engines.llamacpp.checkpoint import Checkpoint
 from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.events import (
     RequestRefused,
@@ -26,7 +24,7 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, Slot
 from cachesim.engines.llamacpp.task import Task
 from cachesim.errors import BlobError, OptionError
 from cachesim.units import Array, Count, Pos, Token

@@ -8,20 +8,9 @@ from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
 from cachesim.engines.family import Family
 from cachesim.engines.held import Held
-from cachesim.engines.llamacpp.batching import (
-    Failure,
-    PendingBatch,
-    add_prompts,
-    add_sampled_tokens,
-    copy_to_children,
-    decode_piece,
-    fail_all,
-)
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.llamacpp.forced import pass_over_replies
-from cachesim.engines.llamacpp.generation import sample_slots
 from cachesim.engines.llamacpp.held import held
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.options import Options
@@ -30,24 +19,16 @@ from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
 from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
-from cachesim.engines.llamacpp.shift import shift_full_contexts
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.snapshot import snapshot
 from cachesim.engines.llamacpp.spans import Start
-from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
 from cachesim.engines.llamacpp.swap import save_idle_slots
 from cachesim.engines.llamacpp.task import Task, TaskKind
+from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope, as_rope
-from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
 from cachesim.units import Tokens
-
-EMPTY_TURNS = 3
-"""So many turns with nothing to decode are accepted; one more ends the process."""
-
-VAIN_TURNS = 10
-"""After so many, where the process does not end, each is like the one before."""
 
 
 class LlamaCpp(Engine):
@@ -115,7 +96,7 @@ class LlamaCpp(Engine):
             return False
         self._hang_up()
         self.take_in()
-        self._update_slots()
+        update_slots(server)
         return True
 
     def take_in(self) -> None:
@@ -280,46 +261,3 @@ class LlamaCpp(Engine):
         slot.task = task
         slot.move(state)
         self._server.emit(TaskLaunched(slot=slot.id, task=task.id, is_child=task.is_child))
-
-    def _update_slots(self) -> None:
-        """One pass (upstream: `update_slots`): shift, fill the batch, decode, sample."""
-        server = self._server
-        if not any(slot.is_processing for slot in server.slots):
-            return
-        pass_over_replies(server)
-        shift_full_contexts(server)
-        make_drafts(server)
-        batch = PendingBatch()
-        add_sampled_tokens(server, batch)
-        add_prompts(server, batch)
-        self._count_empty(batch)
-        begin, n_batch = 0, server.options.n_batch
-        try:
-            while begin < len(batch):
-                end, n_batch = decode_piece(server, batch, begin, n_batch)
-                if end == begin:
-                    continue
-                copy_to_children(server)
-                sample_slots(server, begin, end)
-                verify_drafts(server, begin, end)
-                begin = end
-        except Failure as failure:
-            fail_all(server, failure)
-
-    def _count_empty(self, batch: PendingBatch) -> None:
-        """Nothing to decode though a slot is at work: May's and June's servers end themselves.
-
-        A turn that leaves no slot at work starts the count again: any number of empty or overlong
-        prompts may follow one another (seen on all wheels). Trap: October's b11549 has the test
-        where an empty batch never gets. It turns for ever and answers nobody, which is reported
-        after some turns.
-        """
-        server = self._server
-        at_work = any(slot.is_processing for slot in server.slots)
-        empty = at_work and not len(batch)
-        server.n_empty_consecutive = server.n_empty_consecutive + 1 if empty else 0
-        where = "update_slots"
-        if server.n_empty_consecutive > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
-            raise UpstreamAbort(where, "too many consecutive empty batches")
-        if server.n_empty_consecutive > VAIN_TURNS:
-            raise UpstreamEndless(where, "a slot is at work, and has nothing to decode")

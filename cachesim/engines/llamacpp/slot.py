@@ -1,14 +1,101 @@
-"""A slot: the server's place for one conversation, and the states a request goes through in it."""
+"""A slot: the server's place for one conversation, what it is believed to hold, and its states."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
+from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.prompt import Prompt
 from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.rope import as_rope
 from cachesim.errors import ContractError
 from cachesim.units import Array, Count, Pos, SeqId, Token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approximation:
+    """From which token on the memory knowingly holds values of another context, and why."""
+
+    start: Count
+    why: str  # "context-shift" or "chunk-reuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A saved copy of what cannot be cut back (upstream: `common_prompt_checkpoint`).
+
+    `pos_min` and `pos_max` are what the live memory reported when it was taken. A window blob
+    holds less than that: only what lies inside the window of `pos_max`.
+    """
+
+    n_tokens: Count
+    pos_min: Pos
+    pos_max: Pos
+    id_task: int
+    state: SavedState
+    drafter: Array | None = None  # what the companion carried beside its memory
+    approximate: Approximation | None = None  # what was approximate when it was taken
+
+    def __deepcopy__(self, memo: object) -> "Checkpoint":
+        """It never changes."""
+        return self
+
+    @property
+    def size(self) -> int:
+        """Bytes of all it keeps; a carried row is f32."""
+        return self.state.size + (0 if self.drafter is None else 4 * self.drafter.size)
+
+    @property
+    def pos_end(self) -> Pos:
+        """The position right after its last token (#24035)."""
+        return Pos(self.n_tokens)
+
+    def as_dict(self) -> dict[str, int]:
+        """What the log prints of it."""
+        return {"pos_min": self.pos_min, "pos_max": self.pos_max, "n_tokens": self.n_tokens}
+
+
+class Prompt:
+    """The tokens of one slot and its checkpoints, oldest first (upstream: `server_prompt`)."""
+
+    __slots__ = ("approximate", "checkpoints", "tokens")
+
+    def __init__(
+        self,
+        tokens: list[Token] | None = None,
+        checkpoints: list[Checkpoint] | None = None,
+        approximate: Approximation | None = None,
+    ) -> None:
+        self.tokens: list[Token] = [] if tokens is None else tokens
+        self.checkpoints: list[Checkpoint] = [] if checkpoints is None else checkpoints
+        self.approximate = approximate
+
+    @property
+    def n_tokens(self) -> Count:
+        """How many tokens the slot holds; also the position of the next one (`pos_next`)."""
+        return Count(len(self.tokens))
+
+    def keep_first(self, count: int) -> None:
+        """Forget all tokens but the first `count`."""
+        del self.tokens[count:]
+        if self.approximate is not None and self.approximate.start >= count:
+            self.approximate = None
+
+    def take_shape_of(self, tokens: Sequence[Token]) -> None:
+        """Where nothing is held, keep what follows as it comes: a list, or a rope."""
+        rope = as_rope(tokens)
+        if rope is not None and not self.tokens:
+            self.tokens = cast("list[Token]", rope[:0])
+
+    def approximate_from(self, start: int, why: str) -> None:
+        """Remember that values from `start` on were computed in another context."""
+        if self.approximate is None or start < self.approximate.start:
+            self.approximate = Approximation(start=Count(start), why=why)
+
+    def clone(self) -> "Prompt":
+        """The same tokens and checkpoints in lists of their own."""
+        return Prompt(self.tokens[:], list(self.checkpoints), self.approximate)
 
 
 class SlotState(Enum):
@@ -82,8 +169,6 @@ class Slot:
         self.split_at = -1  # a length at which the batch is cut to save a state (#24035)
         self.draft: list[Token] = []
         self.spec_checkpoint: SpecCheckpoint | None = None
-        self.n_draft = 0
-        self.n_draft_accepted = 0
         self.n_draft_steps = 0
 
     @property

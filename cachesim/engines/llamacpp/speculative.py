@@ -6,7 +6,7 @@ accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
 
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
-from cachesim.engines.llamacpp.generation import budget_left, next_token, take_token
+from cachesim.engines.llamacpp.generation import budget_left, next_token, process_token
 from cachesim.engines.llamacpp.memory.capability import SeqRm
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
@@ -57,7 +57,6 @@ def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
     if draft and needs_checkpoint(server, len(draft)):
         saved = target.state_seq_get_data(slot.id, partial=True)
     slot.draft = draft
-    slot.n_draft += len(draft)
     slot.spec_checkpoint = SpecCheckpoint(
         n_tokens=n_tokens, pos_max=pos_max, target=saved, companion=before
     )
@@ -97,7 +96,6 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
         return
     _report(server, slot, accepted, "cut" if rollback else "nothing")
     slot.draft = []
-    slot.n_draft_accepted += len(accepted) - 1
     if server.drafter is not None:
         server.drafter.accept(slot.id, len(accepted) - 1)
     tokens = slot.prompt.tokens
@@ -106,7 +104,7 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
     slot.sampled = accepted[-1]
     server.contexts.seq_rm(slot.id, len(tokens), -1)
     for token, row in zip(accepted, rows, strict=False):
-        if not take_token(server, slot, token, row):
+        if not process_token(server, slot, token, row):
             break
 
 

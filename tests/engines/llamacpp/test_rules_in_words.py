@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.llamacpp import depth
-from cachesim.engines.llamacpp.depth import Prefix, numbers_of
+from cachesim.engines.llamacpp.checkpoints import ERASURES, EXACT, LIMITS, Prefix, numbers_of
 
 number = st.integers(0, 6)
 
 RULES = [
-    *depth.ERASED.values(),
-    *(rule for rules in depth.EXACT_TESTS.values() for rule in rules),
-    *(rule for rules in depth.LIMITS.values() for rule in rules),
+    *((each.rule, each.erases) for each in ERASURES.values()),
+    *(
+        (each.refused_if, lambda cur, p, each=each: not each.passes(cur, p))
+        for tests in (*EXACT.values(), *LIMITS.values())
+        for each in tests
+    ),
 ]
 NARROWER = {
     "pos_min >= pos_min_thold": lambda c, _: c.pos_min != 0,
@@ -40,7 +42,11 @@ def test_the_words_of_a_rule_are_true_exactly_where_its_test_holds(
         pos_min=pos_min, pos_max=pos_max, n_tokens=n_tokens, pos_end=pos_end
     )
     prefix = Prefix(
-        n_past=n_past, pos_next=pos_next, prefix_end=prefix_end, thold=thold, n_prompt=n_prompt
+        n_past=n_past,
+        pos_next=pos_next,
+        prefix_end=prefix_end,
+        pos_min_thold=thold,
+        n_prompt=n_prompt,
     )
     claimed = eval(numbers_of(words, checkpoint, prefix), {"__builtins__": {}})  # noqa: S307
     narrower = NARROWER.get(words, lambda _c, _p: True)

@@ -1,0 +1,222 @@
+"""Checkpoints: which are accepted, which a new prompt erases, and how the list is kept.
+
+Upstream: the conditions of two loops in `update_slots`, and `create_checkpoint`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from cachesim.engines.llamacpp.events import CheckpointCreated, CheckpointDropped
+from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, SearchLimit
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot
+from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.words import in_numbers
+from cachesim.units import Count, Pos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """Upstream's locals, against which checkpoints are measured."""
+
+    n_past: int
+    pos_next: int  # where decoding resumes; a restored checkpoint lowers it
+    prefix_end: int  # `pos_next` before any checkpoint
+    pos_min_thold: int  # the largest pos_min that is still deep enough, and one more
+    n_prompt: int  # upstream: `slot.task->n_tokens()`
+
+
+Test: TypeAlias = Callable[[Checkpoint, Prefix], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accept:
+    """A test that a checkpoint has to pass, and the words for one that does not."""
+
+    passes: Test
+    refused_if: str
+
+
+FIX_POS_MIN: Final = Accept(  # [TAG_CHECKPOINTS_FIX_POS_MIN], #24411
+    passes=lambda cur, p: not cur.pos_max > p.pos_next,
+    refused_if="pos_max > pos_next",
+)
+THRESHOLD: Final = Accept(  # a checkpoint from position 0 always passes (#21510)
+    passes=lambda cur, p: cur.pos_min < p.pos_min_thold or cur.pos_min == 0,
+    refused_if="pos_min >= pos_min_thold",
+)
+ONE_KEY_MORE: Final = Accept(
+    passes=lambda cur, p: cur.pos_max <= p.pos_next - 1 or p.n_past < p.n_prompt,
+    refused_if="pos_max > pos_next - 1",
+)
+INSIDE_PREFIX: Final = Accept(
+    passes=lambda cur, p: cur.pos_end <= p.prefix_end, refused_if="pos_end > prefix_end"
+)
+LEAVES_ONE: Final = Accept(
+    passes=lambda cur, p: cur.n_tokens <= p.n_prompt - 1, refused_if="n_tokens > n_prompt - 1"
+)
+ENDS_INSIDE: Final = Accept(
+    passes=lambda cur, p: cur.pos_max < p.pos_min_thold, refused_if="pos_max >= pos_min_thold"
+)
+
+LIMITS: Final[Mapping[SearchLimit, tuple[Accept, ...]]] = {
+    "none": (),
+    "beyond": (FIX_POS_MIN,),
+    "read-again": (FIX_POS_MIN, ONE_KEY_MORE),
+}
+"""What is asked first: where a checkpoint ends, whatever its state."""
+
+EXACT: Final[Mapping[ExactSearch, tuple[Accept, ...]]] = {
+    "threshold": (THRESHOLD,),
+    "pos_end": (INSIDE_PREFIX, LEAVES_ONE),
+    "longest": (INSIDE_PREFIX, LEAVES_ONE),
+    "pos_max": (FIX_POS_MIN,),
+    "inside": (ENDS_INSIDE,),
+}
+"""What is asked next of a checkpoint of an exact state; windows have the released test."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erase:
+    """Which checkpoints a new prompt erases: the test, and the same in words."""
+
+    erases: Test
+    rule: str
+
+
+BEYOND_PREFIX: Final = Erase(
+    erases=lambda cur, p: cur.n_tokens > p.prefix_end, rule="n_tokens > prefix_end"
+)
+
+ERASURES: Final[Mapping[Erasure, Erase]] = {
+    "beyond": Erase(erases=lambda cur, p: cur.pos_max > p.pos_next, rule="pos_max > pos_next"),
+    "equal": Erase(erases=lambda cur, p: cur.pos_max >= p.pos_next, rule="pos_max >= pos_next"),
+    "pos_end": Erase(
+        erases=lambda cur, p: cur.pos_end > p.prefix_end or cur.pos_max > p.pos_next,
+        rule="pos_end > prefix_end or pos_max > pos_next",
+    ),
+    "prefix": BEYOND_PREFIX,
+    "diverged": BEYOND_PREFIX,
+    "prompt": Erase(erases=lambda cur, p: cur.pos_max > p.n_prompt, rule="pos_max > n_prompt"),
+}
+"""The released rule is "beyond" (#20671).
+
+Trap: it keeps one whose last token lies exactly at `pos_next`, and every one at position 0,
+although that token may differ from the new prompt's.
+"""
+
+
+def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
+    """A rule with the numbers that it was asked about: `pos_max > pos_next` as `0 > 0`."""
+    values = {**cur.as_dict(), "pos_end": int(cur.pos_end)}
+    values |= {
+        "n_past": prefix.n_past,
+        "pos_next": prefix.pos_next,
+        "prefix_end": prefix.prefix_end,
+        "pos_min_thold": prefix.pos_min_thold,
+        "n_prompt": prefix.n_prompt,
+    }
+    return in_numbers(rule, values)
+
+
+def accept_tests(rules: ReuseRules, *, exact: bool) -> tuple[Accept, ...]:
+    """What a checkpoint has to pass, in upstream's order."""
+    tests = LIMITS[rules.search_limit] + (EXACT[rules.exact_search] if exact else (THRESHOLD,))
+    return (*tests, INSIDE_PREFIX) if rules.exact_search == "pos_end" else tests
+
+
+def create_checkpoint(
+    server: ServerContext, slot: Slot, n_tokens: int, pos_min: int, pos_max: int
+) -> None:
+    """Make room in the list and append what is saved now (upstream: `create_checkpoint`).
+
+    Trap: the oldest may be dropped although the new one only replaces one of equal length.
+    """
+    task, most, rules = slot.running, server.options.ctx_checkpoints, server.rules.checkpoints
+    make_room(server, slot, task, most)
+    if rules.supersede_equal:
+        for held in list(slot.prompt.checkpoints):
+            if held.n_tokens == n_tokens:
+                _drop(server, slot, held, "superseded")
+    carries = server.drafter is not None and server.rules.slots.drafter_is_saved
+    cur = Checkpoint(
+        n_tokens=Count(n_tokens),
+        pos_min=Pos(pos_max if rules.exact_pos_min and server.is_exact else pos_min),
+        pos_max=Pos(pos_max),
+        id_task=task.id,
+        state=server.contexts.save(slot.id, partial=True),
+        drafter=server.drafter.carried(slot.id) if server.drafter and carries else None,
+        approximate=slot.prompt.approximate,
+    )
+    slot.prompt.checkpoints.append(cur)
+    server.emit(
+        CheckpointCreated(
+            slot=slot.id,
+            task=task.id,
+            index=len(slot.prompt.checkpoints),
+            most=most,
+            **cur.as_dict(),
+            size=cur.size,
+        )
+    )
+
+
+def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
+    """Drop checkpoints until one more fits."""
+    checkpoints = slot.prompt.checkpoints
+    eviction = server.rules.checkpoints.eviction
+    if eviction == "thinned":
+        _thin_out(server, slot, task, most)
+    while len(checkpoints) >= most:
+        victim = 0
+        if eviction == "closest":
+            victim = _closest(checkpoints)
+        elif eviction == "densest":
+            victim = _densest(checkpoints)
+        _drop(server, slot, checkpoints[victim], "full")
+
+
+def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
+    """Drop what another task left close after its predecessor (#25472, narrowed by #28302)."""
+    last = -1
+    for checkpoint in list(slot.prompt.checkpoints):
+        if len(slot.prompt.checkpoints) + 1 < most:
+            return
+        close = checkpoint.n_tokens <= last + server.options.checkpoint_min_step
+        if checkpoint.id_task != task.id and last >= 0 and close:
+            _drop(server, slot, checkpoint, "too-close")
+        else:
+            last = checkpoint.n_tokens
+
+
+def _closest(checkpoints: list[Checkpoint]) -> int:
+    """The one least far from its predecessor (#25592); the first one is an anchor."""
+    gaps = [
+        (checkpoints[i].n_tokens - checkpoints[i - 1].n_tokens, i)
+        for i in range(1, len(checkpoints))
+    ]
+    return min(gaps, default=(0, 0))[1]
+
+
+def _densest(checkpoints: list[Checkpoint]) -> int:
+    """The interior one whose neighbours lie closest together (#24035); else the oldest."""
+    spans = [
+        (checkpoints[i + 1].n_tokens - checkpoints[i - 1].n_tokens, i)
+        for i in range(1, len(checkpoints) - 1)
+    ]
+    return min(spans, default=(0, 0))[1]
+
+
+def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str) -> None:
+    index = next(i for i, each in enumerate(slot.prompt.checkpoints) if each is checkpoint)
+    del slot.prompt.checkpoints[index]
+    server.emit(
+        CheckpointDropped(
+            slot=slot.id,
+            task=slot.running.id,
+            reason=reason,
+            **checkpoint.as_dict(),
+            size=checkpoint.size,
+        )
+    )

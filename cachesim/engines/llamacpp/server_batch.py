@@ -1,0 +1,91 @@
+"""The batch that a pass fills and decodes (upstream: `server_batch`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cachesim.engines.llamacpp.memory.advance import Advance
+from cachesim.engines.llamacpp.memory.batch import Batch, Ids
+from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.rope import LONGEST, as_rope
+from cachesim.units import Token
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Tokens of one slot, in a batch."""
+
+    seq: int
+    start: int  # the position of the first
+    tokens: Sequence[Token]
+    output: bool  # the logits of all of them are wanted
+    last: bool = False  # those of the last one are
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the tokens are places in texts, which no network looks up."""
+        return self.tokens[0] >= LONGEST or as_rope(self.tokens) is not None
+
+
+@dataclass(slots=True)
+class ServerBatch:
+    """What this pass will decode, in order: runs of tokens, one after the other."""
+
+    runs: list[Run] = field(default_factory=list)
+    length: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def add(self, slot: Slot, tokens: Sequence[Token], *, output: bool) -> int:
+        """Append tokens after the slot's own, which they join; the index of the first."""
+        first = self.length
+        start = len(slot.prompt.tokens)
+        self.runs.append(Run(seq=int(slot.id), start=start, tokens=tokens, output=output))
+        self.length += len(tokens)
+        slot.prompt.tokens += tokens
+        return first
+
+    def want_last(self) -> None:
+        """The logits of the last token are wanted."""
+        self.runs[-1].last = True
+
+    def between(self, begin: int, end: int) -> list[tuple[Run, int, int]]:
+        """The runs in a piece of it, each with the part of it that is inside."""
+        inside, at = [], 0
+        for run in self.runs:
+            low, high = max(begin - at, 0), min(end - at, len(run.tokens))
+            if low < high:
+                inside.append((run, low, high))
+            at += len(run.tokens)
+        return inside
+
+    def slots(self, begin: int, end: int) -> tuple[int, ...]:
+        """The slots in a piece of it."""
+        return tuple(sorted({run.seq for run, _, _ in self.between(begin, end)}))
+
+    def view(self, begin: int, end: int) -> Batch:
+        """A piece of it, as decode takes it."""
+        tokens: list[Token] = []
+        positions: list[int] = []
+        seqs: list[Ids] = []
+        outputs: list[bool] = []
+        for run, low, high in self.between(begin, end):
+            tokens += run.tokens[low:high]
+            positions += range(run.start + low, run.start + high)
+            seqs += [(run.seq,)] * (high - low)
+            outputs += [run.output] * (high - low)
+            if run.last and high == len(run.tokens):
+                outputs[-1] = True
+        return Batch(
+            tokens=tuple(tokens),
+            positions=tuple(positions),
+            seqs=tuple(seqs),
+            outputs=tuple(outputs),
+        )
+
+    def named(self, begin: int, end: int) -> list[Advance] | None:
+        """A piece of it as runs, where all its tokens are only names."""
+        parts = self.between(begin, end)
+        if any(not run.is_named for run, _, _ in parts):
+            return None
+        return [Advance(run.seq, run.start + low, high - low) for run, low, high in parts]
