@@ -1,8 +1,9 @@
 """The pytest plug-in: scenario files are tests.
 
-Any TOML file below a folder that pytest is pointed at, and that looks like a scenario (a line
-`format = ...` and a `[[step]]`), becomes one test per profile. The module lies outside the package
-so that pytest can load it without importing cachesim.
+Any TOML file below a folder that pytest is pointed at, and that looks like a scenario (it has a
+`format`, an `engine` and a `[[step]]`), becomes one test per profile. With `--cachesim-profile`
+scenarios of other engines are left out. The module lies outside the package so that pytest can
+load it without importing cachesim.
 """
 
 import re
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from cachesim.scenario import Scenario
     from cachesim.scenario.result import Run
 
-LOOKS_LIKE_ONE = re.compile(r"^format\s*=.*^\s*\[\[\s*step\s*\]\]", re.MULTILINE | re.DOTALL)
+MARKS = (
+    re.compile(r"^\s*format\s*=\s*\d", re.MULTILINE),
+    re.compile(r"^\s*\[\[\s*step\s*\]\]", re.MULTILINE),
+    re.compile(r"^\s*(\[\s*engine\b|engine\b.*=)", re.MULTILINE),
+)
+"""What every scenario has; a file of something else seldom has all of it."""
+
 LARGEST = 4 * 2**20
 
 
@@ -30,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="PROFILE",
-        help="run scenarios on this profile instead of those they list; may be repeated",
+        help="the profile to run scenarios of its engine on; others are left out; may be repeated",
     )
     group.addoption(
         "--cachesim-arithmetic",
@@ -47,9 +54,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":
     """Take a TOML file that looks like a scenario."""
-    if file_path.suffix != ".toml" or file_path.stat().st_size > LARGEST:
+    if file_path.suffix != ".toml":
         return None
-    if not LOOKS_LIKE_ONE.search(file_path.read_text(encoding="utf-8", errors="replace")):
+    try:
+        if file_path.stat().st_size > LARGEST:
+            return None
+        text = file_path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # a dangling link, a file that is somebody else's
+        return None
+    if not all(mark.search(text) for mark in MARKS):
         return None
     return ScenarioFile.from_parent(parent, path=file_path)
 
@@ -57,21 +70,40 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioF
 class ScenarioFile(pytest.File):
     """One file: a test for each profile."""
 
-    def collect(self) -> Iterator["ScenarioItem"]:
-        """Read the file; what is wrong with it is an error of collection."""
+    def collect(self) -> Iterator["ScenarioItem | WrongItem"]:
+        """Read the file; one that is wrong is a test that fails, and stops no other."""
         from cachesim.errors import InputError  # noqa: PLC0415
         from cachesim.scenario import full_profile, load  # noqa: PLC0415
+        from cachesim.scenario.selection import chosen_profiles  # noqa: PLC0415
 
+        asked = self.config.getoption("--cachesim-profile")
         try:
             scenario = load(self.path)
-            wanted = self.config.getoption("--cachesim-profile") or scenario.engine.profiles
-            profiles = [full_profile(scenario.engine.name, each) for each in wanted]
+            listed = [full_profile(scenario.engine.name, p) for p in scenario.engine.profiles]
+            profiles = chosen_profiles(scenario, asked) if asked else listed
         except InputError as error:
-            raise self.CollectError(str(error)) from None
+            yield WrongItem.from_parent(self, name="scenario", problems=str(error))
+            return
         for profile in profiles:
             yield ScenarioItem.from_parent(
                 self, name=str(profile), scenario=scenario, profile=profile
             )
+
+
+class WrongItem(pytest.Item):
+    """A file that looks like a scenario and is none."""
+
+    def __init__(self, *, problems: str, **rest: Any) -> None:  # noqa: ANN401
+        super().__init__(**rest)
+        self.problems = problems
+
+    def runtest(self) -> None:
+        """Say what is wrong with it."""
+        pytest.fail(self.problems, pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """How pytest names it."""
+        return self.path, 0, self.path.name
 
 
 class ScenarioItem(pytest.Item):

@@ -29,35 +29,69 @@ cached = [7]
 """
 
 
-def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path) -> None:
-    (tmp_path / "chat.toml").write_text(SCENARIO)
-    (tmp_path / "wrong.toml").write_text(SCENARIO.replace("preset", "preest"))
-    (tmp_path / "other.toml").write_text("format = 'of something else'")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cachesim", "-p", "_cachesim_pytest", "-v"]
-    root = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent
 
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [
-            *command,
-            "--continue-on-collection-errors",
-            "--cachesim-arithmetic=ring",
-            "--cachesim-emit=failed",
-            ".",
-        ],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(root), "PATH": ""},
+
+def collected(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-p", "no:cachesim", "-p", "_cachesim_pytest", "-v"]
+    return subprocess.run(  # noqa: S603 - our own interpreter
+        [*command, "--cachesim-arithmetic=ring", *options, "."],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
 
+
+def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path) -> None:
+    (tmp_path / "chat.toml").write_text(SCENARIO)
+    (tmp_path / "wrong.toml").write_text(SCENARIO.replace("preset", "preest"))
+    (tmp_path / "other.toml").write_text("format = 'of something else'")
+
+    done = collected(tmp_path, "--cachesim-emit=failed")
+
     assert done.returncode == 1
     assert "chat.toml::llama.cpp@b9538 PASSED" in done.stdout
     assert "chat.toml::llama.cpp@b11549 FAILED" in done.stdout
     assert "A: cached is 0, expected 7" in done.stdout
-    assert "model.preest: unknown key 'preest'; did you mean 'preset'?" in done.stdout
+    assert "wrong.toml:5: model.preest: unknown key 'preest'; did you mean 'preset'?" in done.stdout
     assert "other.toml" not in done.stdout
-    assert "1 failed, 1 passed, 1 error" in done.stdout
+    assert "2 failed, 1 passed" in done.stdout
     emitted = load(tmp_path / "failed" / "chat-b11549.toml")
     assert ("b11549",) == emitted.engine.profiles
     assert ["b11549"] == [each.profile for each in emitted.expect]
+
+
+def test_scenarios_of_other_engines_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "chat.toml").write_text(SCENARIO)
+    foreign = SCENARIO.replace('"llama.cpp"', '"mlx-lm"').replace(
+        '["b9538", "b11549"]', '["0.32.2"]'
+    )
+    (tmp_path / "foreign.toml").write_text(foreign.partition("[[expect]]")[0])
+
+    short = collected(tmp_path, "--cachesim-profile=b9538")
+    full = collected(tmp_path, "--cachesim-profile=mlx-lm@0.31.3")
+
+    assert "chat.toml::llama.cpp@b9538 PASSED" in short.stdout
+    assert "1 passed" in short.stdout
+    assert "foreign.toml::mlx-lm@0.31.3 PASSED" in full.stdout
+    assert "1 passed" in full.stdout
+
+
+def test_files_of_an_unrelated_project_stop_nothing(tmp_path: Path) -> None:
+    """Whatever cannot be read, or only looks like a scenario from afar, is not ours."""
+    (tmp_path / "dangling.toml").symlink_to("nowhere.toml")
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00[[step]]\nformat = 1\n")
+    (tmp_path / "steps.toml").write_text('format = 1\n[[step]]\nrun = "make"\n')
+    (tmp_path / "named.toml").mkdir()
+    (tmp_path / "large.toml").write_bytes(SCENARIO.encode() + b"#" * 5_000_000)
+    (tmp_path / "broken.toml").write_text('format = 1\n[engine]\n[[step]]\n"""')
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+
+    done = collected(tmp_path)
+
+    assert "test_own.py::test_own PASSED" in done.stdout
+    assert "broken.toml::scenario FAILED" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout

@@ -38,6 +38,15 @@ Arithmetic = Annotated[
 Report = Annotated[
     Path | None, Parameter(help="Write one HTML page to step through the events in a browser.")
 ]
+Settings = Annotated[
+    list[str] | None,
+    Parameter(
+        "--set",
+        negative="",
+        help="A flag of the server, as in ctx_checkpoints=0; what the file expects is then left"
+        " out. May be repeated.",
+    ),
+]
 Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
 
 LOOKS: Final[dict[str, Any]] = {
@@ -62,13 +71,17 @@ def run(
         bool, Parameter(negative="", help="In JSON: what was held after every event, and whose.")
     ] = False,
     report: Report = None,
+    settings: Settings = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
 ) -> int:
     """Play scenarios on profiles, and say what was reused and whether the answers are right.
 
     Example: cachesim run llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
+    from cachesim.cli.jobs import setting  # noqa: PLC0415
     from cachesim.cli.run import run_command  # noqa: PLC0415
     from cachesim.cli.watch import watch_command  # noqa: PLC0415
+    from cachesim.cli.workers import processes_wanted  # noqa: PLC0415
 
     if watch:
         return watch_command(names, profiles=profile or (), seed=seed, arithmetic=arithmetic)
@@ -81,6 +94,8 @@ def run(
         verify=verify,
         detail=detail,
         report=report,
+        settings=dict(map(setting, settings or ())),
+        processes=processes_wanted(jobs),
     )
 
 
@@ -153,7 +168,10 @@ def show(
 def new(
     name: str = "my-scenario",
     *,
-    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="The file.")] = None,
+    source: Annotated[
+        str | None, Parameter("--from", help="A shipped scenario to copy instead.")
+    ] = None,
 ) -> int:
     """Print a commented scenario to start from.
 
@@ -161,7 +179,17 @@ def new(
     """
     from cachesim.cli.new import new_command  # noqa: PLC0415
 
-    return new_command(name, output=output)
+    return new_command(name, output=output, source=source)
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
+    """Print a script by which a shell completes commands and options.
+
+    Example: cachesim completion bash > ~/.local/share/bash-completion/completions/cachesim
+    """
+    from cachesim.cli.completion import completion_command  # noqa: PLC0415
+
+    return completion_command(whole_app(["real"]), shell)
 
 
 def schema(what: str = "scenario") -> int:
@@ -197,21 +225,28 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "new": new,
     "schema": schema,
     "learn": learn,
+    "completion": completion,
 }
 
 
-def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 - cyclopts' own
-    """Run the command that the arguments name."""
+def whole_app(words: list[str]) -> App:
+    """The parser with every command; what the words ask for is hung in with all its parts."""
     from cachesim.cli.mounts import mount  # noqa: PLC0415
 
-    words = sys.argv[1:] if arguments is None else arguments
-    if not words:
-        sys.stdout.write(f"{INTRODUCTION}\n")
-        return 0
     whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **LOOKS)
     for name, command in COMMANDS.items():
         whole.command(command, name=name)
     mount(whole, words)
+    return whole
+
+
+def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 - cyclopts' own
+    """Run the command that the arguments name."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        sys.stdout.write(f"{INTRODUCTION}\n")
+        return 0
+    whole = whole_app(words)
     if "-" in words:  # the parser takes `-` for an option
         from cachesim.scenario.shipped import STDIN  # noqa: PLC0415 - only scenarios are piped
 

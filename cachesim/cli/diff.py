@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from cachesim.cli.run import jobs_of, play
+from cachesim.cli.jobs import jobs_of
+from cachesim.cli.run import play
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cachesim.cli.run import jobs_of, play, status, write_report
+from cachesim.cli.jobs import jobs_of
+from cachesim.cli.run import play, status, write_report
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading

@@ -8,6 +8,8 @@ from typing import Final
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.scenario.format import NAME_SHAPE
+from cachesim.scenario.readers import nearest
+from cachesim.scenario.shipped import shipped_files
 
 TEMPLATE: Final = """\
 # A scenario: one story of requests to a server, and what is expected of it.
@@ -56,12 +58,12 @@ predict = 8
 """
 
 
-def new_command(name: str, *, output: Path | None) -> int:
-    """Print the template, or write it to a file that is not there yet."""
+def new_command(name: str, *, output: Path | None, source: str | None = None) -> int:
+    """Print the template or a shipped scenario, or write it to a file that is not there yet."""
     if not re.fullmatch(NAME_SHAPE, name):
         msg = f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'"
         raise InputError(msg)
-    text = TEMPLATE.format(name=name)
+    text = TEMPLATE.format(name=name) if source is None else copied(source, name)
     if output is None:
         sys.stdout.write(text)
         return AS_EXPECTED
@@ -72,3 +74,14 @@ def new_command(name: str, *, output: Path | None) -> int:
         msg = f"{output}: cannot be written: {error.strerror or error}"
         raise InputError(msg) from None
     return AS_EXPECTED
+
+
+def copied(source: str, name: str) -> str:
+    """A shipped scenario under another name."""
+    files = {each.stem: each for each in shipped_files()}
+    if source not in files:
+        hint = nearest(source, [*files]) or "; `cachesim list` names those there are"
+        msg = f"no shipped scenario is called {source!r}{hint}"
+        raise InputError(msg)
+    text = files[source].read_text(encoding="utf-8")
+    return re.sub(r"^name( *)=.*$", rf'name\1= "{name}"', text, count=1, flags=re.MULTILINE)

@@ -1,8 +1,7 @@
 """`cachesim run`: play scenarios on profiles and say what was reused and whether it was right."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,9 +12,9 @@ from rich.progress import Progress
 from rich.text import Text
 
 from cachesim.cli import Format
+from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.workers import workers
-from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
@@ -23,49 +22,14 @@ from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
 from cachesim.report.tables import closing, summary
-from cachesim.scenario import Scenario, full_profile, run
+from cachesim.scenario import run
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Run
-from cachesim.scenario.shipped import load_all
 from cachesim.scenario.statements import side_by_side
 from cachesim.verify.oracle import Oracle
 
 SOON_DONE: Final = 8
 """So many runs are over before anyone looks at a bar."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One scenario on one profile."""
-
-    source: str
-    scenario: Scenario
-    profile: Profile
-
-
-def jobs_of(names: Sequence[str], profiles: Sequence[str], seed: int | None) -> list[Job]:
-    """Everything asked for, in order; nothing runs before all of it is known to be right."""
-    if not names:
-        msg = "name a scenario to run: a file, a folder, `-`, or one that `cachesim list` names"
-        raise InputError(msg)
-    jobs, problems = [], []
-    for source, scenario in load_all(names):
-        if seed is not None:
-            scenario = replace(scenario, model=replace(scenario.model, seed=seed))  # noqa: PLW2901
-        wanted = profiles or scenario.engine.profiles
-        if not wanted:
-            problems.append(f"{source}: lists no profile; name one with --profile")
-        jobs += [
-            Job(
-                source=source,
-                scenario=scenario,
-                profile=full_profile(scenario.engine.name, each),
-            )
-            for each in wanted
-        ]
-    if problems:
-        raise ScenarioError(*problems)
-    return jobs
 
 
 def run_command(
@@ -78,13 +42,16 @@ def run_command(
     verify: bool = True,
     detail: bool = False,
     report: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    processes: int | None = None,
 ) -> int:
     """Run scenarios; 0 if all was as expected, 1 if not."""
-    jobs = jobs_of(names, profiles, seed)
+    check_writable(report)
+    jobs = jobs_of(names, profiles, seed, settings)
     if output == "jsonl" and report is None:
         return _stream(jobs, arithmetic, verify=verify, detail=detail)
     watched = detail or report is not None
-    runs = list(play(jobs, arithmetic, verify=verify, detail=watched))
+    runs = list(play(jobs, arithmetic, verify=verify, detail=watched, processes=processes))
     if report is not None:
         write_report(runs, report)
     if output == "json":
@@ -94,6 +61,18 @@ def run_command(
     else:
         _show(jobs, runs, results())
     return status(runs)
+
+
+def check_writable(report: Path | None) -> None:
+    """Refuse a page that could not be written before anything is played for it."""
+    if report is None:
+        return
+    try:
+        report.open("a").close()
+    except (OSError, ValueError) as error:  # the latter: a name with a null character
+        why = getattr(error, "strerror", None) or error
+        msg = f"--report {report}: cannot be written: {why}"
+        raise InputError(msg) from None
 
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
@@ -115,13 +94,18 @@ def status(runs: Sequence[Run]) -> int:
 
 
 def play(
-    jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool = False
+    jobs: Sequence[Job],
+    arithmetic: ArithmeticName,
+    *,
+    verify: bool,
+    detail: bool = False,
+    processes: int | None = None,
 ) -> Iterator[Run]:
     """The runs in order, with a bar on standard error where someone is watching."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
     with (
-        workers(len(groups)) as do,
+        workers(len(groups), processes) as do,
         Progress(console=screen, transient=True, disable=not watched(screen, jobs)) as bar,
     ):
         task = bar.add_task("running", total=len(jobs))

@@ -7,7 +7,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from cachesim.cli.run import jobs_of, play, status
+from cachesim.cli.jobs import jobs_of
+from cachesim.cli.run import play, status
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.events import event_lines

@@ -7,17 +7,21 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
+from cachesim.errors import InputError
+
 Do: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+MOST_JOBS: Final = 256
 
 ALONE: Final = 6
 """Up to so many tasks a single process is quicker than starting others."""
 
 
 @contextmanager
-def workers(tasks: int) -> Iterator[Do]:
-    """Something that maps a function over items, in this process or in several."""
-    count = min(processors(), tasks)
-    if tasks <= ALONE or count == 1:
+def workers(tasks: int, wanted: int | None = None) -> Iterator[Do]:
+    """Something that maps a function over items, in this process or in as many as are wanted."""
+    count = min(wanted or processors(), tasks)
+    if count == 1 or (wanted is None and tasks <= ALONE):
         yield map
         return
     with processes(count) as pool:
@@ -38,6 +42,14 @@ def processes(count: int) -> Iterator[Executor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def processes_wanted(jobs: int | None) -> int | None:
+    """What `--jobs` says, if it can be meant."""
+    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
+        msg = f"--jobs is {jobs}; write a whole number from 1 to {MOST_JOBS}"
+        raise InputError(msg)
+    return jobs
 
 
 def processors() -> int:

@@ -16,13 +16,13 @@ from cachesim.scenario.reading import Problem
 STDIN: Final = "-"
 
 
-def load(path: Path) -> Scenario:
+def load(path: Path | str) -> Scenario:
     """The scenario in a file; every line of an error begins with the file's name."""
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(limits.FILE_BYTES + 1)
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror or error}"
+    except (OSError, ValueError) as error:  # the latter: a name with a null character
+        msg = f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
         raise ScenarioError(msg) from None
     return loads(data, name=str(path))
 

@@ -9,8 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cachesim.cli.check.budget import Budget, bar
-from cachesim.cli.check.plan import WORDS, Plan, many, setting, workers_for
+from cachesim.cli.check.plan import WORDS, Plan, many, workers_for
 from cachesim.cli.check.telling import tell_comparison, tell_search
+from cachesim.cli.jobs import setting
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.workers import processes
 from cachesim.engines.profile import Profile

@@ -1,11 +1,11 @@
 """What a search is asked for, and that it can be done."""
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 
-from cachesim.cli.workers import processors
+from cachesim.cli.workers import processes_wanted, processors
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -18,8 +18,6 @@ WORDS: Final = ("reuse", *EXERCISED, "refusal")
 """What a search may be required to have exercised."""
 
 MOST_MINUTES: Final = 7 * 24 * 60
-
-MOST_JOBS: Final = 256
 
 EXAMPLES: Final = 200
 """Workloads where nobody says how many, nor how long."""
@@ -57,14 +55,25 @@ class Plan:
         if self.minutes is not None and not 0 < self.minutes <= MOST_MINUTES:
             msg = f"--minutes is {self.minutes}; write a number above 0, up to {MOST_MINUTES}"
             raise InputError(msg)
-        if not 1 <= self.jobs <= MOST_JOBS:
-            msg = f"--jobs is {self.jobs}; write a whole number from 1 to {MOST_JOBS}"
-            raise InputError(msg)
+        processes_wanted(self.jobs)
+        self._check_folder()
         if self.examples < 1:
             msg = f"--examples is {self.examples}; write a whole number from 1"
             raise InputError(msg)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
+
+    def _check_folder(self) -> None:
+        """A search is not begun whose finding could not be kept."""
+        if self.emit is None:
+            return
+        try:
+            self.emit.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.emit):
+                pass
+        except OSError as error:
+            msg = f"--emit {self.emit}: cannot be written to: {error.strerror or error}"
+            raise InputError(msg) from None
 
     @property
     def how(self) -> dict[str, Any]:
@@ -87,13 +96,3 @@ def many(examples: int | None, minutes: float | None) -> int:
 def workers_for(jobs: int | None) -> int:
     """How many processes: all processors where nobody says."""
     return processors() if jobs is None else jobs
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """A flag and its value, written as in a scenario file."""
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        msg = f"--set {text} cannot be read; write a flag and its value, as in cache_reuse=0"
-        raise InputError(msg) from None

@@ -83,9 +83,12 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
     if folder is None:
         return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml"
-    path.write_text(to_toml(found.scenario), encoding="utf-8")
+    text = to_toml(found.scenario)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:  # the finding is worth more than the file
+        return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
     return [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
 
 

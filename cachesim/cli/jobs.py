@@ -1,0 +1,114 @@
+"""What a command is asked to play: scenarios on profiles, all known to be right before one runs."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.text import Text
+
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError, ScenarioError
+from cachesim.report.consoles import notes, show
+from cachesim.scenario import Scenario, full_profile
+from cachesim.scenario.selection import chosen_profiles, misfits
+from cachesim.scenario.shipped import load_all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One scenario on one profile."""
+
+    source: str
+    scenario: Scenario
+    profile: Profile
+
+
+def jobs_of(
+    names: Sequence[str],
+    profiles: Sequence[str],
+    seed: int | None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """Everything asked for, in order; nothing runs before all of it is known to be right.
+
+    One scenario is played on every profile that is named. Of several, each is played on the
+    profiles of its own engine that have its options; the others are left out, and it is said.
+    """
+    if not names:
+        msg = "name a scenario to run: a file, a folder, `-`, or one that `cachesim list` names"
+        raise InputError(msg)
+    loaded = [(source, changed(each, seed, settings or {})) for source, each in load_all(names)]
+    if len(loaded) == 1 or not profiles:
+        return _asked(loaded, profiles, changed=bool(profiles or settings))
+    return _fitting(loaded, profiles)
+
+
+def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -> Scenario:
+    """A scenario with another seed and other flags; what it expects holds for its own flags."""
+    if seed is not None:
+        scenario = replace(scenario, model=replace(scenario.model, seed=seed))
+    if settings:
+        options = {**scenario.engine.options, **settings}
+        engine = replace(scenario.engine, options=options)
+        scenario = replace(scenario, engine=engine, expect=())
+    return scenario
+
+
+def _asked(
+    loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str], *, changed: bool
+) -> list[Job]:
+    """Every scenario on the profiles named, or on those it lists."""
+    jobs, problems = [], []
+    for source, scenario in loaded:
+        wanted = profiles or scenario.engine.profiles
+        if not wanted:
+            problems.append(f"{source}: lists no profile; name one with --profile")
+        if changed:
+            problems += [f"{source}: {each}" for each in misfits(scenario, wanted)]
+        if not problems:
+            jobs += [_job(source, scenario, full_profile(scenario.engine.name, t)) for t in wanted]
+    if problems:
+        raise ScenarioError(*problems)
+    return jobs
+
+
+def _job(source: str, scenario: Scenario, profile: Profile) -> Job:
+    return Job(source=source, scenario=scenario, profile=profile)
+
+
+def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) -> list[Job]:
+    """Every scenario on those of the profiles that are of its engine and have its options."""
+    jobs: list[Job] = []
+    foreign, reasons = 0, []
+    for source, scenario in loaded:
+        own = chosen_profiles(scenario, profiles)
+        foreign += not own
+        for profile in own:
+            wrong = misfits(scenario, [str(profile)])
+            if wrong:
+                reasons.append(f"{source}: left out: {wrong[0]}")
+            else:
+                jobs.append(_job(source, scenario, profile))
+    if not jobs:
+        engines = ", ".join(sorted({scenario.engine.name for _, scenario in loaded}))
+        wanted = ", ".join(profiles)
+        msg = f"none of the {len(loaded)} scenarios ({engines}) can be played on {wanted}"
+        raise ScenarioError(msg, *reasons[:5])
+    lines = [*reasons[:5]]
+    if len(reasons) > len(lines):
+        lines.append(f"{len(reasons) - len(lines)} more left out, as flags or patches do not fit")
+    if foreign:
+        lines.append(f"{foreign} of {len(loaded)} scenarios are for other engines: left out")
+    show(notes(), *map(Text, lines))
+    return jobs
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """A flag and its value, written as in a scenario file."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip().lstrip("-").replace("-", "_"), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        msg = f"--set {text} cannot be read; write a flag and its value, as in cache_reuse=0"
+        raise InputError(msg) from None

@@ -1,0 +1,142 @@
+"""What is played: profiles of the right engine, other flags, so many processes, one page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.cli.jobs import jobs_of, setting
+from cachesim.cli.main import main
+from cachesim.errors import InputError, ScenarioError
+from cachesim.scenario import load
+from cachesim.scenario.shipped import shipped_files
+
+STALE = "llama.cpp-three-requests"
+MLX = "mlx-lm-1495-fifo"
+
+Capture = pytest.CaptureFixture[str]
+
+
+def as_json(command: str, capsys: Capture) -> Any:
+    assert main([*command.split(), "--format", "json", "--arithmetic", "ring"]) in {0, 1}
+    return json.loads(capsys.readouterr().out)["runs"]
+
+
+def test_of_several_scenarios_each_is_played_on_profiles_of_its_own_engine(capsys: Capture) -> None:
+    jobs = jobs_of([STALE, MLX, "llama.cpp-24143-hybrid"], ["b9538", "mlx-lm@0.32.2"], None)
+
+    assert [
+        (STALE, "llama.cpp@b9538"),
+        (MLX, "mlx-lm@0.32.2"),
+        ("llama.cpp-24143-hybrid", "llama.cpp@b9538"),
+    ] == [(job.scenario.name, str(job.profile)) for job in jobs]
+    jobs_of([STALE, MLX], ["b9538"], None)
+    assert "1 of 2 scenarios are for other engines: left out" in capsys.readouterr().err
+
+
+def test_a_scenario_whose_flags_a_release_lacks_is_left_out_and_named(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    text = next(path for path in shipped_files() if path.stem == STALE).read_text()
+    (tmp_path / "new.toml").write_text(
+        text.replace("[spans]", "[engine.options]\ncheckpoint_min_step = 1\n[spans]")
+    )
+
+    jobs = jobs_of([str(tmp_path), STALE], ["b9093"], None)
+
+    assert [STALE] == [job.source for job in jobs]
+    assert "new.toml: left out: engine.options.checkpoint_min_step" in capsys.readouterr().err
+
+
+def test_a_profile_that_fits_nothing_is_wrong_usage() -> None:
+    with pytest.raises(ScenarioError, match=r"none of the 2 scenarios .* can be played on b9539"):
+        jobs_of([STALE, MLX], ["b9539"], None)
+
+
+def test_one_scenario_is_played_on_another_engine_where_that_is_asked_for() -> None:
+    jobs = jobs_of([STALE], ["mlx-lm@0.32.2"], None)
+
+    assert ["mlx-lm@0.32.2"] == [str(job.profile) for job in jobs]
+
+
+def test_a_flag_is_set_for_every_profile(capsys: Capture) -> None:
+    plain = as_json(f"run {STALE} -p b9538", capsys)
+    without = as_json(f"run {STALE} -p b9538 --set ctx-checkpoints=0", capsys)
+
+    assert [0, 0, 1] == [step["cached"] for step in plain[0]["steps"]]
+    assert [0, 0, 0] == [step["cached"] for step in without[0]["steps"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ctx-checkpoints=0", ("ctx_checkpoints", 0)),
+        ("--cache-ram=-1", ("cache_ram", -1)),
+        ("kv_unified = true", ("kv_unified", True)),
+        ("chat_template='chatml'", ("chat_template", "chatml")),
+    ],
+)
+def test_flags_are_written_as_a_server_takes_them_or_as_a_file_does(
+    text: str, expected: tuple[str, Any]
+) -> None:
+    assert expected == setting(text)
+
+
+@pytest.mark.parametrize("text", ["ctx_size", "ctx_size=", "ctx_size=many", "=", "x=[1"])
+def test_what_is_no_flag_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="cannot be read; write a flag and its value"):
+        setting(text)
+
+
+def test_a_flag_that_no_server_has_is_wrong_usage(capsys: Capture) -> None:
+    assert main(["run", STALE, "--set", "ctx_chekpoints=0"]) == 2
+    assert "did you mean 'ctx_checkpoints'?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_so_many_processes_give_the_same(capsys: Capture) -> None:
+    names = f"{STALE} llama.cpp-24143-hybrid"
+
+    assert as_json(f"run {names} --jobs 1", capsys) == as_json(f"run {names} --jobs 2", capsys)
+    assert main(["run", STALE, "--jobs", "0"]) == 2
+
+
+@pytest.mark.parametrize("where", ["no/such/folder/page.html", "/dev", "\x00"])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
+    where: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachesim.cli.run.play", lambda *_, **__: 1 / 0)
+
+    assert main(["run", STALE, "--report", where]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_finding_is_not_lost_in_a_folder_that_cannot_be_written(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert main(["check", "llama.cpp@b9538", "--emit", str(tmp_path / "file")]) == 2
+    assert "--emit" in capsys.readouterr().err
+
+
+def test_a_shipped_scenario_is_copied_under_another_name(capsys: Capture, tmp_path: Path) -> None:
+    for shipped in shipped_files():
+        file = tmp_path / f"{shipped.stem}-mine.toml"
+
+        assert main(["new", "mine", "--from", shipped.stem, "-o", str(file)]) == 0
+
+        original, copy = load(shipped), load(str(file))
+        assert "mine" == copy.name
+        assert original.step == copy.step
+    assert main(["new", "mine", "--from", "llama.cpp-three-request"]) == 2
+    assert f"did you mean '{STALE}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_a_completion_script_for_every_shell(shell: str, capsys: Capture) -> None:
+    assert main(["completion", shell]) == 0
+
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("explain", "watch", "llama.cpp"))
