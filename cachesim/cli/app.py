@@ -12,7 +12,7 @@ from cachesim.model import ArithmeticName
 from cachesim.report.consoles import results
 
 INTRODUCTION: Final = """\
-cachesim says whether an LLM server's cached answer is the answer.
+cachesim checks whether an LLM server's cached answer matches a cold recompute.
 
   cachesim run llama.cpp-three-requests      what was reused, and was it right?
   cachesim explain llama.cpp-three-requests  the same, step by step
@@ -50,7 +50,7 @@ Settings = Annotated[
 Seed = Annotated[int | None, Parameter(help="Another seed for weights and spans.")]
 
 LOOKS: Final[dict[str, Any]] = {
-    "help": "Says whether an LLM server's cached answer is the answer.",
+    "help": "Checks whether an LLM server's cached answer matches a cold recompute.",
     "version": version,
     "help_format": "plaintext",
     "error_formatter": lambda error: f"cachesim: {error}",
@@ -107,7 +107,7 @@ def explain(
     arithmetic: Arithmetic = "float",
     report: Report = None,
 ) -> int:
-    """Tell the story of a scenario step by step: tokens, checkpoints, cache, the rule at work.
+    """Explain a scenario step by step: tokens, checkpoints, cache, the rule at work.
 
     Example: cachesim explain llama.cpp-24143-hybrid --profile b9538
     """
@@ -207,7 +207,7 @@ def learn(
     *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
     check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
 ) -> int:
-    """Tell a lesson, run while it is told; without a number list them.
+    """Show a lesson, whose code runs as you read; without a number list them.
 
     Example: cachesim learn 4 --check 8 8 6
     """

@@ -44,10 +44,11 @@ def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:
 def _talk(chosen: ToldLesson) -> int:
     """Ask one question after the other, and mark each answer at once."""
     screen, right = results(), []
+    show(screen, *terminal.shared(chosen))
     for number, exercise in enumerate(chosen.exercises, 1):
         show(screen, *terminal.asked(number, exercise))
         given = _answers(exercise)
-        alone = ToldLesson(lesson=chosen.lesson, parts=(), exercises=(exercise,))
+        alone = ToldLesson(lesson=chosen.lesson, parts=(), shared=(), exercises=(exercise,))
         result = mark(alone, given)[0]
         show(screen, Text(""), terminal.marked(number, result))
         right.append(result.is_right)

@@ -5,7 +5,8 @@
 ```python answer            the answers of an exercise: run, and shown only then
 ```console                  a command for the reader to try, shown and not run
 ## Predict, run, explain    from here on each `###` is an exercise: a question, its
-                            answer, and, behind the answer, the explanation
+                            answer, and, after the answer, the explanation; what stands
+                            before the first holds for all of them
 """
 
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import takewhile
 from typing import Final, Literal, TypeAlias
 
 from cachesim.errors import ContractError, InputError
@@ -60,6 +62,7 @@ class Lesson:
     title: str
     about: str
     parts: tuple[Part, ...]  # what is told, from the second paragraph on
+    shared: tuple[Part, ...]  # what holds for all exercises
     exercises: tuple[Exercise, ...]
 
 
@@ -105,6 +108,7 @@ def parsed(text: str, *, number: int, file: str) -> Lesson:
         title=parts[0].text.removeprefix("# "),
         about=" ".join(parts[1].text.split()),
         parts=tuple(parts[2:end]),
+        shared=tuple(takewhile(lambda part: part.kind != "heading", parts[end + 1 :])),
         exercises=tuple(_exercises(parts[end + 1 :], file)),
     )
 

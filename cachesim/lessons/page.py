@@ -14,6 +14,7 @@ def page(lesson: ToldLesson) -> str:
     blocks += [f"{terminal} Every number on this page was computed when the page was made."]
     blocks += list(_blocks(lesson.parts))
     blocks += [f"## {EXERCISES}", f"To be marked: `cachesim learn {source.number} --check`."]
+    blocks += list(_blocks(lesson.shared))
     for exercise in lesson.exercises:
         blocks += list(_exercise(exercise))
     return "\n\n".join(blocks) + "\n"

@@ -39,6 +39,7 @@ class ToldLesson:
 
     lesson: Lesson
     parts: tuple[Told, ...]
+    shared: tuple[Told, ...]
     exercises: tuple[ToldExercise, ...]
 
 
@@ -49,6 +50,7 @@ def told(lesson: Lesson) -> ToldLesson:
     return ToldLesson(
         lesson=lesson,
         parts=_told(lesson, lesson.parts, names),
+        shared=_told(lesson, lesson.shared, names),
         exercises=tuple(_exercise(lesson, each, names) for each in lesson.exercises),
     )
 

@@ -39,12 +39,18 @@ def whole(lesson: ToldLesson) -> RenderableType:
         *_spaced(lesson.parts),
         _headed(EXERCISES),
         Text(""),
+        *_spaced(lesson.shared),
     ]
     for number, exercise in enumerate(lesson.exercises, 1):
         lines += asked(number, exercise)
     example = " ".join("?" * questions(lesson))
     lines += [Text(f"To have them marked: cachesim learn {source.number} --check {example}")]
     return Group(*lines)
+
+
+def shared(lesson: ToldLesson) -> list[RenderableType]:
+    """What holds for all exercises."""
+    return list(_spaced(lesson.shared))
 
 
 def asked(number: int, exercise: ToldExercise) -> list[RenderableType]:

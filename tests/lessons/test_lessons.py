@@ -172,3 +172,21 @@ def test_an_exercise_must_set_its_answer() -> None:
     text = "# T\n\na\n\n## Predict, run, explain\n\n### E\n\nq\n\n```python answer\nx = 1\n```\n"
     with pytest.raises(ContractError, match="must set `answer`"):
         told(parsed(text, number=1, file="x.md"))
+
+
+def test_what_holds_for_all_exercises_stands_before_them_everywhere() -> None:
+    sentence = "For all of these: one slot, a hybrid model, no prompt cache"
+    fifth = told(lesson(5))
+
+    assert sentence in page(fifth)
+    assert sentence in plain_text(terminal.whole(fifth))
+    assert all("For all of these" not in each.text for e in fifth.exercises for each in e.question)
+
+
+def test_the_lesson_on_batches_says_on_which_side_the_released_server_pads() -> None:
+    """Computed: the states of the shorter rows have folded the padding in after their own tokens."""
+    questions = (("be kind", "hi"), ("be kind", "how are you?"), ("be kind", "who am I?"))
+    replies = chat("mlx-lm@0.31.3", "hybrid-delta", *questions, reply="ok", together=True)
+
+    assert ["diverged", "same", "diverged"] == [each.answer for each in replies]
+    assert "padded at their right" in page(told(lesson(8)))
