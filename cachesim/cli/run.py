@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import Progress

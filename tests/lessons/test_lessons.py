@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+import tomllib
 from typing import Final
 
 import pytest
@@ -11,6 +12,8 @@ from rich.console import Console
 from cachesim.errors import ContractError, InputError
 from cachesim.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
 from cachesim.lessons.lesson import parsed
+from cachesim.report.consoles import plain_text
+from cachesim.scenario import run_scenario
 from cachesim.scenario.shipped import shipped_files
 
 NUMBERS: Final = [each.number for each in lessons()]
@@ -183,10 +186,16 @@ def test_what_holds_for_all_exercises_stands_before_them_everywhere() -> None:
     assert all("For all of these" not in each.text for e in fifth.exercises for each in e.question)
 
 
-def test_the_lesson_on_batches_says_on_which_side_the_released_server_pads() -> None:
-    """Computed: the states of the shorter rows have folded the padding in after their own tokens."""
-    questions = (("be kind", "hi"), ("be kind", "how are you?"), ("be kind", "who am I?"))
-    replies = chat("mlx-lm@0.31.3", "hybrid-delta", *questions, reply="ok", together=True)
+def test_the_lesson_on_batches_says_on_which_side_the_servers_pad() -> None:
+    """On the left a short row's state would begin with padding; here it matches up to its end."""
+    file = next(path for path in shipped_files() if path.stem.endswith("padding-in-the-state"))
+    run = run_scenario(
+        tomllib.loads(file.read_text()), profile="mlx-lm@0.31.3", arithmetic="ring"
+    ).to_json()
+    first = run["steps"][0]
 
-    assert ["diverged", "same", "diverged"] == [each.answer for each in replies]
+    assert (
+        first["prompt_tokens"] - 1 == first["explanation"]["fault"]["matches"]
+    )  # all but its last
+    assert first["explanation"]["fault"]["padding"] > 0
     assert "padded at their right" in page(told(lesson(8)))
