@@ -16,11 +16,11 @@ from rich.console import Console
 
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.real.commands import show_difference
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
+from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
 from cachesim.real.llama_cpp.compare import SideBySide, Tally
+from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.logits import compare_logits
-from cachesim.real.llama_cpp.random_flags import PRESETS
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.workload import Release
 from cachesim.real.llama_cpp.wrong_answers import (
@@ -68,7 +68,7 @@ def workloads_agree(release: Release) -> tuple[bool, str]:
 
 def weights_agree(release: Release) -> tuple[bool, str]:
     """Cold prompts on the same weights: the same tokens, and close log probabilities."""
-    names = [name for name, releases in PRESETS.items() if release in releases]
+    names = Abilities(release).presets
     found = compare_logits(release, names, prompts=PROMPTS, seed=SEED)
     said = ", ".join(f"{each.preset} {max(each.distances):.0e}" for each in found)
     return all(each.agrees for each in found), said

@@ -64,7 +64,10 @@ class Release(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch(Generic[R]):
-    """A proposed or foreign change, laid over the rules of a release."""
+    """A proposed, foreign or merged change, laid over the rules of a release.
+
+    One that was merged can be taken back from the releases that have it: `b11549-28302`.
+    """
 
     name: str
     about: str
@@ -72,6 +75,7 @@ class Patch(Generic[R]):
     lay: Callable[[R], R]
     pull: int = 0  # its number where it was proposed; 0: our own
     landed: str = ""  # the first release that has it
+    back: Callable[[R], R] | None = None  # the rules without it, where it was merged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,8 +156,12 @@ class Family(Generic[R, S]):
         """The rules of a release with the patches laid over it, in order."""
         release = self.release(profile.release)
         rules, laid = release.rules, set()
-        for name in profile.patches:
+        for sign in profile.patches:
+            name = sign.removeprefix("-")
             patch = self.patch(name)
+            if sign != name:
+                rules = self._without(patch, release.name)(rules)
+                continue
             if release.name not in patch.fits:
                 msg = (
                     f"patch {name!r} does not fit {self.name}@{release.name}; "
@@ -166,6 +174,20 @@ class Family(Generic[R, S]):
             laid.add(name)
             rules = patch.lay(rules)
         return rules
+
+    def _without(self, patch: Patch[R], release: str) -> Callable[[R], R]:
+        """What takes a patch back from a release that has it."""
+        if patch.back is None:
+            msg = f"patch {patch.name!r} was not merged: it can be laid over, and not taken back"
+            raise ProfileError(msg)
+        having = self.since(patch.landed)
+        if release not in having:
+            msg = (
+                f"{self.name}@{release} does not have {patch.name!r} to take back; "
+                f"it landed in {patch.landed}"
+            )
+            raise ProfileError(msg)
+        return patch.back
 
     # -- options -----------------------------------------------------------------------------
 

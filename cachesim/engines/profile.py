@@ -1,12 +1,18 @@
-"""A profile names an engine at one release, plus patches: `llama.cpp@b9538+24143`."""
+"""A profile names an engine at one release, plus patches: `llama.cpp@b9538+24143`.
+
+What was merged can be taken back as well: `llama.cpp@b11549-28302`.
+"""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cachesim.engines.family import FAMILIES
 from cachesim.errors import ProfileError
 
 _SHAPE = re.compile(r"(?P<engine>[^@+]+)@(?P<release>[^@+]+)(?P<patches>(\+[^@+]+)*)")
+_BACK = re.compile(r"(?P<rest>[^@+]+?)(?P<back>(-\d+)+)")
+"""A name, and what is taken back after it: only numbered patches were merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +33,26 @@ class Profile:
             )
             raise ProfileError(msg)
         engine, release = shape["engine"], shape["release"]
-        patches = tuple(part for part in shape["patches"].split("+") if part)
         family = FAMILIES.get(engine)
+        named = () if family is None else (*family.names(), *(each.name for each in family.patches))
+        release, *patches = _apart(release, named)
+        for each in shape["patches"].split("+")[1:]:
+            patches += _apart(each, named)
         current = release if family is None else family.current_name(release)
-        return cls(engine, current, patches)
+        return cls(engine, current, tuple(patches))
 
     def with_patches(self, *patches: str) -> "Profile":
         """The same release with further patches laid over it."""
         return replace(self, patches=(*self.patches, *patches))
 
     def __str__(self) -> str:
-        return "+".join((f"{self.engine}@{self.release}", *self.patches))
+        signed = (each if each.startswith("-") else f"+{each}" for each in self.patches)
+        return "".join((f"{self.engine}@{self.release}", *signed))
+
+
+def _apart(text: str, named: Sequence[str]) -> list[str]:
+    """A name, and the patches taken back after it, with their signs: `b11549-28302`."""
+    parts = _BACK.fullmatch(text)
+    if parts is None or text in named:
+        return [text]
+    return [parts["rest"], *re.findall(r"-\d+", parts["back"])]

@@ -4,15 +4,11 @@ Plain functions that print to stdout, complain to stderr and return an exit stat
 1 something differs, 2 wrong use.
 """
 
-import json
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -20,15 +16,16 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llama_cpp.compare import Difference, SideBySide, Tally
+from cachesim.real.llama_cpp.abilities import PRESETS
+from cachesim.real.llama_cpp.compare import SideBySide, Tally
+from cachesim.real.llama_cpp.differences import show_difference
+from cachesim.real.llama_cpp.fit.command import real_fit
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
 from cachesim.real.llama_cpp.logs import COLUMNS, agreements
-from cachesim.real.llama_cpp.random_flags import PRESETS
 from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
-from cachesim.real.llama_cpp.server_log import calls_of
-from cachesim.real.llama_cpp.workload import Outcome, Workload
+from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import replay
@@ -78,6 +75,7 @@ def real_llama_cpp(
     arrivals: bool = False,
     logs: bool = False,
     requests: int = 2500,
+    fit: str | None = None,
 ) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -106,8 +104,13 @@ def real_llama_cpp(
         count how often the replay reuses what the server did.
     requests
         With `logs`: how many requests of each kind of log.
+    fit
+        A build (b9713) or a version of its package: look for the rules that come nearest to it.
+        What its servers answered is kept, so a second search plays nothing.
 
     """
+    if fit is not None:
+        return real_fit(fit, workloads=workloads, seed=seed)
     if logs:
         return real_logs(seed=seed, requests=requests)
     if scenario is not None:
@@ -217,37 +220,6 @@ def table_of(release: str, seed: int, tally: Tally) -> Table:
     table.add_section()
     table.add_row("all", *(f"{number:,}" for number in totals))
     return table
-
-
-def show_difference(out: Console, difference: Difference) -> None:
-    """The shortest workload that still disagrees, and what both servers did."""
-    workload = difference.workload
-    step = workload.steps[difference.step]
-    out.print(f"\nfirst disagreement, shrunk: {workload.name}, step {step.name}")
-    out.print(f"  model {json.dumps(workload.model)}  options {json.dumps(workload.options)}")
-    for each in workload.steps:
-        out.print(f"  {json.dumps(each.as_dict())}", markup=False)
-    for name, (real, simulated) in difference.fields.items():
-        out.print(f"  {name}: real {real}, simulated {simulated}")
-    out.print("the simulator's events at that step:")
-    lines = (json.dumps(event.as_dict(), default=str) for event in difference.events)
-    for line, same in groupby(lines):
-        count = len(list(same))
-        out.print(f"  {line}" + (f"  (x {count})" if count > 1 else ""), markup=False)
-    out.print("the real server's log at that step:")
-    for line in real_log_of(workload, difference.step):
-        out.print(f"  {line}", markup=False)
-
-
-def real_log_of(workload: Workload, step: int) -> list[str]:
-    """What the real server logs about its caches at one step of a workload."""
-    with NamedTemporaryFile(suffix=".log") as file:
-        log = Path(file.name)
-        with SideBySide(workload.release, log=log) as pair:
-            pair.play(workload)
-        starts = (index for index, each in enumerate(workload.steps) if not each.with_previous)
-        calls = dict(zip(starts, calls_of(log), strict=False))
-    return calls.get(max((start for start in calls if start <= step), default=0), [])
 
 
 __all__ = ["real_gguf", "real_llama_cpp", "real_mlx_lm"]

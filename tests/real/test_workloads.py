@@ -7,9 +7,9 @@ import pytest
 
 from cachesim.engines.base import Engine
 from cachesim.errors import OptionError
+from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
 from cachesim.real.llama_cpp.calls import arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
-from cachesim.real.llama_cpp.random_flags import PRESETS
 from cachesim.real.llama_cpp.shrink import shrink
 from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
@@ -82,7 +82,7 @@ def test_conversations_extend_repeat_and_cut_what_was_said() -> None:
 @pytest.mark.parametrize("release", ["b9093", "b9538", "b11549"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_drawn_flags_are_flags_of_the_release(release: Release, preset: str) -> None:
-    if release not in PRESETS[preset]:
+    if preset not in Abilities(release).presets:
         return
     for n in range(40):
         setting = draw_setting(1, n, release=release, presets=(preset,))

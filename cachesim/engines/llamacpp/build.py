@@ -32,7 +32,7 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
             refused_cut_aborts=rules.slots.refused_cut_aborts,
         ),
         seq_rm_type=seq_rm_type(target, params),
-        n_swa=0 if options.swa_full else window_of(network),
+        n_swa=n_swa(options, rules, network),
         can_shift=target.can_shift,
         slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],
         cache=open_prompt_cache(options, rules),
@@ -52,6 +52,12 @@ def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
         swa_full=options.swa_full,
         n_rs_seq=n_rs_seq,
     )
+
+
+def n_swa(options: Options, rules: ServerRules, network: Network) -> int:
+    """The window that the server reckons with."""
+    hidden = options.swa_full and rules.reuse.swa_full_hides_window
+    return 0 if hidden else window_of(network)
 
 
 def window_of(network: Network) -> int:

@@ -46,6 +46,10 @@ THRESHOLD: Final = Accept(  # a checkpoint from position 0 always passes (#21510
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold or cur.pos_min == 0,
     refused_if="pos_min >= pos_min_thold",
 )
+BEFORE_21510: Final = Accept(  # trap: where the threshold is 0 nothing passes
+    passes=lambda cur, p: cur.pos_min < p.pos_min_thold,
+    refused_if="pos_min >= pos_min_thold",
+)
 ONE_KEY_MORE: Final = Accept(
     passes=lambda cur, p: cur.pos_max <= p.pos_next - 1 or p.n_past < p.n_prompt,
     refused_if="pos_max > pos_next - 1",
@@ -123,6 +127,8 @@ def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
 def accept_tests(rules: ReuseRules, *, exact: bool) -> tuple[Accept, ...]:
     """What a checkpoint has to pass, in upstream's order."""
     tests = LIMITS[rules.search_limit] + (EXACT[rules.exact_search] if exact else (THRESHOLD,))
+    if not rules.start_passes:
+        tests = tuple(BEFORE_21510 if each is THRESHOLD else each for each in tests)
     return (*tests, INSIDE_PREFIX) if rules.exact_search == "pos_end" else tests
 
 
@@ -166,8 +172,8 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
     """Drop checkpoints until one more fits."""
     checkpoints = slot.prompt.checkpoints
     eviction = server.rules.checkpoints.eviction
-    if eviction == "thinned":
-        _thin_out(server, slot, task, most)
+    if eviction in {"thinned", "thinned-always"}:
+        _thin_out(server, slot, task, most if eviction == "thinned" else 0)
     while len(checkpoints) >= most:
         victim = 0
         if eviction == "closest":
@@ -178,7 +184,10 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
 
 
 def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
-    """Drop what another task left close after its predecessor (#25472, narrowed by #28302)."""
+    """Drop what another task left close after its predecessor, until one more fits (#28302).
+
+    Before #28302 the list was thinned whatever it held (#25472): `most` is 0 then.
+    """
     last = -1
     for checkpoint in list(slot.prompt.checkpoints):
         if len(slot.prompt.checkpoints) + 1 < most:

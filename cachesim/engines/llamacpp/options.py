@@ -42,7 +42,7 @@ class Options:
         low=0,
         high=MOST,
         unit="tokens",
-        since="b11549",
+        since="b10809",
     )
     ctx_size: int = option(
         "-c, --ctx-size",
@@ -88,7 +88,7 @@ class Options:
         high=MOST,
         unit="tokens",
         since="b9538",
-        later={"b11549": 8192},
+        later={"b9873": 8192},
         tried=(256, 64, 16, 0),
     )
     checkpoint_every_nt: int = option(
@@ -98,7 +98,7 @@ class Options:
         low=-1,
         high=MOST,
         unit="tokens",
-        until="b9093",
+        until="b9294",
         tried=(8192, 64),
     )
     slot_prompt_similarity: float = option(
@@ -188,10 +188,10 @@ class Options:
         "what drafts tokens: the model's own MTP head, or a second model",
         default="none",
         choices=("none", "draft-mtp", "draft-simple"),
-        since="b9538",
+        since="b9294",
     )
     spec_draft_n_max: int = option(
-        "--spec-draft-n-max", "the most tokens of a draft", default=3, low=0, high=64, since="b9538"
+        "--spec-draft-n-max", "the most tokens of a draft", default=3, low=0, high=64, since="b9294"
     )
     spec_draft_n_min: int = option(
         "--spec-draft-n-min",
@@ -199,14 +199,14 @@ class Options:
         default=0,
         low=0,
         high=64,
-        since="b9538",
+        since="b9294",
     )
     model_draft: object = option(
         "-md, --model-draft",
         "the second model of spec_type 'draft-simple': the name of a preset",
         default=None,
         kind="any",
-        since="b9538",
+        since="b9294",
         may_be_silent=True,
     )
 
@@ -298,7 +298,7 @@ FIELDS: Final = (
         name="message_delimiters",
         kind="any",
         about="by which token texts messages begin, as tables with 'role' and 'delimiter'",
-        since="b11549",  # #24176
+        since="b9873",  # #24176
     ),
     Option(
         name="message_spans",

@@ -1,151 +1,49 @@
 """The releases and patches of llama-server that are known, each as a value of rules.
 
-A release is one entry of `RELEASES`, a patch one of `PATCHES`.
+A release is one entry of `RELEASES`, with what landed in it in `landed`; a proposal is one of
+`PROPOSED`. What was merged is a patch too: it can be laid over older releases, and taken back.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from cachesim.engines.family import Package, Patch, Release
-from cachesim.engines.llamacpp.memory import rules as memory
-from cachesim.engines.llamacpp.rules import (
-    CheckpointRules,
-    PromptCacheRules,
-    RequestRules,
-    ReuseRules,
-    SelectionRules,
-    ServerRules,
-    SlotRules,
-)
+from cachesim.engines.llamacpp.landed import HISTORY
+from cachesim.engines.llamacpp.merged import Merged
+from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.units import Count
 
-B9093: Final = ServerRules(
-    memory=memory.B9094,
-    requests=RequestRules(empty_prefill_opens=True),
-    selection=SelectionRules(pinned_slot_uses_cache=False, idle_save_needs_unified=True),
-    cache=PromptCacheRules(save_makes_room=False, limits_keep_one=True, load_consumes=True),
-    reuse=ReuseRules(
-        depth_test_skips_extensions=True,
-        thold_spares_one_token=False,
-        search_limit="none",
-        exact_search="threshold",
-        erasure="beyond",
-        seq_rm_failure="clear",
-        failed_restore_resets=True,
-    ),
-    checkpoints=CheckpointRules(
-        placement="every",
-        minimum_prompt=Count(64),
-        exact_minimum_prompt=Count(64),
-        spacing=Count(64),
-        exact_spaced=True,
-        spacing_waived_near_end=False,
-        spacing_waived_for_last_user=False,
-        eviction="oldest",
-        supersede_equal=False,
-    ),
-    slots=SlotRules(
-        clear_drops_checkpoints=False,
-        shift_drops_checkpoints=False,
-        discard_is_clamped=False,
-        file_holds_checkpoints=False,
-        restore_drops_checkpoints=False,
-        cleared_after_bad_restore=False,
-        companion_is_saved=False,
-        drafter_is_saved=False,
-        process_failure_is_fatal=False,
-        refused_cut_aborts=False,
-        empty_batches_abort=True,
-        processed_is_reset=False,
-    ),
-)
-"""May 2026; the cache rules are those of b9094."""
 
-B9538: Final = replace(
-    B9093,
-    memory=memory.B9509,
-    requests=RequestRules(empty_prefill_opens=False),
-    reuse=replace(
-        B9093.reuse,
-        depth_test_skips_extensions=False,
-        thold_spares_one_token=True,
-        seq_rm_failure="abort",
-        failed_restore_resets=False,
-    ),
-    checkpoints=replace(
-        B9093.checkpoints,
-        placement="last-user",
-        minimum_prompt=Count(0),
-        exact_minimum_prompt=Count(0),
-        spacing=None,
-    ),
-    slots=replace(
-        B9093.slots,
-        companion_is_saved=True,
-        refused_cut_aborts=True,
-    ),
-)
-"""June 2026; the cache rules are those of b9509."""
+def _release(name: str, version: str, date: str, *, upstream: str = "") -> Release[ServerRules]:
+    """A release whose wheel came out on a day; `upstream` is the build whose code was read."""
+    same = f"; has the cache rules of {upstream}" if upstream else ""
+    return Release(
+        name=name,
+        about=f"wheel of {date}{same}",
+        rules=HISTORY.rules(name),
+        date=date,
+        upstream=upstream,
+        aliases=(upstream,) if upstream else (),
+        package=Package(name="xllamacpp", version=version),
+    )
 
-B11549: Final = replace(
-    B9538,
-    memory=memory.B11434,
-    selection=SelectionRules(pinned_slot_uses_cache=True, idle_save_needs_unified=False),
-    cache=PromptCacheRules(save_makes_room=True, limits_keep_one=False, load_consumes=True),
-    reuse=replace(B9538.reuse, search_limit="beyond"),
-    checkpoints=replace(
-        B9538.checkpoints,
-        placement="user-starts",
-        spacing_waived_near_end=True,
-        spacing_waived_for_last_user=True,
-        eviction="thinned",
-        supersede_equal=True,
-    ),
-    slots=replace(
-        B9538.slots,
-        clear_drops_checkpoints=True,
-        shift_drops_checkpoints=True,
-        discard_is_clamped=True,
-        file_holds_checkpoints=True,
-        restore_drops_checkpoints=True,
-        cleared_after_bad_restore=True,
-        drafter_is_saved=True,
-        process_failure_is_fatal=True,
-        empty_batches_abort=False,
-        processed_is_reset=True,
-    ),
-)
-"""October 2026; the cache rules are those of b11434."""
 
 RELEASES: Final[tuple[Release[ServerRules], ...]] = (
-    Release(
-        name="b9093",
-        about="May 2026; has the cache rules of b9094",
-        rules=B9093,
-        date="2026-05",
-        upstream="b9094",
-        aliases=("b9094",),
-        package=Package(name="xllamacpp", version="2026.5.9093"),
-    ),
-    Release(
-        name="b9538",
-        about="June 2026; has the cache rules of b9509",
-        rules=B9538,
-        date="2026-06",
-        upstream="b9509",
-        aliases=("b9509",),
-        package=Package(name="xllamacpp", version="2026.6.9538"),
-    ),
-    Release(
-        name="b11549",
-        about="October 2026; has the cache rules of b11434",
-        rules=B11549,
-        date="2026-10",
-        upstream="b11434",
-        aliases=("b11434",),
-        package=Package(name="xllamacpp", version="2026.10.11549"),
-    ),
+    _release("b8672", "2026.4.8672.1", "2026-04-09"),
+    _release("b8929", "2026.4.8929", "2026-04-27"),
+    _release("b9093", "2026.5.9093", "2026-05-10", upstream="b9094"),
+    _release("b9294", "2026.5.9294", "2026-05-24"),
+    _release("b9538", "2026.6.9538", "2026-06-07", upstream="b9509"),
+    _release("b9713", "2026.6.9713", "2026-06-19"),
+    _release("b9873", "2026.7.9873", "2026-07-06"),
+    _release("b10068", "2026.7.10068", "2026-07-20"),
+    _release("b10229", "2026.8.10229", "2026-08-03"),
+    _release("b10566", "2026.8.10566", "2026-08-22"),
+    _release("b10809", "2026.9.10809", "2026-09-06"),
+    _release("b11063", "2026.9.11063", "2026-09-21"),
+    _release("b11549", "2026.10.11549", "2026-10-10", upstream="b11434"),
 )
 """The releases, oldest first."""
 
@@ -156,6 +54,19 @@ def _since(first: str, last: str = "") -> tuple[str, ...]:
     """The releases from one on, up to another where one is named."""
     end = ALL.index(last) + 1 if last else len(ALL)
     return ALL[ALL.index(first) : end]
+
+
+def _merged(merged: Merged) -> Patch[ServerRules]:
+    """A merged change as a patch: forward over older releases, back from younger ones."""
+    return Patch(
+        name=merged.title,
+        pull=merged.pull,
+        about=merged.about,
+        fits=HISTORY.older(merged),
+        lay=merged.laid,
+        landed=merged.landed,
+        back=partial(HISTORY.undone, merged),
+    )
 
 
 def _reuse(**fields: Any) -> Callable[[ServerRules], ServerRules]:  # noqa: ANN401 - rule fields
@@ -206,7 +117,7 @@ def _no_minimum(rules: ServerRules) -> ServerRules:
     )
 
 
-PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
+PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     Patch(
         name="24035",
         pull=24035,
@@ -229,13 +140,6 @@ PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
         lay=_keep_loaded,
     ),
     Patch(
-        name="24411",
-        pull=24411,
-        about="a checkpoint that ends beyond the next position is not restored",
-        fits=_since("b9093", "b9538"),
-        lay=_reuse(search_limit="beyond"),
-    ),
-    Patch(
         name="24891",
         pull=24891,
         about="only checkpoints beyond the whole prompt are erased; a refused cut is a warning",
@@ -253,14 +157,14 @@ PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
         name="22384",
         pull=22384,
         about="recurrent checkpoints are accepted by where they end, and made from 4 tokens on",
-        fits=_since("b9093", "b9093"),
+        fits=_since("b8672", "b9093"),
         lay=_short_prompts,
     ),
     Patch(
         name="20428",
         pull=20428,
         about="recurrent checkpoints for prompts of any length; a refused cut goes back to one",
-        fits=_since("b9093", "b9093"),
+        fits=_since("b8672", "b9093"),
         lay=_no_minimum,
     ),
     Patch(
@@ -277,3 +181,9 @@ PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
     ),
 )
 """Numbered patches are pull requests at ggml-org/llama.cpp; names are our own."""
+
+PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
+    *PROPOSED,
+    *(_merged(each) for each in HISTORY.merged if each.pull),
+)
+"""Proposals first, then what was merged, in the order in which it landed."""

@@ -140,7 +140,8 @@ def _usable_prefix(server: ServerContext, slot: Slot, task: Task, n_past: int) -
     """
     rules = server.rules.reuse
     has_new_tokens = n_past < task.n_tokens  # #24110
-    spared = 1 if rules.thold_spares_one_token and not has_new_tokens else 0
+    spares = rules.thold_spares_one
+    spared = 1 if spares == "always" or (spares != "never" and not has_new_tokens) else 0
     prefix = Prefix(
         n_past=n_past,
         pos_next=n_past,

@@ -22,8 +22,11 @@ SearchLimit: TypeAlias = Literal["none", "beyond", "read-again"]
 Erasure: TypeAlias = Literal["beyond", "equal", "pos_end", "diverged", "prefix", "prompt"]
 """Which checkpoints a new prompt erases."""
 
-Eviction: TypeAlias = Literal["oldest", "thinned", "closest", "densest"]
-"""Which checkpoints make room in a full list."""
+SparesOne: TypeAlias = Literal["never", "always", "when-nothing-new"]
+"""When a state one token deeper than needed will do, so that a last token can be computed."""
+
+Eviction: TypeAlias = Literal["oldest", "thinned-always", "thinned", "closest", "densest"]
+"""Which checkpoints go for a new one: `thinned-always` does not wait for a full list."""
 
 Placement: TypeAlias = Literal["every", "last-user", "user-starts"]
 """Where checkpoints may lie before the end of a prompt."""
@@ -59,7 +62,9 @@ class ReuseRules:
     """How much of a slot's tokens is usable for a prompt."""
 
     depth_test_skips_extensions: bool  # the guard is `n_past < slot size`, not `<=`
-    thold_spares_one_token: bool  # #23280, #24110: one less when the prompt brings nothing new
+    thold_spares_one: SparesOne  # #23280: one less; #24110: only when the prompt brings nothing new
+    swa_full_hides_window: bool  # #22288: with --swa-full the depth test knows of no window
+    start_passes: bool  # #21510: a checkpoint from position 0 passes the depth test
     search_limit: SearchLimit  # #24411
     exact_search: ExactSearch  # #24035, #25592, #22384
     erasure: Erasure  # #20671; #24035, #25592, #24891
@@ -71,13 +76,14 @@ class ReuseRules:
 class CheckpointRules:
     """Where checkpoints are made, and how many are kept."""
 
-    placement: Placement  # #22929, #24176, #25420
+    placement: Placement  # #22929, #24176
     minimum_prompt: Count  # a prompt shorter than this gets none
     exact_minimum_prompt: Count  # #22384, #20428: the same for exact states
     spacing: Count | None  # fixed distance; None: `checkpoint_min_step`
     exact_spaced: bool  # #20428: False: no distance for exact states
-    spacing_waived_near_end: bool  # #25420; #25592 for the end of the prompt
-    spacing_waived_for_last_user: bool  # #25420
+    cuts_heed_spacing: bool  # #25420: no batch ends at a user message too close for a checkpoint
+    spacing_waived_near_end: bool  # #25592 for the end of the prompt
+    spacing_waived_for_last_user: bool  # #24176
     eviction: Eviction  # #25472, #28302; #25592; #24035
     supersede_equal: bool  # an older checkpoint at the same number of tokens goes
     split_at_prefix: bool = False  # #24035, later form: cut and save at the common prefix

@@ -34,7 +34,7 @@ class ServerContext:
     network: Network
     contexts: Contexts
     seq_rm_type: SeqRm
-    n_swa: int  # 0 without a window, and with `swa_full`
+    n_swa: int  # 0 without a window, and with `swa_full` since #22288
     can_shift: bool
     slots: list[Slot]
     cache: PromptCache | None

@@ -167,7 +167,8 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     """
     task, n_batch = slot.running, server.options.n_batch
     cut_memory(server, slot)
-    do_checkpoint = server.options.ctx_checkpoints > 0 and (server.is_exact or server.n_swa > 0)
+    windowed = server.n_swa > 0 and not server.options.swa_full
+    do_checkpoint = server.options.ctx_checkpoints > 0 and (server.is_exact or windowed)
     n_tokens_start = len(slot.prompt.tokens)
     n_tokens = min(
         break_at(server, slot, task, do_checkpoint=do_checkpoint),

@@ -7,10 +7,12 @@ What it meets there is a slot at work: it is deferred, or takes another slot, or
 slot, October's server swaps the slot's conversation first.
 """
 
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from cachesim.real.llama_cpp.random_flags import PRESETS, draw_preset
+from cachesim.real.llama_cpp.abilities import Abilities
+from cachesim.real.llama_cpp.random_flags import draw_preset
 from cachesim.real.llama_cpp.workload import Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import FIRST_WORD
 from cachesim.units import Tokens, as_tokens
@@ -25,11 +27,12 @@ EARLIER: Final = (50, 800, 2_500, 3_000, 4_500)
 
 
 def draw_arrival(
-    seed: int, number: int, *, release: Release, presets: tuple[str, ...] = tuple(PRESETS)
+    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
 ) -> Workload:
     """Some conversations; a long prompt, and a request that arrives meanwhile; one more."""
     rng = Random(f"arrival {release} {seed} {number}")  # noqa: S311 - nothing secret
-    preset, window = draw_preset(rng, release=release, presets=presets)
+    able = Abilities(release)
+    preset, window = draw_preset(rng, abilities=able, presets=presets)
     options = {"parallel": rng.choice((1, 1, 2, 3)), "ctx_size": CONTEXT}
     if rng.random() < 0.3:
         options["kv_unified"] = True

@@ -16,6 +16,7 @@ from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.shrink import shrink
 from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
+from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
 
@@ -33,6 +34,7 @@ class Difference:
     real: Outcome
     simulated: Outcome
     events: tuple[Event, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()  # of every step, by the real server
 
     @property
     def fields(self) -> Mapping[str, tuple[Any, Any]]:
@@ -85,11 +87,20 @@ class Played:
 class SideBySide(AbstractContextManager["SideBySide"]):
     """One release's real server and the simulator, with the same models."""
 
-    def __init__(self, release: Release, *, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        release: Release,
+        *,
+        version: str = "",
+        trial: Trial | None = None,
+        log: Path | None = None,
+    ) -> None:
         self.release = release
+        self._trial = trial
         self._folder = TemporaryDirectory(prefix="cachesim-models-")
-        self._plain = RealServer(release, log=log)
-        self._drafting = RealServer(release, log=log or Path(self._folder.name) / "drafts.log")
+        self._plain = RealServer(release, version=version, log=log)
+        drafts = log or Path(self._folder.name) / "drafts.log"
+        self._drafting = RealServer(release, version=version, log=drafts)
 
     def __exit__(self, *_: object) -> None:
         self._plain.close()
@@ -114,7 +125,9 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         with self.real(setting.options).started(setting.options, model) as server:
             workload, outcomes = grow(setting, server)
         return Played(
-            workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
+            workload=workload,
+            outcomes=outcomes,
+            difference=first_difference(workload, outcomes, self._trial),
         )
 
     def play_arrival(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
@@ -126,7 +139,9 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         model = self.model(workload.preset, workload.window)
         outcomes = self.real(workload.options).play(workload, model)
         return Played(
-            workload=workload, outcomes=outcomes, difference=first_difference(workload, outcomes)
+            workload=workload,
+            outcomes=outcomes,
+            difference=first_difference(workload, outcomes, self._trial),
         )
 
     def shrunk(self, difference: Difference) -> Difference:
@@ -171,10 +186,17 @@ def drafts_at(workload: Workload) -> bool:
     return bool(workload.options.get("spec_type", "none") != "none")
 
 
-def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Difference | None:
-    """Play a workload on the simulator with the real replies, until it answers otherwise."""
+def first_difference(
+    workload: Workload, outcomes: Sequence[Outcome], trial: Trial | None = None
+) -> Difference | None:
+    """Play a workload on the simulator with the real replies, until it answers otherwise.
+
+    Rules that no release has may be tried in place of those of the workload's own.
+    """
     drafts_known = all(each.drafts is not None for each in outcomes if each.drafted)
-    simulator = SimulatedServer.of(workload, "ring" if drafts_known else None)
+    simulator = SimulatedServer.of(
+        workload, ("counts" if trial else "ring") if drafts_known else None, trial=trial
+    )
     at = 0
     for group in grouped(workload.steps):
         real = outcomes[at : at + len(group)]
@@ -188,6 +210,7 @@ def first_difference(workload: Workload, outcomes: Sequence[Outcome]) -> Differe
                 real=real[offset],
                 simulated=simulated[offset],
                 events=simulator.events[-1],
+                outcomes=tuple(outcomes),
             )
         if simulator.lost:
             return None

@@ -20,7 +20,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "checkpoint_every_nt": "checkpoint_every_nt",
     "cache_ram": "cache_ram_mib",
     "cache_reuse": "n_cache_reuse",
-    "cache_idle_slots": "cache_idle_slots",
+    "cache_idle_slots": "cache_idle_slots|clear_idle",
     "cache_prompt": "cache_prompt",
     "context_shift": "ctx_shift",
     "slot_prompt_similarity": "slot_prompt_similarity",
@@ -36,7 +36,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "spec_draft_p_min": "speculative.draft.p_min",
     "spec_draft_model": "speculative.draft.mparams.path",
 }
-"""Flag -> the wheel's parameter."""
+"""Flag -> the wheel's parameter; older names, for older wheels, stand behind a bar."""
 
 SPECULATION: Final[Mapping[str, str]] = {
     "none": "NONE",

@@ -21,10 +21,10 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
 from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.drafts import compare_drafts
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
-from cachesim.real.llama_cpp.random_flags import PRESETS as LOADED_BY
 from cachesim.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step
 from cachesim.real.playing import not_compared
@@ -166,7 +166,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
         environment_for(wheel).ready()
     except EnvironmentUnavailableError as error:
         return not_compared(error)
-    names = [name for name, releases in LOADED_BY.items() if wheel in releases]
+    names = Abilities(wheel).presets
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
     out = Console(soft_wrap=True)
     out.print(agreement_table(release, found))

@@ -1,22 +1,11 @@
 """Random flags for a server: what people set, and the corners that rules turn on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.model.presets import PRESETS as MODELS
-from cachesim.real.llama_cpp.workload import Release
-
-SINCE: Final[Mapping[str, Release]] = {"hybrid-swa": "b11549", "hybrid-mtp": "b9538"}
-"""Presets that not every release loads, with the first one that does."""
-
-PRESETS: Final[Mapping[str, tuple[Release, ...]]] = {
-    preset: tuple(each for each in FAMILY.since(SINCE.get(preset, "")) if each in FAMILY.real())
-    for preset in MODELS
-}
-"""Preset -> the releases whose server loads such a model."""
+from cachesim.real.llama_cpp.abilities import Abilities
 
 WINDOWED: Final = frozenset({"swa", "hybrid-swa"})
 WINDOWS: Final = (32, 32, 32, 8, 17, 64, 100)
@@ -47,7 +36,7 @@ CHOICES: Final[Mapping[str, Choice]] = {
 """Flag -> its choices; those that depend on the model or on one another are drawn apart."""
 
 
-def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any]:
+def draw_options(rng: Random, *, abilities: Abilities, preset: str) -> dict[str, Any]:
     """Flags for one server."""
     options: dict[str, Any] = {
         "parallel": rng.choices((1, 2, 3, 4), (60, 17, 17, 6))[0],
@@ -55,10 +44,10 @@ def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any
     }
     if rng.random() < (0.1 if options["parallel"] == 1 else 0.45):
         options["kv_unified"] = True
-        if _has(release, "kv_unified_per_slot") and rng.random() < 0.15:
+        if abilities.has("kv_unified_per_slot") and rng.random() < 0.15:
             options["kv_unified_per_slot"] = rng.choice((200, 256, 300))
     for flag, choice in CHOICES.items():
-        if _has(release, flag) and rng.random() < choice.often:
+        if abilities.has(flag) and rng.random() < choice.often:
             options[flag] = rng.choice(choice.values)
     if preset in WINDOWED and rng.random() < 0.2:
         options["swa_full"] = True
@@ -69,12 +58,10 @@ def draw_options(rng: Random, *, release: Release, preset: str) -> dict[str, Any
     return options
 
 
-def _has(release: Release, flag: str) -> bool:
-    return release in FAMILY.having(FAMILY.option(flag))
-
-
-def draw_preset(rng: Random, *, release: Release, presets: tuple[str, ...]) -> tuple[str, int]:
+def draw_preset(
+    rng: Random, *, abilities: Abilities, presets: Sequence[str] = ()
+) -> tuple[str, int]:
     """A preset that the release can load, and the window to build it with (0: its own)."""
-    loadable = [preset for preset in presets if release in PRESETS[preset]]
+    loadable = [each for each in presets or abilities.presets if each in abilities.presets]
     preset = rng.choice(loadable)
     return preset, rng.choice(WINDOWS) if preset in WINDOWED else 0

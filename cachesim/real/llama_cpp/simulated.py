@@ -6,11 +6,15 @@ from typing import Final
 
 from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.events import Event
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.real.llama_cpp.abilities import nearest_release
 from cachesim.real.llama_cpp.calls import AS_TEXT
+from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Step, Workload
 from cachesim.scenario.session import MemoryStore, SlotActions
 from cachesim.units import Tokens
@@ -34,7 +38,13 @@ class SimulatedServer:
     events: list[tuple[Event, ...]] = field(default_factory=list)  # per group
 
     @classmethod
-    def of(cls, workload: Workload, arithmetic: ArithmeticName | None = None) -> "SimulatedServer":
+    def of(
+        cls,
+        workload: Workload,
+        arithmetic: ArithmeticName | None = None,
+        *,
+        trial: Trial | None = None,
+    ) -> "SimulatedServer":
         """A fresh engine with a workload's model and flags.
 
         What a companion drafts depends on the weights: where the real drafts are not known, only
@@ -43,11 +53,12 @@ class SimulatedServer:
         drafts = workload.options.get("spec_type", "none") != "none"
         return cls(
             Engine.create(
-                f"llama.cpp@{workload.release}",
+                Profile(FAMILY.name, nearest_release(workload.release)),
                 model=spec_of(workload.preset, workload.window),
-                options=workload.options,
+                options=(trial.asked(workload) if trial else workload).options,
                 arithmetic=arithmetic or ("float" if drafts else "ring"),
                 store=MemoryStore(),
+                family=trial.family(workload.release) if trial else None,
             )
         )
 

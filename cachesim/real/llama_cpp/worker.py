@@ -70,16 +70,20 @@ def _started(wheel: Wheel, parameters: Json | None, folder: str) -> tuple[Wheel,
 
 
 def _parameters(wheel: Wheel, values: Json) -> Value:
-    """`CommonParams` with values set by dotted name; `enum:` values are looked up in the wheel."""
+    """`CommonParams` with values set by dotted name; `enum:` values are looked up in the wheel.
+
+    Of several names with bars between them, the first one that the wheel has is set.
+    """
     parameters = wheel.CommonParams()
     for name, value in values.items():
         *path, last = name.split(".")
         owner = parameters
         for part in path:
             owner = getattr(owner, part)
-        if not hasattr(owner, last):
+        had = [each for each in last.split("|") if hasattr(owner, each)]
+        if not had:
             raise AttributeError(name)
-        setattr(owner, last, _resolved(wheel, value))
+        setattr(owner, had[0], _resolved(wheel, value))
     return parameters
 
 

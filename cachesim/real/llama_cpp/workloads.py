@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.chats import ChatTree
-from cachesim.real.llama_cpp.random_flags import PRESETS, draw_options, draw_preset
+from cachesim.real.llama_cpp.random_flags import draw_options, draw_preset
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
@@ -58,17 +59,18 @@ class Setting:
 
 
 def draw_setting(
-    seed: int, number: int, *, release: Release, presets: tuple[str, ...] = tuple(PRESETS)
+    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
 ) -> Setting:
     """The model and the flags of one workload, and the chance that its steps are drawn with."""
     rng = Random(f"{release} {seed} {number}")  # noqa: S311 - nothing secret
-    preset, window = draw_preset(rng, release=release, presets=presets)
+    able = Abilities(release)
+    preset, window = draw_preset(rng, abilities=able, presets=presets)
     return Setting(
         name=f"{preset}-{seed}-{number}",
         release=release,
         preset=preset,
         window=window,
-        options=draw_options(rng, release=release, preset=preset),
+        options=draw_options(rng, abilities=able, preset=preset),
         rng=rng,
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.llamacpp.profiles import B11549
+from cachesim.engines.llamacpp.landed import HISTORY
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.ratio import ratio
 from cachesim.model.presets import preset
@@ -155,7 +155,7 @@ def test_23_positions_of_several_sections_cannot_be_moved() -> None:
 
 
 def test_18_the_token_estimate_of_an_empty_cache_is_its_bytes() -> None:
-    cache = PromptCache(B11549.cache, limit_size=1 << 20, limit_tokens=512)
+    cache = PromptCache(HISTORY.rules("b11549").cache, limit_size=1 << 20, limit_tokens=512)
     assert cache.token_limit() == 1 << 20
 
 

@@ -5,7 +5,7 @@ B9509   June 2026, the releases b9509 and b9538
 B11434  autumn 2026, the releases b11434 and b11549
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, TypeAlias
 
 from cachesim.model.spec import LayerKind
@@ -133,3 +133,9 @@ B11434: Final = MemoryRules(
     counts_positions=False,
     probe="at-once",
 )
+
+
+def differing(one: MemoryRules, other: MemoryRules) -> tuple[str, ...]:
+    """The fields in which two releases differ, names aside."""
+    names = (each.name for each in fields(MemoryRules) if each.name != "name")
+    return tuple(name for name in names if getattr(one, name) != getattr(other, name))

@@ -1,0 +1,247 @@
+"""What was merged into llama-server from release to release, and the rules that came of it.
+
+Entries were found by playing random workloads on the wheels before and after, and confirmed by the
+pull request where it is known. What no request turned on stands where it was first looked at.
+"""
+
+from typing import Final
+
+from cachesim.engines.llamacpp.memory import rules as memory
+from cachesim.engines.llamacpp.merged import History, Merged
+from cachesim.engines.llamacpp.rules import (
+    CheckpointRules,
+    PromptCacheRules,
+    RequestRules,
+    ReuseRules,
+    SelectionRules,
+    ServerRules,
+    SlotRules,
+)
+from cachesim.units import Count
+
+OLDEST: Final = ServerRules(
+    memory=memory.B9094,
+    requests=RequestRules(empty_prefill_opens=True),
+    selection=SelectionRules(pinned_slot_uses_cache=False, idle_save_needs_unified=True),
+    cache=PromptCacheRules(save_makes_room=False, limits_keep_one=True, load_consumes=True),
+    reuse=ReuseRules(
+        depth_test_skips_extensions=True,
+        thold_spares_one="never",
+        swa_full_hides_window=False,
+        start_passes=False,
+        search_limit="none",
+        exact_search="threshold",
+        erasure="beyond",
+        seq_rm_failure="clear",
+        failed_restore_resets=True,
+    ),
+    checkpoints=CheckpointRules(
+        placement="every",
+        minimum_prompt=Count(64),
+        exact_minimum_prompt=Count(64),
+        spacing=Count(64),
+        exact_spaced=True,
+        cuts_heed_spacing=False,
+        spacing_waived_near_end=False,
+        spacing_waived_for_last_user=False,
+        eviction="oldest",
+        supersede_equal=False,
+    ),
+    slots=SlotRules(
+        clear_drops_checkpoints=False,
+        shift_drops_checkpoints=False,
+        discard_is_clamped=False,
+        file_holds_checkpoints=False,
+        restore_drops_checkpoints=False,
+        cleared_after_bad_restore=False,
+        companion_is_saved=False,
+        drafter_is_saved=False,
+        process_failure_is_fatal=False,
+        refused_cut_aborts=False,
+        empty_batches_abort=True,
+        processed_is_reset=False,
+    ),
+)
+"""April 2026: the oldest wheel that names its build."""
+
+NAMES: Final = (
+    "b8672",
+    "b8929",
+    "b9093",
+    "b9294",
+    "b9538",
+    "b9713",
+    "b9873",
+    "b10068",
+    "b10229",
+    "b10566",
+    "b10809",
+    "b11063",
+    "b11549",
+)
+"""The releases, oldest first."""
+
+LANDED: Final[tuple[Merged, ...]] = (
+    Merged(
+        pull=21510,
+        about="a checkpoint from position 0 passes the depth test",
+        landed="b8929",
+        sets={"reuse.start_passes": True},
+    ),
+    Merged(
+        pull=22288,
+        about="with --swa-full the server reckons with no window",
+        landed="b8929",
+        sets={"reuse.swa_full_hides_window": True},
+    ),
+    Merged(
+        pull=22673,
+        about="recurrent states roll back by a few tokens; MTP heads draft",
+        landed="b9294",
+        sets={
+            "memory.rollback_layers": frozenset({"delta"}),
+            "memory.rollback_split": "sequence",
+            "memory.probe": "after-probe",
+            "slots.companion_is_saved": True,
+        },
+    ),
+    Merged(
+        pull=23280,
+        about="a prompt that only adds tokens is tested too, for a state one token deeper",
+        landed="b9294",
+        sets={"reuse.depth_test_skips_extensions": False, "reuse.thold_spares_one": "always"},
+    ),
+    Merged(
+        about="what a memory refuses to cut or to load ends the process",
+        landed="b9294",
+        sets={
+            "reuse.seq_rm_failure": "abort",
+            "reuse.failed_restore_resets": False,
+            "slots.refused_cut_aborts": True,
+        },
+    ),
+    Merged(
+        about="an empty assistant message at the end opens no reply",
+        landed="b9538",
+        sets={"requests.empty_prefill_opens": False},
+    ),
+    Merged(
+        pull=22929,
+        about="one checkpoint where the last user message begins; for prompts of any length",
+        landed="b9538",
+        sets={
+            "checkpoints.placement": "last-user",
+            "checkpoints.minimum_prompt": Count(0),
+            "checkpoints.exact_minimum_prompt": Count(0),
+            "checkpoints.spacing": None,
+        },
+    ),
+    Merged(
+        pull=23981,
+        about="a saved window holds the cells that it still shows",
+        landed="b9538",
+        sets={"memory.saves_unmasked_window": True},
+    ),
+    Merged(
+        pull=24110,
+        about="a state one token deeper is asked for only where the prompt brings nothing new",
+        landed="b9538",
+        sets={"reuse.thold_spares_one": "when-nothing-new"},
+    ),
+    Merged(
+        pull=24190,
+        about="idle slots are saved without a unified cache too, and keep what they hold",
+        landed="b9713",
+        sets={"selection.idle_save_needs_unified": False},
+    ),
+    Merged(
+        pull=24411,
+        about="a checkpoint that ends beyond the next position is not restored",
+        landed="b9713",
+        sets={"reuse.search_limit": "beyond"},
+    ),
+    Merged(
+        pull=24176,
+        about="checkpoints where every user message begins, whatever their distance for the last",
+        landed="b9873",
+        sets={
+            "checkpoints.placement": "user-starts",
+            "checkpoints.spacing_waived_for_last_user": True,
+        },
+    ),
+    Merged(
+        pull=24755,
+        about="a request that names its slot looks into the prompt cache too",
+        landed="b9873",
+        sets={"selection.pinned_slot_uses_cache": True},
+    ),
+    Merged(
+        pull=24786,
+        about="a context shift leaves at least one token of what it may drop",
+        landed="b9873",
+        sets={"slots.discard_is_clamped": True},
+    ),
+    Merged(
+        pull=25070,
+        about="the prompt cache never exceeds its limit: room is made first, a large entry refused",
+        landed="b10068",
+        sets={"cache.save_makes_room": True, "cache.limits_keep_one": False},
+    ),
+    Merged(
+        pull=25420,
+        about="a batch ends only at user messages that may get a checkpoint",
+        landed="b10068",
+        sets={"checkpoints.cuts_heed_spacing": True},
+    ),
+    Merged(
+        about="the checkpoints near the end of a prompt need no distance",
+        landed="b10068",
+        sets={"checkpoints.spacing_waived_near_end": True},
+    ),
+    Merged(
+        pull=25472,
+        about="checkpoints of earlier requests that lie too close go whenever one is made",
+        landed="b10068",
+        sets={"checkpoints.eviction": "thinned-always"},
+    ),
+    Merged(
+        pull=25649,
+        about="clearing, shifting or restoring a slot empties its list of checkpoints",
+        landed="b10068",
+        sets={
+            "slots.clear_drops_checkpoints": True,
+            "slots.shift_drops_checkpoints": True,
+            "slots.restore_drops_checkpoints": True,
+        },
+    ),
+    Merged(
+        pull=28302,
+        about="checkpoints are thinned only where the list is full; one replaces its equal",
+        landed="b11063",
+        sets={"checkpoints.eviction": "thinned", "checkpoints.supersede_equal": True},
+    ),
+    Merged(
+        name="25913",
+        pull=26004,
+        about="slot files carry the checkpoints",
+        landed="b11549",
+        sets={"slots.file_holds_checkpoints": True},
+    ),
+    Merged(
+        about="what no random workload turned on: looked at in b11549",
+        landed="b11549",
+        sets={
+            "slots.cleared_after_bad_restore": True,
+            "slots.drafter_is_saved": True,
+            "slots.process_failure_is_fatal": True,
+            "slots.empty_batches_abort": False,
+            "slots.processed_is_reset": True,
+            **{
+                f"memory.{field}": getattr(memory.B11434, field)
+                for field in memory.differing(memory.B9509, memory.B11434)
+            },
+        },
+    ),
+)
+
+HISTORY: Final = History(OLDEST, LANDED, NAMES)

@@ -1,0 +1,56 @@
+"""A disagreement on the screen: a scenario to run, and what both servers did at its last step."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from rich.console import Console
+
+from cachesim.engines.events import Event
+from cachesim.real.llama_cpp.as_scenario import as_scenario
+from cachesim.real.llama_cpp.compare import Difference, SideBySide
+from cachesim.real.llama_cpp.server_log import calls_of
+from cachesim.real.llama_cpp.workload import Workload
+from cachesim.scenario.writing import to_toml
+
+
+def show_difference(
+    out: Console, difference: Difference, *, profile: str = "", version: str = ""
+) -> None:
+    """The shortest workload that still disagrees, and what both servers did."""
+    workload = difference.workload
+    step = workload.steps[difference.step].name
+    out.print(f"\nfirst disagreement, shrunk: {workload.name}, step {step}")
+    about = f"the simulator disagrees with the real server in step {step}"
+    outcomes = difference.outcomes[: difference.step + 1]
+    scenario = as_scenario(workload, outcomes, profile=profile or workload.release, about=about)
+    out.print(to_toml(scenario), markup=False)
+    for name, (real, simulated) in difference.fields.items():
+        out.print(f"{name} in step {step}: real {real}, simulated {simulated}")
+    out.print("the simulator's events at that step:")
+    for line in _lines(difference.events):
+        out.print(f"  {line}", markup=False)
+    out.print("the real server's log at that step:")
+    for line in real_log_of(workload, difference.step, version=version):
+        out.print(f"  {line}", markup=False)
+
+
+def _lines(events: Sequence[Event]) -> Iterator[str]:
+    """One line each; what repeats is counted."""
+    lines = (json.dumps(event.as_dict(), default=str) for event in events)
+    for line, same in groupby(lines):
+        count = len(list(same))
+        yield line + (f"  (x {count})" if count > 1 else "")
+
+
+def real_log_of(workload: Workload, step: int, *, version: str = "") -> list[str]:
+    """What the real server logs about its caches at one step of a workload."""
+    with NamedTemporaryFile(suffix=".log") as file:
+        log = Path(file.name)
+        with SideBySide(workload.release, version=version, log=log) as pair:
+            pair.play(workload)
+        starts = (index for index, each in enumerate(workload.steps) if not each.with_previous)
+        calls = dict(zip(starts, calls_of(log), strict=False))
+    return calls.get(max((start for start in calls if start <= step), default=0), [])

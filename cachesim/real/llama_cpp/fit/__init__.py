@@ -1,0 +1,1 @@
+"""Finding the rules of a wheel: its servers' replies, and the rules that come nearest to them."""

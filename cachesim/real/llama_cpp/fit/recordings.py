@@ -1,0 +1,140 @@
+"""What a wheel's servers answered to random workloads, kept on disk and played once.
+
+A recording is a line of JSON. It is used again as long as the generator still asks what was asked
+then; from the first workload on that it would ask otherwise, the wheel is played anew.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.real.environment import environments_folder
+from cachesim.real.llama_cpp.compare import Difference, SideBySide
+from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.units import as_tokens
+
+UNSAID: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
+"""Fields of an outcome that no comparison reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A workload and what the wheel's server answered to each step."""
+
+    workload: Workload
+    outcomes: tuple[Outcome, ...]
+
+    @classmethod
+    def from_line(cls, line: str) -> "Recording":
+        """Read what `line` wrote."""
+        plain = json.loads(line)
+        outcomes = tuple(_outcome(each) for each in plain["outcomes"])
+        return cls(workload=Workload.from_dict(plain["workload"]), outcomes=outcomes)
+
+    def agreeing(self, difference: Difference | None) -> int:
+        """How many requests came before a difference: all where there is none."""
+        steps = self.workload.steps
+        until = len(steps) if difference is None else difference.step
+        return sum(step.do == "complete" for step in steps[:until])
+
+    def line(self) -> str:
+        """The recording as a line of JSON."""
+        outcomes = [
+            {name: value for name, value in asdict(each).items() if name not in UNSAID}
+            for each in self.outcomes
+        ]
+        return json.dumps({"workload": self.workload.as_dict(), "outcomes": outcomes})
+
+
+def _outcome(plain: dict[str, Any]) -> Outcome:
+    drafts = plain.pop("drafts")
+    reply = as_tokens(plain.pop("reply"))
+    said = None if drafts is None else tuple(as_tokens(each) for each in drafts)
+    return Outcome(reply=reply, drafts=said, **plain)
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """Answers as the recording says, while it is asked the same."""
+
+    recording: Recording
+    at: int = 0
+    lost: bool = False
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        end = self.at + len(group)
+        if tuple(group) != self.recording.workload.steps[self.at : end]:
+            raise _AskedOtherwiseError
+        outcomes, self.at = self.recording.outcomes[self.at : end], end
+        self.lost = end == len(self.recording.outcomes)
+        return outcomes
+
+
+class _AskedOtherwiseError(Exception):
+    """The generator asks something else than when the recording was made."""
+
+
+class Recordings:
+    """The recordings of one wheel and one seed, in the order of their numbers."""
+
+    def __init__(
+        self, release: Release, *, seed: int, version: str = "", folder: Path | None = None
+    ) -> None:
+        self.release = release
+        self.version = version
+        self.seed = seed
+        kept = folder or environments_folder() / "recordings"
+        self.file = kept / f"{release}-seed-{seed}.jsonl"
+
+    def take(self, count: int) -> Iterator[Recording]:
+        """The first so many, one after the other: from disk, or played now and kept."""
+        kept = self._kept(count)
+        yield from kept
+        if len(kept) == count:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text("".join(f"{each.line()}\n" for each in kept))
+        with (
+            SideBySide(self.release, version=self.version) as pair,
+            self.file.open("a") as file,
+        ):
+            for number in range(len(kept), count):
+                recording = self._played(pair, number)
+                file.write(f"{recording.line()}\n")
+                file.flush()
+                yield recording
+
+    def _kept(self, count: int) -> list[Recording]:
+        """Those on disk that are still what the generator would ask."""
+        found: list[Recording] = []
+        if not self.file.exists():
+            return found
+        for line in self.file.read_text().splitlines()[:count]:
+            try:
+                recording = Recording.from_line(line)
+            except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
+                break
+            if not self._still_asked(recording, len(found)):
+                break
+            found.append(recording)
+        return found
+
+    def _still_asked(self, recording: Recording, number: int) -> bool:
+        setting = draw_setting(self.seed, number, release=self.release)
+        if not recording.outcomes:
+            return False
+        try:
+            workload, _ = grow(setting, _Recorded(recording))
+        except _AskedOtherwiseError:
+            return False
+        return workload == recording.workload
+
+    def _played(self, pair: SideBySide, number: int) -> Recording:
+        setting = draw_setting(self.seed, number, release=self.release)
+        model = pair.model(setting.preset, setting.window)
+        with pair.real(setting.options).started(setting.options, model) as server:
+            workload, outcomes = grow(setting, server)
+        return Recording(workload=workload, outcomes=outcomes)

@@ -1,0 +1,181 @@
+"""The rules that come nearest to what a wheel's servers answered: a climb, one field at a time.
+
+    nearest release -> the change that gains the most requests -> ... -> no change gains any
+
+A change is tried first on the workloads that still disagree; only one that gains there is tried on
+those that agree. Where no single change gains anything, pairs of those that change something are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final, TypeAlias
+
+from cachesim.errors import CachesimError
+from cachesim.real.llama_cpp.compare import Difference, first_difference
+from cachesim.real.llama_cpp.fit.fields import Change, changes
+from cachesim.real.llama_cpp.fit.recordings import Recording
+from cachesim.real.llama_cpp.trial import Trial
+from cachesim.real.llama_cpp.workload import Outcome
+
+Play: TypeAlias = Callable[[Recording, Trial], Difference | None]
+"""Play a recording under rules: where the simulator first answers otherwise."""
+
+PAIRED: Final = 12
+"""So many disagreeing workloads are tried with pairs of changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What was changed at once, and how many requests agreed then."""
+
+    changes: tuple[Change, ...]
+    agreeing: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The nearest rules found, and how the search came to them."""
+
+    nearest: str  # the release that it began with
+    trial: Trial
+    at_first: int  # requests that agreed with the nearest release as it is
+    steps: tuple[Step, ...]
+    differences: tuple[Difference, ...]  # workloads that still disagree
+    requests: int
+
+    @property
+    def agreeing(self) -> int:
+        """Requests that agree in the end."""
+        return self.steps[-1].agreeing if self.steps else self.at_first
+
+
+@dataclass(slots=True)
+class _Score:
+    """Rules, and what became of each recording under them."""
+
+    trial: Trial
+    agreeing: list[int]  # per recording: requests until the first difference
+    differences: dict[int, Difference]
+
+    @property
+    def total(self) -> int:
+        return sum(self.agreeing)
+
+
+@dataclass(slots=True)
+class Search:
+    """A climb over rule fields."""
+
+    recordings: Sequence[Recording]
+    known: Mapping[str, Trial]
+    play: Play
+    say: Callable[[str], None] = field(default=lambda _: None)
+
+    def run(self) -> Fit:
+        """Climb from the nearest known release until nothing gains."""
+        scores = {name: self._score(trial) for name, trial in self.known.items()}
+        for name, score in scores.items():
+            self.say(f"{name}: {score.total} of {self._requests} requests")
+        nearest = max(scores, key=lambda name: scores[name].total)
+        best, steps = scores[nearest], []
+        while best.differences:
+            found = self._best_single(best) or self._best_pair(best)
+            if found is None:
+                break
+            made, best = found
+            steps.append(Step(changes=made, agreeing=best.total))
+            self.say(f"{' and '.join(map(str, made))}: {best.total}")
+        return Fit(
+            nearest=nearest,
+            trial=best.trial,
+            at_first=scores[nearest].total,
+            steps=tuple(steps),
+            differences=tuple(best.differences[each] for each in sorted(best.differences)),
+            requests=self._requests,
+        )
+
+    @property
+    def _requests(self) -> int:
+        return sum(each.workload.requests for each in self.recordings)
+
+    def _score(self, trial: Trial) -> _Score:
+        score = _Score(trial, [], {})
+        for index in range(len(self.recordings)):
+            agreeing, difference = self._outcome(index, trial)
+            score.agreeing.append(agreeing)
+            if difference is not None:
+                score.differences[index] = difference
+        return score
+
+    def _outcome(self, index: int, trial: Trial) -> tuple[int, Difference | None]:
+        recording = self.recordings[index]
+        difference = self.play(recording, trial)
+        return recording.agreeing(difference), difference
+
+    def _best_single(self, now: _Score) -> tuple[tuple[Change, ...], _Score] | None:
+        return self._best(now, [(each,) for each in self._open(now)], list(now.differences))
+
+    def _best_pair(self, now: _Score) -> tuple[tuple[Change, ...], _Score] | None:
+        """Two changes at once, each of which changes something where there is disagreement."""
+        few = list(now.differences)[:PAIRED]
+        active = [each for each in self._open(now) if self._changes_something(now, each, few)]
+        pairs = [
+            (one, other)
+            for one, other in combinations(active, 2)
+            if (one.part, one.field) != (other.part, other.field)
+        ]
+        return self._best(now, pairs, few)
+
+    def _open(self, now: _Score) -> list[Change]:
+        """Every change that changes something; first those that bring what some release has."""
+        known = tuple(self.known.values())
+        found = [each for each in changes(known) if not each.holds(now.trial)]
+        return sorted(found, key=lambda change: not any(map(change.holds, known)))
+
+    def _changes_something(self, now: _Score, change: Change, where: Sequence[int]) -> bool:
+        trial = change.of(now.trial)
+        for index in where:
+            found, before = self.play(self.recordings[index], trial), now.differences[index]
+            if found is None or (found.step, found.simulated) != (before.step, before.simulated):
+                return True
+        return False
+
+    def _best(
+        self, now: _Score, trials: Sequence[tuple[Change, ...]], where: Sequence[int]
+    ) -> tuple[tuple[Change, ...], _Score] | None:
+        """The trial that gains the most; the first of several that gain alike."""
+        gains = [(self._gain(now, made, where), made) for made in trials]
+        best: tuple[tuple[Change, ...], _Score] | None = None
+        for gain, made in sorted(gains, key=lambda each: -each[0]):
+            least = now.total if best is None else best[1].total
+            if now.total + gain <= least and where == list(now.differences):
+                break  # the others can only lose elsewhere
+            if gain <= 0:
+                break
+            score = self._score(_changed(now.trial, made))
+            if score.total > least:
+                best = (made, score)
+        return best
+
+    def _gain(self, now: _Score, made: tuple[Change, ...], where: Sequence[int]) -> int:
+        trial = _changed(now.trial, made)
+        return sum(self._outcome(index, trial)[0] - now.agreeing[index] for index in where)
+
+
+def play_under(recording: Recording, trial: Trial) -> Difference | None:
+    """Where the simulator first answers otherwise than the wheel did."""
+    try:
+        return first_difference(recording.workload, recording.outcomes, trial)
+    except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
+        # Rules that no server ever had together may contradict one another.
+        failed = Outcome(error=type(error).__name__)
+        return Difference(
+            workload=recording.workload, step=0, real=recording.outcomes[0], simulated=failed
+        )
+
+
+def _changed(trial: Trial, made: Sequence[Change]) -> Trial:
+    for change in made:
+        trial = change.of(trial)
+    return trial

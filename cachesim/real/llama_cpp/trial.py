@@ -1,0 +1,53 @@
+"""Rules and defaults that are tried in place of a release's own."""
+
+from dataclasses import dataclass, replace
+
+from cachesim.engines.family import Family
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.real.llama_cpp.abilities import Abilities, nearest_release
+from cachesim.real.llama_cpp.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Flags whose default differs from release to release; a server without them ignores them."""
+
+    checkpoint_min_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a release may be: its rules and its defaults."""
+
+    rules: ServerRules
+    defaults: Defaults
+
+    def asked(self, workload: Workload) -> Workload:
+        """The workload with the defaults written out, where the server has such flags."""
+        if not Abilities(workload.release).has("checkpoint_min_step"):
+            return workload
+        spacing = {"checkpoint_min_step": self.defaults.checkpoint_min_step}
+        return replace(workload, options=spacing | dict(workload.options))
+
+    def family(self, release: str) -> Family[ServerRules, Options]:
+        """llama.cpp with these rules in place of those of a build's nearest release."""
+        near = nearest_release(release)
+        releases = (
+            replace(each, rules=self.rules) if each.name == near else each
+            for each in FAMILY.releases
+        )
+        return replace(FAMILY, releases=tuple(releases))
+
+
+def known_trials() -> dict[str, Trial]:
+    """Every release that there is a profile of, as something to begin with."""
+    spacing = FAMILY.option("checkpoint_min_step")
+    return {
+        each.name: Trial(
+            rules=each.rules,
+            defaults=Defaults(checkpoint_min_step=FAMILY.default(spacing, each.name)),
+        )
+        for each in FAMILY.releases
+    }

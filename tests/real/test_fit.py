@@ -1,0 +1,199 @@
+"""Finding rules: recordings that are kept, and a climb that comes back to the rules they show."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from cachesim.real.llama_cpp.compare import SideBySide
+from cachesim.real.llama_cpp.fit import recordings as kept_by
+from cachesim.real.llama_cpp.fit.fields import Change, changes, differing
+from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
+from cachesim.real.llama_cpp.fit.search import Search, play_under
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.trial import Trial, known_trials
+from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
+from cachesim.real.llama_cpp.workloads import Setting, draw_setting, grow
+from cachesim.units import as_tokens
+
+PRESETS = ("hybrid", "recurrent", "swa")
+KNOWN = known_trials()
+
+
+def recorded(number: int, trial: Trial, *, release: str = "b9538") -> Recording:
+    """What a server with these rules would have answered."""
+    setting = draw_setting(7, number, release=release, presets=PRESETS)
+    workload, outcomes = grow(setting, server_of(setting, trial))
+    return Recording(workload=workload, outcomes=outcomes)
+
+
+def server_of(setting: Setting, trial: Trial) -> SimulatedServer:
+    empty = Workload(
+        name=setting.name,
+        release=setting.release,
+        preset=setting.preset,
+        window=setting.window,
+        options=setting.options,
+        steps=(),
+    )
+    return SimulatedServer.of(empty, trial=trial)
+
+
+def changed(*made: Change) -> Trial:
+    trial = KNOWN["b9538"]
+    for each in made:
+        trial = each.of(trial)
+    return trial
+
+
+def twice(preset: str, trial: Trial) -> Recording:
+    """A prompt with two places for a checkpoint near its end, and the same prompt again."""
+    prompt = as_tokens(range(300, 400))
+    workload = Workload(
+        name=f"{preset} twice",
+        release="b9538",
+        preset=preset,
+        options={"ubatch_size": 64, "batch_size": 256},
+        steps=(Step(name="a", prompt=prompt), Step(name="b", prompt=prompt)),
+    )
+    server = SimulatedServer.of(workload, trial=trial)
+    outcomes = tuple(each for step in workload.steps for each in server.ask((step,)))
+    return Recording(workload=workload, outcomes=outcomes)
+
+
+def test_a_rule_that_explains_the_answers_is_found() -> None:
+    waived = changed(Change("checkpoints", "spacing_waived_near_end", value=True))
+
+    fit = Search([twice("hybrid", waived)], {"b9538": KNOWN["b9538"]}, play_under).run()
+
+    assert (1, 2, 2) == (fit.at_first, fit.agreeing, fit.requests)
+    assert [1] == [len(step.changes) for step in fit.steps]
+    assert fit.trial != KNOWN["b9538"]
+    assert fit.differences == ()
+
+
+def test_the_search_begins_with_the_release_that_answers_most_alike() -> None:
+    workloads = [twice("hybrid", KNOWN["b11549"])]
+
+    fit = Search(workloads, KNOWN, play_under).run()
+
+    assert (fit.nearest, fit.steps) == ("b11549", ())
+
+
+def test_what_no_rule_explains_is_left() -> None:
+    recording = recorded(0, KNOWN["b9538"])
+    last = replace(recording.outcomes[-1], cached=recording.outcomes[-1].processed, slot=77)
+    wrong = replace(recording, outcomes=(*recording.outcomes[:-1], last))
+
+    fit = Search([wrong], {"b9538": KNOWN["b9538"]}, play_under).run()
+
+    assert fit.steps == ()
+    assert [each.step for each in fit.differences] == [len(wrong.outcomes) - 1]
+
+
+def test_every_field_has_its_values_and_a_change_sets_one() -> None:
+    found = changes(tuple(KNOWN.values()))
+
+    by_field: dict[tuple[str, str], list[object]] = {}
+    for each in found:
+        by_field.setdefault((each.part, each.field), []).append(each.value)
+    assert by_field["reuse", "search_limit"] == ["none", "beyond", "read-again"]
+    assert by_field["cache", "load_consumes"] == [False, True]
+    assert by_field["defaults", "checkpoint_min_step"] == [256, 8192]
+    assert all(each.holds(each.of(KNOWN["b9093"])) for each in found)
+
+
+def test_two_releases_differ_in_what_turns_one_into_the_other() -> None:
+    trial = KNOWN["b9538"]
+    for change in differing(trial, KNOWN["b11549"]):
+        trial = change.of(trial)
+
+    names = replace(trial.rules.memory, name="b11434")
+    assert replace(trial, rules=replace(trial.rules, memory=names)) == KNOWN["b11549"]
+
+
+class Played(Recordings):
+    """Recordings of a wheel that the simulator plays; it counts how often."""
+
+    plays = 0
+
+    def _played(self, pair: SideBySide, number: int) -> Recording:
+        del pair
+        self.plays += 1
+        return recorded(number, KNOWN["b9538"])
+
+
+@pytest.fixture(autouse=True)
+def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a wheel is started nor another workload drawn than `recorded` draws."""
+    monkeypatch.setattr(kept_by, "SideBySide", _Nothing)
+    monkeypatch.setattr(
+        kept_by,
+        "draw_setting",
+        lambda _, number, release: draw_setting(7, number, release=release, presets=PRESETS),
+    )
+
+
+class _Nothing:
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def wheel(folder: Path) -> Played:
+    return Played("b9538", seed=7, folder=folder)
+
+
+def test_a_wheel_is_played_once(tmp_path: Path) -> None:
+    first, again = wheel(tmp_path), wheel(tmp_path)
+
+    assert list(first.take(3)) == list(again.take(3))
+    assert (first.plays, again.plays) == (3, 0)
+
+
+def test_more_workloads_than_before_are_played_on(tmp_path: Path) -> None:
+    list(wheel(tmp_path).take(2))
+    more = wheel(tmp_path)
+
+    assert len(list(more.take(4))) == 4
+    assert more.plays == 2
+
+
+def test_a_line_cut_short_is_played_again(tmp_path: Path) -> None:
+    before = list(wheel(tmp_path).take(3))
+    file = wheel(tmp_path).file
+    file.write_text(file.read_text()[:-40])
+    again = wheel(tmp_path)
+
+    assert before == list(again.take(3))
+    assert again.plays == 1
+
+
+def test_what_the_generator_would_not_ask_any_more_is_played_again(tmp_path: Path) -> None:
+    before = list(wheel(tmp_path).take(3))
+    steps = before[1].workload.steps
+    other = replace(before[1].workload, steps=(replace(steps[0], predict=39), *steps[1:]))
+    lines = [before[0], replace(before[1], workload=other), before[2]]
+    wheel(tmp_path).file.write_text("".join(f"{each.line()}\n" for each in lines))
+    again = wheel(tmp_path)
+
+    assert before == list(again.take(3))
+    assert again.plays == 2
+
+
+def test_outcomes_come_back_from_their_line() -> None:
+    outcome = Outcome(
+        cached=3,
+        processed=2,
+        reply=recorded(0, KNOWN["b9538"]).outcomes[0].reply,
+        drafts=((),),
+        drafted=2,
+        accepted=1,
+    )
+    recording = replace(recorded(0, KNOWN["b9538"]), outcomes=(outcome,))
+
+    assert recording == Recording.from_line(recording.line())
