@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cachesim.model.presets import ABOUT, PRESETS
 
 if TYPE_CHECKING:
-    from cachesim.engines.family import Family
+    from cachesim.engines.family import Family, Patch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class Item:
     about: str
     upstream: str = ""
     fits: tuple[str, ...] = ()
+    range: str = ""  # what it fits, in words
+    landed: str = ""  # between which releases it was merged
 
 
 def families() -> "Iterable[Family[Any, Any]]":
@@ -58,7 +60,18 @@ def patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
             about=each.about,
             upstream=family.upstream_of(each) or "our own name",
             fits=each.fits,
+            range=family.range_of(each.fits),
+            landed=landed(family, each),
         )
+
+
+def landed(family: "Family[Any, Any]", patch: "Patch[Any]") -> str:
+    """Between which releases a patch was merged; empty if it was not."""
+    if not patch.landed:
+        return ""
+    names = family.names()
+    at = names.index(patch.landed)
+    return f"between {names[at - 1]} and {patch.landed}" if at else f"in {patch.landed}"
 
 
 def presets() -> list[Item]:

@@ -77,6 +77,8 @@ def listed(items: Sequence[Item]) -> list[Text]:
         line.append(f"  {item.about:<{wide[1] if item.upstream else 0}}", style="")
         if item.upstream:
             line.append(f"  {item.upstream}", style="quiet")
+        if item.landed:
+            line.append(f", landed {item.landed}", style="quiet")
         lines.append(line)
     return lines
 
@@ -137,7 +139,9 @@ def shown(item: Item) -> RenderableType:
     if item.upstream:
         lines.append(Text(f"upstream: {item.upstream}"))
     if item.fits:
-        lines.append(Text(f"fits: {', '.join(item.fits)}"))
+        lines.append(Text(f"fits: {item.range}"))
+    if item.landed:
+        lines.append(Text(f"landed: {item.landed}"))
     if "@" in item.name:
         lines.append(Text(f"patches: {', '.join(fitting(item.name)) or 'none'}"))
     if item.name in PRESETS:

@@ -163,17 +163,25 @@ class Family(Generic[R, S]):
                 rules = self._without(patch, release.name)(rules)
                 continue
             if release.name not in patch.fits:
-                msg = (
-                    f"patch {name!r} does not fit {self.name}@{release.name}; "
-                    f"it fits {', '.join(patch.fits)}"
-                )
-                raise ProfileError(msg)
+                raise ProfileError(self._misfit(patch, release.name))
             if name in laid:
                 msg = f"patch {name!r} is laid twice over {self.name}@{release.name}; write it once"
                 raise ProfileError(msg)
             laid.add(name)
             rules = patch.lay(rules)
         return rules
+
+    def _misfit(self, patch: Patch[R], release: str) -> str:
+        if patch.landed and release in self.since(patch.landed):
+            return f"{self.name}@{release} has {patch.name!r} already: it landed in {patch.landed}"
+        fits = self.range_of(patch.fits)
+        return f"patch {patch.name!r} does not fit {self.name}@{release}; it fits {fits}"
+
+    def range_of(self, releases: tuple[str, ...]) -> str:
+        """Releases in words: `b9093, b9538`, or `b8672 to b10809` where there are many."""
+        if len(releases) > 3 and releases == self.since(releases[0], releases[-1]):
+            return f"{releases[0]} to {releases[-1]}"
+        return ", ".join(releases)
 
     def _without(self, patch: Patch[R], release: str) -> Callable[[R], R]:
         """What takes a patch back from a release that has it."""
@@ -277,9 +285,9 @@ class Family(Generic[R, S]):
 
     def _where(self, option: Option, value: object = None) -> str:
         if option.patch:
-            fits = self.patch(option.patch).fits
-            return f"the patch +{option.patch} adds it, which fits {', '.join(fits)}"
-        return f"the releases that have it are {', '.join(self.having(option, value))}"
+            fits = self.range_of(self.patch(option.patch).fits)
+            return f"the patch +{option.patch} adds it, which fits {fits}"
+        return f"the releases that have it are {self.range_of(self.having(option, value))}"
 
     # -- the engine --------------------------------------------------------------------------
 

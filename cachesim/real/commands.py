@@ -84,7 +84,7 @@ def real_llama_cpp(
     Parameters
     ----------
     release
-        b9093, b9538 or b11549; a scenario is played on every release that it names.
+        A build such as b9538; a scenario is played on every release that it names.
     seed
         What the workloads are drawn from.
     workloads

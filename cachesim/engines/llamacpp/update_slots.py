@@ -219,7 +219,8 @@ def _breaks(server: ServerContext, slot: Slot, task: Task, pos: int) -> bool:
     """
     checkpoints = slot.prompt.checkpoints
     return (
-        pos == task.params.last_user_start
+        not server.rules.checkpoints.cuts_heed_spacing
+        or pos == task.params.last_user_start
         or not checkpoints
         or pos > checkpoints[-1].n_tokens + server.options.checkpoint_min_step
     )

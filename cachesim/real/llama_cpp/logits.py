@@ -154,7 +154,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     Parameters
     ----------
     release
-        b9093, b9538 or b11549.
+        A build such as b9538.
     prompts
         How many for each preset: 64 tokens, then 16 generated ones; as many for the MTP head.
     seed

@@ -23,8 +23,9 @@ from cachesim.logs.reading import Reader
 from cachesim.logs.rebuild import rebuild
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
+from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.compare import SideBySide
-from cachesim.real.llama_cpp.random_flags import PRESETS, draw_preset
+from cachesim.real.llama_cpp.random_flags import draw_preset
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.workload import Outcome, Release, Workload
 from cachesim.real.llama_cpp.workloads import Setting, grow
@@ -71,8 +72,9 @@ class Agreement:
 
 def draw_setting(rng: Random, name: str, *, release: Release, other: Release) -> Setting:
     """A server as people start it: 1 to 4 slots, now and then little room for parked prompts."""
-    both = tuple(p for p in PRESETS if release in PRESETS[p] and other in PRESETS[p])
-    preset, window = draw_preset(rng, release=release, presets=both)
+    preset, window = draw_preset(
+        rng, abilities=Abilities(release), presets=Abilities(other).presets
+    )
     slots = rng.choices((1, 2, 3, 4), (60, 17, 13, 10))[0]
     options: dict[str, Any] = {
         "parallel": slots,

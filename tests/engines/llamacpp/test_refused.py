@@ -31,11 +31,11 @@ def create(profile: str = OCTOBER, model: str = "dense", **options: Any) -> Engi
 @pytest.mark.parametrize(
     ("profile", "option", "words"),
     [
-        ("llama.cpp@b9093", {"checkpoint_min_step": 1}, ("b9538", "b11549")),
-        ("llama.cpp@b9538", {"checkpoint_every_nt": 1}, ("b9093",)),
+        ("llama.cpp@b9093", {"checkpoint_min_step": 1}, ("b9538 to b11549",)),
+        ("llama.cpp@b9538", {"checkpoint_every_nt": 1}, ("b8672 to b9294",)),
         ("llama.cpp@b9538", {"kv_unified_per_slot": 512}, ("b11549",)),
-        ("llama.cpp@b9093", {"spec_type": "draft-mtp"}, ("b9538", "b11549")),
-        ("llama.cpp@b9093", {"model_draft": "dense"}, ("b9538", "b11549")),
+        ("llama.cpp@b9093", {"spec_type": "draft-mtp"}, ("b9294 to b11549",)),
+        ("llama.cpp@b9093", {"model_draft": "dense"}, ("b9294 to b11549",)),
         (OCTOBER, {"ctx_checkpoint": 1}, ("did you mean 'ctx_checkpoints'",)),
         (OCTOBER, {"colour": 1}, ("there are", "batch_size")),
         (OCTOBER, {"parallel": 0}, ("-1 for the automatic four",)),
@@ -65,8 +65,11 @@ def test_a_wrong_option_is_refused_with_what_to_write(
         ("llama.cpp@b1", (f"the nearest is {FAMILY.names()[0]}",)),
         ("llama.cpp@b9538+24142", ("24142", "did you mean '24143'")),
         ("llama.cpp@b11549+22384", ("does not fit", "b9093")),
-        ("llama.cpp@b9093+24035", ("does not fit", "b9538, b11549")),
-        ("llama.cpp@b11549+24411", ("does not fit", "b9093, b9538")),
+        ("llama.cpp@b9093+24035", ("does not fit", "b9538 to b11549")),
+        ("llama.cpp@b11549+24411", ("has '24411' already", "b9713")),
+        ("llama.cpp@b9538-24411", ("to take back", "b9713")),
+        ("llama.cpp@b11549-24143", ("was not merged",)),
+        ("llama.cpp@b11549-25472", ("take back 28302 first",)),
     ],
 )
 def test_a_wrong_profile_is_refused_with_those_there_are(
