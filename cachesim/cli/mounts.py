@@ -43,6 +43,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         name="why",
         help="Read a llama-server's log, explain every miss, and say what would have helped.",
     )
+    app.command(
+        "cachesim.cli.tune:tune",
+        name="tune",
+        help="Play a log's requests with other settings, and recommend the best.",
+    )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

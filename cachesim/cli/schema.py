@@ -7,16 +7,19 @@ from typing import Any, Final
 
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
+from cachesim.logs.schema import requests_schema, why_schema
 from cachesim.scenario import output_schema, scenario_schema
 
 SCHEMAS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
     "scenario": scenario_schema,
     "output": output_schema,
+    "why": why_schema,
+    "requests": requests_schema,
 }
 
 
 def schema_command(what: str) -> int:
-    """Print one of the two schemas."""
+    """Print one of the schemas."""
     if what not in SCHEMAS:
         msg = f"there is no schema of {what!r}; there are {', '.join(SCHEMAS)}"
         raise InputError(msg)

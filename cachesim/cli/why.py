@@ -83,9 +83,9 @@ def why(
     if what_if or found["totals"]["requests"] <= FEW:
         found["what_if"] = list(answers(replays, what_if or ()))
     if scenario is not None:
-        _write(scenario, to_toml(worst_scenario(replays)), "--scenario")
+        write(scenario, to_toml(worst_scenario(replays)), "--scenario")
     if report is not None:
-        _write(report, html_page(found), "--report")
+        write(report, html_page(found), "--report")
     if format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
@@ -105,7 +105,8 @@ def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:
         show(results(), request_text(by_number[number]))
 
 
-def _write(path: Path, text: str, flag: str) -> None:
+def write(path: Path, text: str, flag: str) -> None:
+    """Write what a flag asked for; its name goes to standard error."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

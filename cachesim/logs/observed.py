@@ -100,6 +100,7 @@ class ServerLog:
     lines: int = 0
     known_lines: int = 0
     begins_at_start: bool = False
+    foreign: set[str] = field(default_factory=set)  # other servers whose lines were seen
 
     @property
     def is_empty(self) -> bool:

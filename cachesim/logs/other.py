@@ -10,7 +10,7 @@ from typing import Any
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
-from cachesim.logs.player import FAILED, Player, Replayed
+from cachesim.logs.player import FAILED, Asked, Player, Replayed
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import Settings
 from cachesim.model.spec import ModelSpec
@@ -53,6 +53,38 @@ def default_step(settings: Settings) -> set[str]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order in which they came and ended, and the model that they were put to."""
+
+    profile: str
+    spec: ModelSpec
+    asked: Mapping[int, Asked]
+    order: tuple[tuple[str, int], ...]
+
+    @property
+    def release(self) -> str:
+        """The release alone."""
+        return self.profile.partition("@")[2].partition("+")[0]
+
+    def bytes_per_token(self, *, swa_full: bool) -> int:
+        """Bytes of one token's place in the context; a window's own cells are few."""
+        kinds = {"attention", "window"} if swa_full else {"attention"}
+        return sum(
+            self.spec.key_bytes(layer) + self.spec.value_bytes(layer)
+            for layer, kind in enumerate(self.spec.layers)
+            if kind in kinds
+        )
+
+
+def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
+    """What was played, to be played again."""
+    asked = {each.number: each for each in replay.invented}
+    asked |= {each.asked.number: each.asked for each in replay.requests if each.asked is not None}
+    settings = replay.settings
+    return Workload(settings.profile, spec or settings.spec, asked, tuple(replay.order))
+
+
 def play_otherwise(
     replay: Replay,
     profile: str,
@@ -61,18 +93,21 @@ def play_otherwise(
     spec: ModelSpec | None = None,
 ) -> Otherwise:
     """Play a rebuilt workload on another server."""
-    player = Player(profile, spec or replay.settings.spec, options)
+    return play_workload(workload_of(replay, spec), profile, options)
+
+
+def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> Otherwise:
+    """Play a workload on a server."""
+    player = Player(profile, workload.spec, options)
     found = Otherwise(profile, dict(options))
-    asked = {each.number: each for each in replay.invented}
-    asked |= {each.asked.number: each.asked for each in replay.requests if each.asked is not None}
-    for what, number in replay.order:
+    for what, number in workload.order:
         if what == "launch":
-            player.launch(asked[number])
+            player.launch(workload.asked[number])
         else:
             found.replayed[number] = player.run_until(number)
         found.peak_bytes = max(found.peak_bytes, player.held_bytes())
         if player.dead:
             break
-    for number in asked:
+    for number in workload.asked:
         found.replayed.setdefault(number, FAILED)
     return found

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from cachesim.logs.lines import Line
 from cachesim.logs.messages import Fields, message_of
 from cachesim.logs.observed import Compared, Moment, Observed, Road, Search, ServerLog
-from cachesim.logs.startup import RESTART, facts_of, style_of
+from cachesim.logs.startup import RESTART, facts_of, foreign_in, style_of
 
 Handler: TypeAlias = Callable[["Reader", Observed, Fields], None]
 
@@ -59,6 +59,7 @@ class Reader:
         if style is not None:
             self.server.styles.add(style)
         if message is None and not facts:
+            self.server.foreign |= foreign_in(line.text)
             return
         self.server.known_lines += 1
         if message is None:

@@ -12,8 +12,9 @@ from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.logs.known import How
 from cachesim.logs.observed import ServerLog
+from cachesim.logs.sizes import sizes_of
 from cachesim.model.presets import PRESETS, preset
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import ModelSpec, Sizes
 
 RELEASES: Final[Mapping[str, int]] = {
     each.name: int(each.name.removeprefix("b")) for each in FAMILY.releases
@@ -51,6 +52,7 @@ class Settings:
     options: dict[str, Setting] = field(default_factory=dict)
     patches: tuple[str, ...] = ()
     build: int | None = None
+    sizes: Sizes | None = None
     model_file: str = ""
 
     @property
@@ -69,6 +71,8 @@ class Settings:
         changes: dict[str, Any] = {}
         if self.window.value:
             changes["window"] = int(self.window.value)
+        if self.sizes is not None:
+            changes["sizes"] = self.sizes
         return preset(str(self.preset.value), **changes)
 
     def with_option(self, name: str, value: object, how: str) -> "Settings":
@@ -97,6 +101,7 @@ def settings_of(
         model_file=log.facts.get("loading", "").rsplit("/", 1)[-1],
     )
     settings.options = _options(log, str(release.value))
+    settings.sizes = sizes_of(log, settings.spec)
     for name, value in _command(log.facts.get("command", "")).items():
         settings.options[name] = Setting(value, "printed")
     for name, value in (given or {}).items():

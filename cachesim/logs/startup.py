@@ -88,3 +88,19 @@ def style_of(line: Line) -> str | None:
         if all(word in body for word in words):
             return release
     return None
+
+
+FOREIGN: Final = (
+    ("ik_llama.cpp", "kv cache rm [p0, end)"),
+    ("ik_llama.cpp", "id_slot="),
+    ("mlx-lm", "Prompt processing progress:"),
+    ("mlx-lm", "mlx_lm.server"),
+    ("vLLM", "Prefix cache hit rate"),
+    ("SGLang", "#cached-token:"),
+)
+"""Servers that are known by their lines, and cannot be replayed from them."""
+
+
+def foreign_in(text: str) -> set[str]:
+    """Which other server a line is of."""
+    return {name for name, words in FOREIGN if words in text}

@@ -36,6 +36,14 @@ class Read:
     sources: list[str]
     lines: int
     known_lines: int
+    foreign: set[str]
+
+
+RECORD: Final = (
+    "Such logs do not carry what a replay needs. Record the requests as JSON Lines (with `usage` "
+    "and `timings` as they come back); `cachesim why` reads those too."
+)
+"""What to do where a log is of no use."""
 
 
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
@@ -52,6 +60,7 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
         sources=[name for name, _ in files],
         lines=sum(each.lines for each in reader.servers),
         known_lines=sum(each.known_lines for each in reader.servers),
+        foreign=set().union(*(each.foreign for each in reader.servers)),
     )
 
 
@@ -85,6 +94,8 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
 def nothing_in(read: Read) -> str:
     """Why a log cannot be used, and what would help."""
     names = ", ".join(read.sources)
+    if read.foreign:
+        return f"{names}: is a log of {', '.join(sorted(read.foreign))}. {RECORD}"
     if read.known_lines:
         return (
             f"{names}: {read.known_lines} of {read.lines} lines are a llama-server's, and none "

@@ -1,6 +1,7 @@
 """What a model is: its layers, widths and norms, and the bytes its cells and rows take."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -33,10 +34,27 @@ LARGEST: Final[dict[str, int]] = {
 }
 """The stated limits: past these a toy is no longer a toy."""
 
+MOST_BYTES: Final = 1 << 40
 MOST_LAYERS: Final = 128
 
 FIRST_PLAIN: Final = 265
 """The first id of a 512-word vocabulary that is not a byte, a role or a control token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What another model's memory takes, all layers of a kind together."""
+
+    token: int = 0  # bytes per token of all layers with full attention
+    window: int = 0  # bytes per token of all layers with a window
+    state: int = 0  # bytes of one sequence's recurrent state
+
+    def __post_init__(self) -> None:
+        for name in ("token", "window", "state"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= MOST_BYTES:
+                msg = f"sizes: {name} is {value!r}; write a number of bytes up to {MOST_BYTES}"
+                raise SpecError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +89,8 @@ class ModelSpec:
     state_heads: int = 8  # heads that decay on their own (ssm), value heads (delta)
 
     family: str = ""  # the model class of mlx-lm; "": the one that the layers call for
+
+    sizes: Sizes | None = None  # bytes of another model, which decide what is evicted
 
     mtp_depth: int = 0  # extra layers that guess the token after the next
     mix: float = 1.0  # scales what each block adds to the residual stream
@@ -134,19 +154,31 @@ class ModelSpec:
 
     def key_bytes(self, layer: int) -> int:
         """Bytes of one cell's keys on the real server (f16)."""
-        attends = self.kind(layer) in ATTENTION_KINDS
-        return F16_BYTES * self.kv_heads * self.head_size if attends else 0
+        kind = self.kind(layer)
+        if self.sizes is not None:
+            return self._share(layer, {"attention": self.sizes.token, "window": self.sizes.window})
+        return F16_BYTES * self.kv_heads * self.head_size if kind in ATTENTION_KINDS else 0
 
     def value_bytes(self, layer: int) -> int:
         """Bytes of one cell's values on the real server (f16)."""
-        return self.key_bytes(layer)
+        return 0 if self.sizes is not None else self.key_bytes(layer)
+
+    def _share(self, layer: int, sizes: Mapping[str, int]) -> int:
+        """All bytes of a kind of layers, at the first of them."""
+        kind = self.kind(layer)
+        return sizes.get(kind, 0) if layer == (*self.layers, kind).index(kind) else 0
 
     def conv_bytes(self, layer: int) -> int:
         """Bytes of one row's convolution state on the real server (f32; upstream: R)."""
+        if self.sizes is not None:
+            return 0
         return F32_BYTES * self.conv_row(layer)
 
     def state_bytes(self, layer: int) -> int:
         """Bytes of one row's recurrent state on the real server (f32; upstream: S)."""
+        if self.sizes is not None:
+            first = next((i for i, each in enumerate(self.layers) if each in RECURRENT_KINDS), -1)
+            return self.sizes.state if layer == first else 0
         return F32_BYTES * self.state_row(layer)
 
     def kind(self, layer: int) -> LayerKind:

@@ -37,7 +37,7 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
 
 
 def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("tokens", justify="right")
     table.add_column("requests", justify="right")
     table.add_column("what changed in the prompt, and what helps", overflow="fold")

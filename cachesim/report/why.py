@@ -113,7 +113,7 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Why, largest first."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, expand=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=False)
     table.add_column("tokens", justify="right")
     table.add_column("requests", justify="right")
     table.add_column("why they were reprocessed, and what helps", overflow="fold")
@@ -172,7 +172,7 @@ def _bounds(each: Mapping[str, Any], name: str) -> str:
 
 def what_if(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The same requests elsewhere; the first row is the server of the log."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what if")
     for head in ("tokens read", "than now", "hits", "MiB held"):
         table.add_column(head, justify="right")

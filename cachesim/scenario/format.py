@@ -101,6 +101,12 @@ class Model:
     inner: Annotated[int | None, Whole(1, 2 * limits.WIDTH), "Recurrent channels."] = None
     groups: Annotated[int | None, Whole(1, 64), "Groups (ssm), key heads (delta)."] = None
     state_heads: Annotated[int | None, Whole(1, 64), "Heads that decay on their own."] = None
+    sizes: Annotated[
+        Mapping[str, int],
+        Table(Whole(0, 2**40), 3),
+        "Bytes of a real model, for limits and evictions: `token` (all layers with full attention,"
+        " per token), `window` (those with a window), `state` (all recurrent layers, once).",
+    ] = field(default_factory=dict)
     mtp_depth: Annotated[int | None, Whole(0, 4), "Layers that guess a further token."] = None
     family: Annotated[
         str | None, _word, "mlx-lm: the model class, where the layers call for several."

@@ -17,7 +17,7 @@ STEPS: Final = 1000
 SPANS: Final = 200
 """Spans of one scenario; each begins with a token of its own."""
 
-PROMPT_TOKENS: Final = 100_000
+PROMPT_TOKENS: Final = 262_144
 """Tokens of one prompt, of one span, of one forced reply."""
 
 PREDICT: Final = 10_000

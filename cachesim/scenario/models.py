@@ -1,10 +1,12 @@
 """From the model a scenario names to the network's spec."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from cachesim.errors import SpecError
 from cachesim.model.presets import preset
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.scenario.format import Model
 
 WORD = 8
@@ -16,11 +18,22 @@ def spec_of(model: Model) -> ModelSpec:
     changes: dict[str, Any] = {
         each.name: getattr(model, each.name)
         for each in fields(Model)
-        if each.name not in {"preset", "layers"} and getattr(model, each.name) is not None
+        if each.name not in {"preset", "layers", "sizes"} and getattr(model, each.name) is not None
     }
+    if model.sizes:
+        changes["sizes"] = _sizes(model.sizes)
     if model.preset is not None:
         return preset(model.preset, **changes)
     return ModelSpec(layers=model.layers or (), **changes)  # type: ignore[arg-type]
+
+
+def _sizes(given: Mapping[str, int]) -> Sizes:
+    known = {each.name for each in fields(Sizes)}
+    for name in given:
+        if name not in known:
+            msg = f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}"
+            raise SpecError(msg)
+    return Sizes(**given)
 
 
 def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:

@@ -35,7 +35,11 @@ def page() -> str:
 def _sections() -> Iterator[str]:
     known = [name for name, function in REAL.items() if hasattr(real_commands, function)]
     real = [("real", name) for name in ("gguf", *known)]
-    for words in [*((name,) for name in sorted([*COMMANDS, "check", "bench"])), ("real",), *real]:
+    for words in [
+        *((name,) for name in sorted([*COMMANDS, "check", "why", "tune", "bench"])),
+        ("real",),
+        *real,
+    ]:
         text = _help(words)
         if text:
             yield f"## cachesim {' '.join(words)}\n\n```text\n{text}\n```"

@@ -134,7 +134,7 @@ def test_a_reply_of_a_step_sent_together_is_not_known_yet() -> None:
 def test_what_would_eat_the_machine_is_refused_before_it_runs() -> None:
     doubling = [{"name": "s0", "prompt": "S", "predict": 10_000}]
     doubling += [
-        {"name": f"s{i}", "prompt": " ".join([f"s{i - 1}.reply"] * 20), "predict": 10_000}
+        {"name": f"s{i}", "prompt": " ".join([f"s{i - 1}.reply"] * 30), "predict": 10_000}
         for i in range(1, 12)
     ]
 

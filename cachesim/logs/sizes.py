@@ -1,0 +1,139 @@
+"""The bytes of the user's model, from the log's own lines or from its GGUF file.
+
+    saving prompt with length 80000, total state size = 5149.063 MiB
+    created context checkpoint ... size = 149.063 MiB
+
+A recurrent model's checkpoint is its state; what a parked prompt takes beyond that is its tokens'.
+"""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from cachesim.errors import InputError
+from cachesim.logs.observed import ServerLog
+from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
+
+MIB: Final = 1 << 20
+STEP: Final = MIB / 1000
+"""What one step of a printed size stands for."""
+
+F16, F32 = 2, 4
+
+
+def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
+    """What the log shows; None where it shows nothing, or only what the preset has itself."""
+    recurrent = bool(set(spec.layers) & set(RECURRENT_KINDS))
+    states = [mib for _, mib in log.checkpoint_mib]
+    state = round(median(states) * MIB) if states and recurrent else 0
+    rates = [
+        (mib * MIB - state) / tokens
+        for tokens, mib in log.sizes
+        if tokens >= MANY and mib * MIB > state
+    ]
+    if not rates and not state:
+        return None
+    token = max(0, round(median(rates))) if rates else _own_rate(spec)
+    if state < SMALL * STEP and token < SMALL * STEP:
+        return None  # a toy: three decimals of a MiB say less than its preset does
+    window = 0
+    if "window" in spec.layers and not recurrent:
+        spans = [mib * MIB / max(1, min(n, spec.window)) for n, mib in log.checkpoint_mib if n]
+        window = round(median(spans)) if spans else 0
+    attends = "attention" in spec.layers
+    return Sizes(
+        token=token if attends else 0,
+        window=window if attends else token,
+        state=state,
+    )
+
+
+MANY: Final = 200
+"""Tokens of a parked prompt whose size says something of each."""
+
+SMALL: Final = 100
+"""Steps below which a printed size is mostly rounding."""
+
+
+def _own_rate(spec: ModelSpec) -> int:
+    return sum(
+        spec.key_bytes(layer) + spec.value_bytes(layer)
+        for layer, kind in enumerate(spec.layers)
+        if kind == "attention"
+    )
+
+
+def sizes_of_gguf(path: Path) -> tuple[Sizes, dict[str, Any]]:
+    """What a model's file says of its memory: `pip install cachesim[gguf]` reads it."""
+    try:
+        reader_of = importlib.import_module("gguf").GGUFReader  # an extra
+    except ImportError:
+        msg = "--gguf needs the gguf package: pip install cachesim[gguf]"
+        raise InputError(msg) from None
+    try:
+        reader = reader_of(str(path))
+        fields = {name: _plain(field.contents()) for name, field in reader.fields.items()}
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        msg = f"--gguf {path}: cannot be read: {str(error)[:200]}"
+        raise InputError(msg) from None
+    return sizes_of_fields(fields), fields
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
+    """Bytes from a file's metadata: keys and values are f16, states f32."""
+    name = str(fields.get("general.architecture", ""))
+
+    def number(key: str, default: int = 0) -> int:
+        value = fields.get(f"{name}.{key}", default)
+        if isinstance(value, list):
+            value = max((each for each in value if isinstance(each, int)), default=default)
+        return int(value) if isinstance(value, int | float) else default
+
+    layers = number("block_count")
+    heads = number("attention.head_count", 1) or 1
+    kv_heads = number("attention.head_count_kv", heads)
+    width = number("embedding_length") // heads
+    per_layer = (
+        F16
+        * kv_heads
+        * (number("attention.key_length", width) + number("attention.value_length", width))
+    )
+    inner, state = number("ssm.inner_size"), number("ssm.state_size")
+    recurrent = _recurrent_layers(fields, name, layers) if inner else 0
+    groups = number("ssm.group_count", 1)
+    row = state * inner + max(0, number("ssm.conv_kernel") - 1) * (inner + 2 * groups * state)
+    windowed = _window_layers(fields, name, layers - recurrent)
+    return Sizes(
+        token=per_layer * (layers - recurrent - windowed),
+        window=per_layer * windowed,
+        state=F32 * row * recurrent,
+    )
+
+
+def _recurrent_layers(fields: Mapping[str, Any], name: str, layers: int) -> int:
+    """Layers without attention: those with no key heads, or all but every n-th."""
+    heads = fields.get(f"{name}.attention.head_count_kv")
+    if isinstance(heads, list):
+        return sum(each == 0 for each in heads)
+    every = fields.get(f"{name}.full_attention_interval")
+    if isinstance(every, int) and every > 0:
+        return layers - layers // every
+    return layers if not heads else 0
+
+
+def _window_layers(fields: Mapping[str, Any], name: str, attending: int) -> int:
+    """Layers with a sliding window: as the pattern says, or none without a window."""
+    if not fields.get(f"{name}.attention.sliding_window"):
+        return 0
+    pattern = fields.get(f"{name}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        return sum(bool(each) for each in pattern)
+    if isinstance(pattern, int) and pattern > 1:
+        return attending - attending // pattern
+    return attending // 2

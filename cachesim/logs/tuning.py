@@ -1,0 +1,160 @@
+"""A workload's server with other settings: tokens that are read against bytes that are held.
+
+own settings -> each alone, larger and smaller -> the best ones together -> the Pareto front
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.errors import InputError
+from cachesim.logs.other import Workload, play_workload
+
+SWEPT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "ctx_checkpoints": (0, 8, 16, 32, 64, 128),
+    "checkpoint_min_step": (64, 256, 1024, 4096, 8192),
+    "cache_ram": (0, 1024, 4096, 8192, 16384, 32768),
+    "parallel": (1, 2, 4),
+    "kv_unified": (False, True),
+    "ubatch_size": (256, 512, 1024),
+    "swa_full": (False, True),
+    "cache_idle_slots": (False, True),
+}
+"""Setting -> values to try; those that a release or a model has no use for are left out."""
+
+NEARLY: Final = 1.01
+"""A setting within this of the fewest tokens is as good, if it holds less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One server: what differs from the user's, and what came of it."""
+
+    changes: Mapping[str, Any]
+    processed: int
+    peak_bytes: int
+    context_bytes: int
+    failed: int
+
+    @property
+    def held(self) -> int:
+        """Bytes in all: parked prompts and checkpoints, and the context itself."""
+        return self.peak_bytes + self.context_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "changes": dict(self.changes),
+            "processed": self.processed,
+            "peak_bytes": self.peak_bytes,
+            "context_bytes": self.context_bytes,
+            "failed": self.failed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one process is given to do."""
+
+    workload: Workload
+    options: Mapping[str, Any]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def tried(trial: Trial) -> Tried | None:
+    """Play a workload with some settings; None where the server refuses them."""
+    options = {**trial.options, **trial.changes}
+    context = options["ctx_size"]
+    slots = trial.options.get("parallel", 1)
+    if "parallel" in trial.changes and not options.get("kv_unified"):
+        context = context // max(1, slots) * options["parallel"]
+        options["ctx_size"] = context
+    try:
+        other = play_workload(trial.workload, trial.workload.profile, options)
+    except InputError:
+        return None
+    full = bool(options.get("swa_full"))
+    answers = [each for number, each in other.replayed.items() if number >= 0]
+    return Tried(
+        changes=trial.changes,
+        processed=sum(each.processed or 0 for each in answers),
+        peak_bytes=other.peak_bytes,
+        context_bytes=context * trial.workload.bytes_per_token(swa_full=full),
+        failed=sum(each.cached is None for each in answers),
+    )
+
+
+def alone(workload: Workload, options: Mapping[str, Any]) -> list[Trial]:
+    """The user's own settings, and each other value by itself."""
+    trials = [Trial(workload, options)]
+    for name, values in SWEPT.items():
+        if not _matters(workload, name):
+            continue
+        own = options.get(name, FAMILY.default(FAMILY.option(name), workload.release))
+        trials += [Trial(workload, options, {name: value}) for value in values if value != own]
+    return trials
+
+
+def _matters(workload: Workload, name: str) -> bool:
+    """Whether a setting can make a difference for a model and a release."""
+    if workload.release not in FAMILY.having(FAMILY.option(name)):
+        return False
+    kinds = set(workload.spec.layers)
+    if name in {"ctx_checkpoints", "checkpoint_min_step", "ubatch_size"}:
+        return kinds != {"attention"}
+    return name != "swa_full" or "window" in kinds
+
+
+def together(workload: Workload, options: Mapping[str, Any], first: Sequence[Tried]) -> list[Trial]:
+    """The settings that helped, in pairs and all at once."""
+    own = first[0]
+    best: dict[str, Tried] = {}
+    for each in first[1:]:
+        (name,) = each.changes
+        better = each.processed < own.processed and each.failed <= own.failed
+        if better and (name not in best or each.processed < best[name].processed):
+            best[name] = each
+    changes = [dict(each.changes) for each in best.values()]
+    pairs = [one | other for i, one in enumerate(changes) for other in changes[i + 1 :]]
+    whole: dict[str, Any] = {}
+    for change in changes:
+        whole |= change
+    if len(changes) > 2:
+        pairs.append(whole)
+    return [Trial(workload, options, each) for each in pairs]
+
+
+def front(found: Iterable[Tried]) -> list[Tried]:
+    """Those that nothing beats on both counts, fewest tokens first."""
+    kept: list[Tried] = []
+    for each in sorted(found, key=lambda one: (one.failed, one.processed, one.held)):
+        if not kept or each.held < kept[-1].held:
+            kept.append(each)
+    return kept
+
+
+def recommended(found: Sequence[Tried]) -> Tried:
+    """The one that holds least among those that read nearly as few tokens as the best."""
+    best = min(found, key=lambda each: (each.failed, each.processed))
+    good = [
+        each
+        for each in found
+        if each.failed == best.failed and each.processed <= best.processed * NEARLY
+    ]
+    return min(good, key=lambda each: (each.held, len(each.changes)))
+
+
+def command_line(options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """How to start the server with these settings."""
+    words = ["llama-server"]
+    for name, value in {**options, **changes}.items():
+        option = FAMILY.option(name)
+        flag = option.flag.split(", ")[-1]
+        if not flag or option.internal:
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words.append(f"{flag} {value}")
+    return " ".join(words)

@@ -1,0 +1,122 @@
+"""What `why` and `tune` print: the text, the page, JSON by its schema, a scenario that runs."""
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.logs.known import How
+from cachesim.logs.schema import HOWS, requests_schema, why_schema
+
+ROOT = Path(__file__).parents[2]
+LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
+
+
+def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a value has what the schema requires, and nothing of another kind."""
+    if "enum" in schema:
+        return value in schema["enum"]
+    kinds = schema.get("type", [])
+    known = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    names = [kinds] if isinstance(kinds, str) else kinds
+    if names and not any(
+        value is None if name == "null" else isinstance(value, known[name]) for name in names
+    ):
+        return False
+    if isinstance(value, dict):
+        rest = schema.get("additionalProperties", {})
+        return all(name in value for name in schema.get("required", [])) and all(
+            fits(each, schema.get("properties", {}).get(name, rest)) for name, each in value.items()
+        )
+    if isinstance(value, list):
+        return all(fits(each, schema.get("items", {})) for each in value)
+    return True
+
+
+def test_json_follows_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "why", LOG, "--format", "json"))
+
+    assert fits(found, why_schema())
+    assert [each["number"] for each in found["requests"]] == [0, 1, 2, 3, 4]
+    assert found["agreement"] == {
+        "requests": 5, "comparable": 5, "agreeing": 5, "differing": [],
+    }  # fmt: skip
+    assert found["causes"][0]["tokens"] == 1900
+
+
+def test_the_copies_under_docs_are_what_the_command_prints() -> None:
+    for name, schema in (("why", why_schema()), ("requests", requests_schema())):
+        assert json.loads((ROOT / "docs" / "schema" / f"{name}-1.json").read_text()) == schema
+
+    assert set(HOWS) == set(get_args(How))
+
+
+def test_the_scenario_of_the_worst_miss_runs_and_shows_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "worst.toml"
+    output(capsys, "why", LOG, "--scenario", str(file))
+
+    text = file.read_text()
+    assert text.count("[[step]]") == 2  # the conversation, and the request that changed it
+    shown = output(capsys, "run", str(file), "--arithmetic", "counts")
+    assert "1 run, 1 as expected" in shown
+    assert "1900 → 0" in output(capsys, "run", str(file), "--arithmetic", "ring")
+
+
+def test_the_page_has_every_request_and_nothing_from_elsewhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "why.html"
+    output(capsys, "why", LOG, "--report", str(file))
+
+    page = file.read_text()
+    assert page.count("<tr") > 5
+    assert "full-reprocessing" in page
+    assert "http" not in page
+
+
+def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["why", LOG, "--format", "json", "--what-if", "b11549+24143"]
+    found = json.loads(output(capsys, *words, "--what-if", "ctx_checkpoints=0"))
+
+    now, patched, without = found["what_if"]
+    assert now["processed"] == patched["processed"] == 6253
+    assert without["options"]["ctx_checkpoints"] == 0
+
+
+def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(output(capsys, "tune", LOG, "--format", "json"))
+
+    assert found["recommended"]["processed"] <= found["own"]["processed"]
+    held = [each["peak_bytes"] + each["context_bytes"] for each in found["front"]]
+    assert held == sorted(held, reverse=True)
+    assert found["command"].startswith("llama-server ")
+    assert "recommended" in output(capsys, "tune", LOG)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["why"], "name a log"),
+        (["why", "nowhere.log"], "nowhere.log: cannot be read"),
+        (["why", LOG, "--request", "99"], "--request 99: the log has requests 0 to 4"),
+        (["why", LOG, "--set", "parallel"], "write NAME=VALUE"),
+        (["why", LOG, "--set", "parallels=2"], "parallels"),
+        (["why", LOG, "--model", "giant"], "there is no such preset"),
+        (["why", LOG, "--what-if", "b1"], "b1"),
+        (["tune"], "name a log"),
+    ],
+)
+def test_wrong_words_get_a_clear_complaint(
+    capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    assert main(words) == 2
+    assert complaint in capsys.readouterr().err
