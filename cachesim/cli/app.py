@@ -74,7 +74,7 @@ def run(
     settings: Settings = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
 ) -> int:
-    """Play scenarios on profiles, and say what was reused and whether the answers are right.
+    """Run scenarios on profiles: what was reused, why, and whether the answers are right.
 
     Example: cachesim run llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
@@ -107,7 +107,7 @@ def explain(
     arithmetic: Arithmetic = "float",
     report: Report = None,
 ) -> int:
-    """Explain a scenario step by step: tokens, checkpoints, cache, the rule at work.
+    """Show a scenario step by step: tokens, checkpoints, caches, and the rule at work.
 
     Example: cachesim explain llama.cpp-24143-hybrid --profile b9538
     """
@@ -126,7 +126,7 @@ def diff(
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
 ) -> int:
-    """Compare two profiles on a scenario: where they part, and which rule parts them.
+    """Compare two profiles on a scenario: where they first differ, and by which rule.
 
     Example: cachesim diff b9538 b9538+24143 llama.cpp-24143-hybrid
     """
@@ -207,7 +207,7 @@ def learn(
     *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
     check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
 ) -> int:
-    """Show a lesson, whose code runs as you read; without a number list them.
+    """Show a lesson; its code runs as you read. Without a number, list the lessons.
 
     Example: cachesim learn 4 --check 8 8 6
     """

@@ -48,7 +48,7 @@ class Reply:
     logits: Array  # (len(generated), ...): the row each generated token was taken from
     cached: Count | None
     processed: Count | None
-    equal: Count = Count(0)  # tokens equal with the best thing there was, whatever it was
+    equal: Count = Count(0)  # tokens equal to the best thing in memory, whatever it was
     equal_with: str = "nothing"  # what that was, in words: "slot 0", "prompt cache entry 2", ...
     losses: tuple[Loss, ...] = ()
     slot: int | None = None

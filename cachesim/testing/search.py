@@ -118,6 +118,6 @@ def reduced(
 
 
 def _expecting_the_cold_answer(scenario: Scenario, profile: Profile, trial: Trial) -> Scenario:
-    """The scenario with the cold answer as its expectation: it fails until it is mended."""
+    """The scenario with the cold answer as its expectation: it fails until the bug is fixed."""
     about = f"Found by search on {profile}: {trial.finding.detail if trial.finding else ''}."
     return replace(scenario, about=about, expect=(Expect(answer="same"),))

@@ -1,6 +1,6 @@
 """Why not more was reused, as data: what was equal, where it parted, which rules lowered it.
 
-    equal with the best thing there was   --rule-->  ...  --rule-->   reused
+    equal to the best thing in memory   --rule-->  ...  --rule-->   reused
             196                                0            96          96
 
 The rules and their numbers are the engine's own entries. Nothing here derives them again; they are

@@ -229,7 +229,7 @@ class IkLlama(Engine):
         self._launch(slot, ticket, request)
 
     def _ledger(self, request: Request) -> Ledger:
-        """What the server holds that is equal with the prompt, wherever it lies."""
+        """What the server holds that matches the prompt, wherever it lies."""
         best, where = Count(0), "nothing"
         held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
         held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
