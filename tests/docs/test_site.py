@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -32,10 +33,12 @@ class Sources(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    docs = tmp_path_factory.mktemp("sources") / "docs"  # other workers build it too
+    shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_generated", "_build"))
     folder = tmp_path_factory.mktemp("site")
     for command in (
-        [sys.executable, str(DOCS / "generate.py")],
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, folder],
+        [sys.executable, str(docs / "generate.py")],
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs, folder],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         assert 0 == done.returncode, done.stderr
