@@ -155,11 +155,18 @@ def show(
     raw: Annotated[
         bool, Parameter(negative="", help="A shipped scenario's file exactly as it is.")
     ] = False,
+    flags: Annotated[
+        bool, Parameter(negative="", help="The flags of an engine's server, or of one release.")
+    ] = False,
 ) -> int:
     """Show one scenario, engine, release, patch or preset.
 
     Example: cachesim show llama.cpp-three-requests --raw > mine.toml
     """
+    if flags:
+        from cachesim.cli.flags import flags_command  # noqa: PLC0415
+
+        return flags_command(name)
     from cachesim.cli.listing import show_command  # noqa: PLC0415
 
     return show_command(name, raw=raw)

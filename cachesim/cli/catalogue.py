@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cachesim.model.presets import ABOUT, PRESETS
 
 if TYPE_CHECKING:
-    from cachesim.engines.family import Family, Patch
+    from cachesim.engines.family import Family, Patch, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Item:
     fits: tuple[str, ...] = ()
     range: str = ""  # what it fits, in words
     landed: str = ""  # between which releases it was merged
+    also: tuple[str, ...] = ()  # other names of it
+    facts: tuple[str, ...] = ()  # further lines where it is shown in full
 
 
 def families() -> "Iterable[Family[Any, Any]]":
@@ -41,10 +43,23 @@ def releases() -> list[Item]:
             name=f"{family.name}@{each.name}",
             about=each.about,
             upstream=f"{family.repository} {each.follows}",
+            also=each.aliases,
+            facts=tuple(_facts(family, each)),
         )
         for family in families()
         for each in family.releases
     ]
+
+
+def _facts(family: "Family[Any, Any]", release: "Release[Any]") -> Iterator[str]:
+    if release.date:
+        yield f"date: {release.date}"
+    if release.aliases:
+        yield f"other names: {', '.join(release.aliases)}"
+    if release.package is not None:
+        yield f"played for real by: {' '.join(release.package.requirements)}"
+    fitting = (f"+{name}" for name in family.fitting(release.name))
+    yield f"patches: {', '.join(fitting) or 'none'}"
 
 
 def patches() -> list[Item]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from cachesim.cli import catalogue
 from cachesim.cli.catalogue import Item
 from cachesim.cli.status import AS_EXPECTED
+from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import results, show
@@ -104,6 +105,9 @@ def show_command(name: str, *, raw: bool = False) -> int:
         if found:
             show(screen, Group(*(shown(item) for item in found)))
             return AS_EXPECTED
+    engine, _, release = name.partition("@")
+    if engine in FAMILIES and release and "+" not in release:
+        FAMILIES[engine].release(release)  # says which releases are near
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
     msg = f"there is nothing called {name!r}{nearest(name, everything) or '; see cachesim list'}"
     raise InputError(msg)
@@ -129,8 +133,9 @@ def aliases(item: Item) -> set[str]:
     engine, plus, patch = item.name.partition(" +")
     if plus:
         return {item.name, f"+{patch}", patch, f"{engine}+{patch}"}
-    release = item.name.partition("@")[2]
-    return {item.name, release} if release else {item.name}
+    engine, _, release = item.name.partition("@")
+    names = {release, *item.also} if release else set()
+    return {item.name, *names, *(f"{engine}@{name}" for name in names)}
 
 
 def shown(item: Item) -> RenderableType:
@@ -142,20 +147,9 @@ def shown(item: Item) -> RenderableType:
         lines.append(Text(f"fits: {item.range}"))
     if item.landed:
         lines.append(Text(f"landed: {item.landed}"))
-    if "@" in item.name:
-        lines.append(Text(f"patches: {', '.join(fitting(item.name)) or 'none'}"))
+    lines += [Text(fact) for fact in item.facts]
     if item.name in PRESETS:
         spec = PRESETS[item.name]
         values = (f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec))
         lines.append(Text("\n".join(values)))
     return Group(*lines)
-
-
-def fitting(release: str) -> list[str]:
-    """The patches that may be laid over a release."""
-    engine, _, number = release.partition("@")
-    return [
-        patch.name.partition(" ")[2]
-        for patch in catalogue.patches()
-        if patch.name.startswith(f"{engine} ") and (not patch.fits or number in patch.fits)
-    ]

@@ -4,6 +4,7 @@ They are imported when they are called: a plain `cachesim run` pays for none of 
 """
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +13,11 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 import cachesim
+from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 
-REAL: Final = {
-    "vectors": "real_vectors",
-    "llama.cpp": "real_llama_cpp",
-    "ik_llama.cpp": "real_ik_llama_cpp",
-    "mlx-lm": "real_mlx_lm",
-}
-"""Commands of `cachesim real`, with the functions of `cachesim.real.commands` behind them."""
+REAL: Final = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
+"""Commands of `cachesim real`, and what `cachesim.real.commands` calls each that it has."""
 
 
 def mount(app: App, arguments: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from cachesim.errors import OptionError, ProfileError
 
 if TYPE_CHECKING:
     from cachesim.engines.profile import Profile
+    from cachesim.model.spec import ModelSpec
 
 R = TypeVar("R")
 """An engine's value of rules."""
@@ -96,6 +97,7 @@ class Family(Generic[R, S]):
     has_slots: bool = True  # requests may name a slot
     may_decline: bool = True  # a request may ask that nothing be reused (`cache_prompt`)
     renders_chats: bool = False  # it is handed messages and renders them with its own template
+    check_model: Callable[["ModelSpec"], object] | None = None  # where model classes have own rules
     interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft

@@ -13,7 +13,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.errors import OptionError
 
-Kind: TypeAlias = Literal["yes or no", "whole number", "number", "choice", "text", "size", "any"]
+Kind: TypeAlias = Literal[
+    "yes or no", "whole number", "number", "choice", "text", "texts", "size", "any"
+]
 
 UNITS: Final[Mapping[str, int]] = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 """Suffixes of a size in bytes: powers of ten."""
@@ -48,10 +50,12 @@ class Option:
         """What to write, in words."""
         if self.kind == "yes or no":
             return "true or false"
-        if self.kind == "choice":
+        if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.kind == "size":
             return "a number of bytes, or a text such as '8GB' (M, MB, G, GB: powers of ten)"
+        if self.kind == "texts":
+            return "a text or a list of texts"
         if self.kind in {"whole number", "number"}:
             what = f"a {self.kind}{self._bounds()}"
             return f"{what} ({self.unit})" if self.unit else what
@@ -68,6 +72,8 @@ class Option:
             return None
         if self.kind == "size":
             value = _bytes(value)
+        if self.kind == "texts" and isinstance(value, str):
+            value = (value,)
         if not self._takes(value):
             msg = f"{what} {self.name!r} is {_short(value)}; write {self.shape}"
             raise OptionError(msg)
@@ -78,6 +84,8 @@ class Option:
             return True
         if self.kind == "yes or no":
             return isinstance(value, bool)
+        if self.kind == "texts":
+            return isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
         if self.kind in {"choice", "text"}:
             return isinstance(value, str) and (self.kind == "text" or value in self.choices)
         if isinstance(value, bool) or not isinstance(value, int | float):

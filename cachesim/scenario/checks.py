@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cachesim.engines.family import FAMILIES, did_you_mean
-from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError
 from cachesim.model.presets import PRESETS, preset
@@ -101,7 +100,7 @@ def _top(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _model(scenario: Scenario) -> Iterator[Problem]:
-    model = scenario.model
+    model, family = scenario.model, FAMILIES.get(scenario.engine.name)
     if model.preset is None and model.layers is None:
         yield Problem(("model",), "needs a preset or layers")
     elif model.preset is not None and model.layers is not None:
@@ -112,17 +111,17 @@ def _model(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("model", "preset"), f"there is no preset {short(model.preset)}{hint}")
     else:
         yield from _measures(scenario)
-    if model.family is not None and scenario.engine.name not in {"", "mlx-lm"}:
-        text = f"has no place here: {scenario.engine.name} serves all models by the same rules"
+    if model.family is not None and family is not None and family.check_model is None:
+        text = f"has no place here: {family.name} serves all models by the same rules"
         yield Problem(("model", "family"), text)
 
 
 def _measures(scenario: Scenario) -> Iterator[Problem]:
-    model = scenario.model
+    model, family = scenario.model, FAMILIES.get(scenario.engine.name)
     try:
         spec = spec_of(model)
-        if scenario.engine.name == "mlx-lm":
-            family_of(spec)
+        if family is not None and family.check_model is not None:
+            family.check_model(spec)
     except OptionError as error:
         yield Problem(("model", "family"), str(error))
         return

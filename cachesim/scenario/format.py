@@ -42,12 +42,15 @@ _spans_or_ids = Either(((str, _spans), ((list, tuple), _ids)), "span names or a 
 _count_or_skip = Either(
     ((int, _count), (str, _skip), (type(None), _skip)), "a count, 'any' or 'none'"
 )
+_text_or_table = Either(
+    ((str, Text(limits.NAME)), (dict, Table(_scalar_or_ids, 16))), "a string or a table"
+)
 _request_option = Either(
     (
         *_scalar.readers,
-        ((list, tuple), Each(Table(_scalar_or_ids, 16), 64)),
+        ((list, tuple), Each(_text_or_table, 64)),
     ),
-    "a boolean, a number, a string or a list of tables",
+    "a boolean, a number, a string or a list of tables or strings",
 )
 
 _per_step_word = Either(

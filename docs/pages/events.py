@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from cachesim.engines.events import Event
-from pages.source import FOLDERS, Class, classes
+from pages.source import Class, classes, folders
 from pages.tables import code, plain, table
 
 INTRODUCTION = """\
@@ -22,7 +22,7 @@ def page() -> str:
 
 
 def _engines() -> Iterator[str]:
-    for engine, folder in FOLDERS.items():
+    for engine, folder in folders().items():
         files = sorted(folder.rglob("*.py"))
         known = [each for path in files for each in classes(path)]
         yield f"## {engine}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pages.source import FOLDERS, PACKAGE, comments, documented, strings
+from pages.source import PACKAGE, comments, documented, folders, strings
 from pages.tables import code, plain, table
 
 FOLLOWS: Final = re.compile(r"\b(?:Follows|Ports|the port of)\b[^.]*?`[^`]+`[^.]*")
@@ -39,7 +39,7 @@ is made of the sentences that the source marks as traps or oddities.
 def functions_page() -> str:
     """Every function that names the one it follows."""
     blocks = [FUNCTIONS]
-    for engine, folder in FOLDERS.items():
+    for engine, folder in folders().items():
         blocks += [f"## {engine}", table(("upstream", "here", "what it does"), _functions(folder))]
     return "\n\n".join(blocks) + "\n"
 
@@ -73,7 +73,7 @@ def _summary(text: str) -> str:
 def oddities_page() -> str:
     """Every trap."""
     blocks = [ODDITIES]
-    for engine, folder in FOLDERS.items():
+    for engine, folder in folders().items():
         blocks += [f"## {engine}", table(("oddity", "where"), _oddities(folder))]
     return "\n\n".join(blocks) + "\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family, Patch
 from cachesim.engines.profile import Profile
-from pages.source import FOLDERS, classes
+from pages.source import classes, folders
 from pages.tables import code, linked, plain, table
 
 INTRODUCTION = """\
@@ -81,7 +81,7 @@ def _changes(family: Family[Any, Any], patch: Patch[Any]) -> Iterator[str]:
 def rules_page() -> str:
     """Every field, with its value in each release."""
     blocks = [RULES]
-    for engine, folder in FOLDERS.items():
+    for engine, folder in folders().items():
         blocks.append(f"## {engine}")
         values = {each.name: flat(each.rules) for each in FAMILIES[engine].releases}
         for path in sorted(folder.rglob("*.py")):

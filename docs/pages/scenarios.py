@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from cachesim.engines import FAMILIES
 from cachesim.scenario import Scenario, load
 from cachesim.scenario.shipped import shipped_files
-from pages.tables import UPSTREAMS, code, plain, table
+from pages.tables import code, plain, table
 
 INTRODUCTION = """\
 # Reported defects
@@ -46,7 +47,7 @@ def _row(scenario: Scenario) -> tuple[str, str, str]:
 def linked_issue(issue: str) -> str:
     """`owner/repository#1` as a link; other sources as they are."""
     repository, _, number = issue.partition("#")
-    if repository in UPSTREAMS.values() and number.isdigit():
+    if repository in {each.repository for each in FAMILIES.values()} and number.isdigit():
         return f"[#{number}](https://github.com/{repository}/issues/{number})"
     return plain(issue)
 

@@ -6,6 +6,7 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -15,8 +16,16 @@ from cachesim.engines import FAMILIES
 
 PACKAGE = Path(cachesim.__file__).parent
 
-FOLDERS = {name: PACKAGE.joinpath(*family.room.split(".")[1:]) for name, family in FAMILIES.items()}
-"""Where each engine lives."""
+
+def folders() -> dict[str, Path]:
+    """Where each engine lives."""
+    specs = {name: find_spec(family.room) for name, family in FAMILIES.items()}
+    return {
+        name: Path(next(iter(spec.submodule_search_locations)))
+        for name, spec in specs.items()
+        if spec is not None and spec.submodule_search_locations
+    }
+
 
 Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef
 

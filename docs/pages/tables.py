@@ -3,9 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from cachesim.engines import FAMILIES
-
-UPSTREAMS = {name: family.repository for name, family in FAMILIES.items()}
+from cachesim.engines.family import family_of
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -25,7 +23,7 @@ def code(text: str) -> str:
 
 def linked(text: str, engine: str) -> str:
     """Numbers of issues and proposals as links to where they were opened."""
-    base = f"https://github.com/{UPSTREAMS[engine]}/issues/"
+    base = f"https://github.com/{family_of(engine).repository}/issues/"
     return re.sub(r"(?<![\w/])#(\d+)", rf"[#\1]({base}\1)", text)
 
 

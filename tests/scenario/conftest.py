@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cachesim.engines.family import FAMILIES, register
-from tests.scenario.fake_server import FAKE
+from tests.fake.family import FAKE
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,12 @@
 """The search finds known defects without being told where to look, and makes them small."""
 
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from cachesim.engines import Profile
-from cachesim.engines.events import Event
+from cachesim.engines import FAMILIES, Profile
+from cachesim.engines.facts import events_of
+from cachesim.engines.family import Family
 from cachesim.scenario import loads, run
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import compare
@@ -101,13 +102,9 @@ def test_two_profiles_meet_on_the_same_requests() -> None:
     assert found.other.cached >= found.one.cached
 
 
-def test_what_counts_as_exercised_are_events_of_some_engine() -> None:
-    known = {each.name() for each in _kinds(Event)}
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_what_counts_as_exercised_are_events_of_the_engine(family: Family[Any, Any]) -> None:
+    known = {each.name() for each in events_of(family.name)}
 
-    assert set() == {name for names in EXERCISED.values() for name in names} - known
-
-
-def _kinds(kind: type[Event]) -> Iterator[type[Event]]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from _kinds(each)
+    assert set() == family.exercised.keys() - known
+    assert set() == set(family.exercised.values()) - set(EXERCISED)

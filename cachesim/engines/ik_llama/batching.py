@@ -272,6 +272,7 @@ class Batching:
             if not 0 <= at < len(view):
                 continue
             if slot.drafted:
+                slot.stray += max(0, at + len(slot.drafted) + 1 - len(view))
                 kept, rows = server.speculation.accept(slot, decoded, at)
                 slot.i_batch = -1
                 self._emit_all(slot, kept, rows)

@@ -160,7 +160,8 @@ class Context:
         id, whatever lies there (an oddity).
         """
         for layer, states in self.steps.items():
-            self.rows[layer][seq] = states[drafted - accepted]
+            kept = min(drafted, len(states) - 1)  # fewer where the batch ended within the draft
+            self.rows[layer][seq] = states[kept - accepted]
         if self.hybrid and self.cells.pos[seq] >= 0:
             last = self.cells.seq_pos_max(seq)
             self.cells.pos[seq] = last - (drafted - accepted)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.family import Family
-from cachesim.engines.ik_llama.options import Options
+from cachesim.engines.ik_llama.options import FIELDS, Options
 from cachesim.engines.ik_llama.profiles import PATCHES, RELEASES
 from cachesim.engines.ik_llama.rules import Rules
 
@@ -16,11 +16,24 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     releases=RELEASES,
     patches=PATCHES,
     options=Options,
+    fields=FIELDS,
     kin=("llama.cpp",),
     drafting={
         "companion": "attn",
         "draft_max": 3,
         "recurrent_ckpt_mode": "cpu",
         "parallel": 1,  # the server refuses drafts beside further slots
+    },
+    exercised={
+        "checkpoint-restored": "restore",
+        "checkpoint-created": "checkpoint",
+        "checkpoint-erased": "eviction",
+        "prompt-evicted": "eviction",
+        "prompt-loaded": "load",
+        "prompt-saved": "save",
+        "context-shifted": "shift",
+        "draft-verified": "rollback",
+        "checkpoint-reset": "full re-read",
+        "full-reset": "full re-read",
     },
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat_templates import TEMPLATES
-from cachesim.engines.option import option
+from cachesim.engines.option import Option, option
 from cachesim.errors import OptionError
 
 Companion: TypeAlias = Literal["none", "attn", "strict_tail", "window"]
@@ -202,3 +202,26 @@ class Options:
             return "<think>", "</think>"
         opening, _, closing = self.reasoning_tokens.partition(",")
         return opening, closing
+
+
+FIELDS: Final = (
+    Option(
+        name="n_keep",
+        kind="whole number",
+        low=-1,
+        high=MOST,
+        unit="tokens",
+        about="what a context shift spares; silent: what the slot's last request said (an oddity)",
+    ),
+    Option(
+        name="n_discard",
+        kind="whole number",
+        default=0,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        about="what a context shift drops; 0: half of what is not spared",
+    ),
+    Option(name="cancel_after_ubatches", kind="whole number", low=0, high=MOST, internal=True),
+)
+"""Further fields of a request; the last stands for a client that goes away."""

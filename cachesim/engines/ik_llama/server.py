@@ -54,6 +54,7 @@ class IkLlama(Engine):
     ) -> None:
         self.profile = profile
         self.network = network
+        self._family = family
         self.rules = family.rules(profile)
         self.options = family.read(profile, options)
         text_of = texts(self.options.chat_template)
@@ -123,6 +124,7 @@ class IkLlama(Engine):
         if not request.prompt:
             msg = "the prompt is empty: write at least one token"
             raise TokenError(msg)
+        self._family.read_fields(self.profile, request.options or {})
         ticket = self._ticket()
         self._queue.append((ticket, request))
         return ticket
@@ -270,7 +272,7 @@ class IkLlama(Engine):
         """Raise where the server's own books disagree."""
         self.primary.cells.check_integrity()
         for slot in self.slots:
-            held = len(self.primary.cells.of(SeqId(slot.id)))
+            held = len(self.primary.cells.of(SeqId(slot.id))) - slot.stray
             if slot.available and not self.primary.recurrent and held > len(slot.cache_tokens):
                 msg = f"slot {slot.id}: {held} cells for {len(slot.cache_tokens)} tokens"
                 raise ContractError(msg)

@@ -15,6 +15,7 @@ from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.slot import Slot
 from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Array, Count, Pos, SeqId, Token
 
 
@@ -147,7 +148,7 @@ class Speculation:
         """Keep drafts the primary agrees with (`speculative_decoding_accept`), undo the rest."""
         drafted, kept, rows = slot.drafted, [], []
         for ahead in range(len(drafted) + 1):
-            row = decoded.logits[at + ahead]
+            row = _row_of(decoded, at + ahead)
             token = self.target_token(slot, ahead, row)
             kept.append(token)
             rows.append(row)
@@ -205,6 +206,22 @@ class Speculation:
 
     def _guess(self, logits: Array) -> Token:
         return self._primary.network.sample(logits)
+
+
+def _row_of(decoded: Decoded, at: int) -> Array:
+    """A row of what was just decoded (`llama_get_logits_ith`).
+
+    Trap: a draft may be longer than a batch. Its rows then lie in a part of the batch that is not
+    decoded yet, and the sampler is handed a null pointer: the process ends.
+    """
+    row = decoded.logits.get(at)
+    if row is None:
+        where, why = (
+            "llama_get_logits_ith",
+            f"invalid logits id {at}: the batch ends within the draft",
+        )
+        raise UpstreamAbort(where, why)
+    return row
 
 
 def _confidence(logits: Array) -> float:

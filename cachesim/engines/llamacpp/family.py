@@ -19,4 +19,17 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     fields=FIELDS,
     renders_chats=True,
     drafting={"spec_type": "draft-mtp"},
+    exercised={
+        "checkpoint-restored": "restore",
+        "checkpoint-created": "checkpoint",
+        "cache-entry-dropped": "eviction",
+        "checkpoint-dropped": "eviction",
+        "checkpoint-erased": "eviction",
+        "cache-entry-loaded": "load",
+        "prompt-saving": "save",
+        "context-shifted": "shift",
+        "chunk-reused": "shift",
+        "draft-verified": "rollback",
+        "full-reprocessing": "full re-read",
+    },
 )

@@ -40,6 +40,7 @@ class MlxLm(Engine):
         del store  # the server saves nothing
         self.profile = profile
         self.network = network
+        self._family = family
         rules = family.rules(profile)
         self.options = family.read(profile, options)
         self.tokenizer = self.options.chat_tokenizer(network.spec.vocabulary)
@@ -75,6 +76,7 @@ class MlxLm(Engine):
         job = job_of(
             ticket,
             request,
+            self._family.read_fields(self.profile, request.options or {}),
             tokenizer=self.tokenizer,
             network=self.network,
             options=self.options,

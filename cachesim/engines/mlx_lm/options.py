@@ -8,7 +8,7 @@ from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
-from cachesim.engines.option import MOST_BYTES, option
+from cachesim.engines.option import MOST_BYTES, Option, option
 from cachesim.errors import OptionError
 from cachesim.model.spec import F16_BYTES, F32_BYTES
 
@@ -120,3 +120,18 @@ class MlxOptions:
             )
             raise OptionError(msg)
         return build(self.chat_template, vocabulary)
+
+
+FIELDS: Final = (
+    Option(
+        name="seed",
+        kind="whole number",
+        about="a seeded request is served alone, on another path",
+    ),
+    Option(
+        name="stop_words",
+        kind="texts",
+        about="texts that end the reply",
+    ),
+)
+"""Fields of a request that decide how it is served; those of sampling do not."""

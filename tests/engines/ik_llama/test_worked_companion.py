@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.engines import Request
 from cachesim.engines.ik_llama.companion import AttentionCompanion
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Tokens
 from tests.engines.ik_llama.worked_kit import (
     LATER,
@@ -133,3 +134,15 @@ def test_a_cancelled_prompt_keeps_whole_ubatches_and_leaves_the_companion_a_hole
     companion = server.server.companion
     assert isinstance(companion, AttentionCompanion)
     assert 1464 == companion.context.cells.used
+
+
+@pytest.mark.parametrize("mode", ["cpu", "per-step"])
+def test_a_draft_longer_than_the_batch_ends_the_server_where_it_is_right(mode: str) -> None:
+    """Its rows lie in a part of the batch that is not decoded yet: there are no logits to read."""
+    options = {"companion": "attn", "draft_max": 3, "batch_size": 2, "recurrent_ckpt_mode": mode}
+    prompt, reply = A[:20], G[:8]
+    right, wrong = Steps(reply).drafts, tuple(H[i : i + 3] for i in range(0, 24, 3))
+
+    with pytest.raises(UpstreamAbort, match="invalid logits id 2"):
+        Played("hybrid-mtp", **options).ask(prompt, reply, right)
+    assert (0, 20) == Played("hybrid-mtp", **options).ask(prompt, reply, wrong)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from cachesim.engines.mlx_lm.server.segments import Checkpoint, SegmentType, tok
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count, Token, Tokens
-
-REQUEST_OPTIONS: Final = ("seed", "stop_words")
-"""Fields of a request that decide how it is served; those of sampling do not."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +70,7 @@ class Job:
 def job_of(
     ticket: Ticket,
     request: Request,
+    fields: Mapping[str, Any],
     *,
     tokenizer: ChatTokenizer,
     network: Network,
@@ -81,7 +79,6 @@ def job_of(
 ) -> Job:
     """Read a request; what mlx-lm's server does not know is refused."""
     _refuse_foreign(request)
-    fields = read_options(request.options or {})
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
         msg = (
@@ -109,16 +106,6 @@ def job_of(
         job.error = "ValueError"
         job.message = "max_tokens must be at least 1"
     return job
-
-
-def read_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The per-request fields; an unknown one is refused."""
-    unknown = sorted(set(given) - set(REQUEST_OPTIONS))
-    if unknown:
-        known = ", ".join(REQUEST_OPTIONS)
-        msg = f"a request to mlx-lm has no field {unknown[0]!r} that matters here; it has {known}"
-        raise OptionError(msg)
-    return given
 
 
 def _refuse_foreign(request: Request) -> None:

@@ -1,45 +1,22 @@
 """A server small enough to foresee: one slot, longest common prefix, replies as asked for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
-from cachesim.engines.causes import Cause
 from cachesim.engines.events import Event
-from cachesim.engines.family import Family, Release
+from cachesim.engines.family import Family
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.option import option
 from cachesim.engines.profile import Profile
 from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.oracle import Oracle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FakeOptions:
-    """Two flags."""
-
-    parallel: int = option("--parallel", default=1, low=1, high=64)
-    ctx_size: int = option("--ctx-size", default=4096, low=1, high=1 << 24)
-
-
-FORGETFUL = Cause(
-    id="forgetful",
-    sentence="half of the {held} tokens held is forgotten",
-    about="This server is made to lose tokens.",
-    fields=("held",),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestServed(Event):
-    """A request was answered."""
-
-    cached: int
+from tests.fake import causes
+from tests.fake.events import RequestServed
+from tests.fake.family import FakeOptions, FakeRules
 
 
 class FakeServer(Engine):
@@ -55,10 +32,10 @@ class FakeServer(Engine):
         network: Network,
         options: Mapping[str, Any],
         store: ByteStore | None,
-        family: Family[str, FakeOptions],
+        family: Family[FakeRules, FakeOptions],
     ) -> None:
-        family.rules(profile)
-        family.read(profile, options)
+        self.rules = family.rules(profile)
+        self.options = family.read(profile, options)
         self.profile, self.network, self.store = profile, network, store
         self.known: Tokens = ()
         self.queue: list[tuple[Ticket, Request]] = []
@@ -103,8 +80,8 @@ class FakeServer(Engine):
         while equal < min(len(self.known), len(prompt)) and self.known[equal] == prompt[equal]:
             equal += 1
         ledger = Ledger(Count(equal), "slot 0")
-        if self.profile.release == "r2":
-            ledger.apply(FORGETFUL, equal // 2, held=len(self.known))
+        if self.rules.forgets:
+            ledger.apply(causes.FORGETFUL, equal // 2, held=len(self.known))
         generated, logits = self._answer(request)
         self.known = (*prompt, *generated[:-1])
         self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
@@ -122,7 +99,7 @@ class FakeServer(Engine):
 
     def _answer(self, request: Request) -> tuple[Tokens, Array]:
         most = max(1, request.predict)
-        prompt = request.prompt[1:] if self.profile.release == "r3" else request.prompt
+        prompt = request.prompt[1:] if self.rules.skips_first else request.prompt
         generated: Tokens = () if request.reply is None else request.reply[:most]
         while request.reply is None and len(generated) < most:
             row = self.oracle.logits(prompt, (*generated, Token(0)))[-1]
@@ -142,14 +119,3 @@ class FakeServer(Engine):
 
     def check_integrity(self) -> None:
         """There is nothing that could disagree."""
-
-
-FAKE: Final[Family[str, FakeOptions]] = Family(
-    name="fake",
-    about="one slot, longest common prefix, replies as asked for",
-    repository="nobody/fake",
-    room="fake",
-    engine=FakeServer,
-    releases=tuple(Release(name=name, about=name, rules=name) for name in ("r1", "r2", "r3")),
-    options=FakeOptions,
-)

@@ -1,0 +1,103 @@
+"""`cachesim show ENGINE --flags`: a server's flags, from the table that also reads them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from cachesim.cli.status import AS_EXPECTED
+from cachesim.engines.family import Family, family_of
+from cachesim.engines.option import Option
+from cachesim.report.consoles import results, show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag in words."""
+
+    name: str  # in a scenario's [engine.options], or in a step's options
+    upstream: str
+    value: str
+    default: str
+    releases: str
+    about: str
+
+
+def flags_command(name: str) -> int:
+    """Print the flags of an engine, or of one release of it."""
+    engine, _, release = name.partition("@")
+    family = family_of(engine)
+    one = family.release(release).name if release else ""
+    screen = results()
+    what = f"{family.name}@{one}" if one else family.name
+    show(screen, Text(f"flags of {what}, as options of a scenario's server", style="name"))
+    for flag in flags_of(family, one):
+        show(screen, _told(flag))
+    if family.fields:
+        show(screen, Text("\nfields of a request, as options of a step", style="name"))
+    for flag in fields_of(family, one):
+        show(screen, _told(flag))
+    return AS_EXPECTED
+
+
+def flags_of(family: Family[Any, Any], release: str = "") -> Iterator[Flag]:
+    """The flags of a server, or those of them that one release has."""
+    yield from _each(family, family.table(), release)
+
+
+def fields_of(family: Family[Any, Any], release: str = "") -> Iterator[Flag]:
+    """The further fields of its requests."""
+    shown = tuple(each for each in family.fields if not each.internal)
+    yield from _each(family, shown, release)
+
+
+def _each(family: Family[Any, Any], table: tuple[Option, ...], release: str) -> Iterator[Flag]:
+    for option in table:
+        if not release or release in family.having(option):
+            yield Flag(
+                name=option.name,
+                upstream=option.flag,
+                value=option.shape,
+                default=_default(family, option, release),
+                releases=_releases(family, option),
+                about=option.about,
+            )
+
+
+def _default(family: Family[Any, Any], option: Option, release: str) -> str:
+    """The release's default, or all of them with the releases that they came with."""
+    if release:
+        return plain(family.default(option, release))
+    later = (f"{plain(value)} since {since}" for since, value in option.later.items())
+    return ", ".join((plain(option.default), *later))
+
+
+def plain(value: object) -> str:
+    """A value as a scenario file writes it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _releases(family: Family[Any, Any], option: Option) -> str:
+    """Which releases have it, in few words; empty where all do."""
+    if option.patch:
+        return f"with the patch +{option.patch}"
+    having, names = family.having(option), family.names()
+    if having == names:
+        return ""
+    if having[-1] == names[-1]:
+        return f"since {having[0]}"
+    return f"until {having[-1]}" if having[0] == names[0] else f"{having[0]} to {having[-1]}"
+
+
+def _told(flag: Flag) -> Text:
+    text = Text(f"\n{flag.name}", style="name")
+    if flag.upstream:
+        text.append(f"  {flag.upstream}", style="quiet")
+    if flag.releases:
+        text.append(f"  {flag.releases}", style="quiet")
+    text.append(f"\n  {flag.about}\n", style="")
+    text.append(f"  {flag.value}; default {flag.default}", style="quiet")
+    return text

@@ -1,0 +1,48 @@
+"""The flags of each server, from the tables that read them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cachesim.cli.flags import Flag, fields_of, flags_of
+from cachesim.engines import FAMILIES
+from cachesim.engines.family import Family
+from pages.tables import code, plain, table
+
+INTRODUCTION = """\
+# Server flags
+
+What a scenario may write under `[engine.options]`, with the flag that the real server has for it;
+what a step may write under `options` stands below each. Names are upstream's, with `_` for `-`.
+`cachesim show ENGINE --flags` prints the same, `cachesim show ENGINE@RELEASE --flags` what one
+release has. An option that a release does not have is refused, and so is a value out of range.
+"""
+
+
+def page() -> str:
+    """Engine by engine."""
+    return "\n\n".join([INTRODUCTION, *_engines()]) + "\n"
+
+
+def _engines() -> Iterator[str]:
+    for name, family in FAMILIES.items():
+        yield f"## {name}"
+        yield _table(family)
+        rows = [_row(each) for each in fields_of(family)]
+        if rows:
+            yield f"### Fields of a request to {name}"
+            yield table(("field", "what it does", "value", "default", "releases"), rows)
+
+
+def _table(family: Family[Any, Any]) -> str:
+    titles = ("option", "what it does", "value", "default", "releases", "upstream")
+    return table(titles, [(*_row(each), code(each.upstream)) for each in flags_of(family)])
+
+
+def _row(flag: Flag) -> tuple[str, ...]:
+    return (
+        code(flag.name),
+        plain(flag.about),
+        plain(flag.value),
+        plain(flag.default),
+        flag.releases or "all",
+    )
