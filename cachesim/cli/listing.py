@@ -14,7 +14,6 @@ from rich.text import Text
 from cachesim.cli import catalogue
 from cachesim.cli.catalogue import Item
 from cachesim.cli.status import AS_EXPECTED
-from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import results, show
@@ -106,8 +105,9 @@ def show_command(name: str, *, raw: bool = False) -> int:
             show(screen, Group(*(shown(item) for item in found)))
             return AS_EXPECTED
     engine, _, release = name.partition("@")
-    if engine in FAMILIES and release and "+" not in release:
-        FAMILIES[engine].release(release)  # says which releases are near
+    for family in catalogue.families():
+        if family.name == engine and release and "+" not in release:
+            family.release(release)  # says which releases are near
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
     msg = f"there is nothing called {name!r}{nearest(name, everything) or '; see cachesim list'}"
     raise InputError(msg)

@@ -6,18 +6,14 @@ They are imported when they are called: a plain `cachesim run` pays for none of 
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
 import cachesim
-from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
-
-REAL: Final = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
-"""Commands of `cachesim real`, and what `cachesim.real.commands` calls each that it has."""
 
 
 def mount(app: App, arguments: Sequence[str]) -> None:
@@ -26,9 +22,8 @@ def mount(app: App, arguments: Sequence[str]) -> None:
     if arguments[:1] == ["real"]:
         commands = importlib.import_module("cachesim.real.commands")
         real.command(real_gguf, name="gguf")
-        for name, function in REAL.items():
-            if hasattr(commands, function):
-                real.command(getattr(commands, function), name=name)
+        for name, function in real_functions(commands).items():
+            real.command(function, name=name)
     app.command(real)
     app.command(
         "cachesim.cli.check:check",
@@ -47,6 +42,18 @@ def mount(app: App, arguments: Sequence[str]) -> None:
     )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
+
+
+def real_functions(commands: Any) -> dict[str, Callable[..., int]]:  # noqa: ANN401 - a module
+    """The commands of `cachesim real` that there are: an engine's is named for it."""
+    from cachesim.engines import FAMILIES  # noqa: PLC0415 - `--help` loads no engine
+
+    named = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
+    return {
+        name: getattr(commands, function)
+        for name, function in named.items()
+        if hasattr(commands, function)
+    }
 
 
 def real_gguf(

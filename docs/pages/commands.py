@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 
 from cachesim.cli.app import COMMANDS
 from cachesim.cli.main import main
-from cachesim.cli.mounts import REAL
+from cachesim.cli.mounts import real_functions
 from cachesim.real import commands as real_commands
 
 INTRODUCTION = """\
@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    known = [name for name, function in REAL.items() if hasattr(real_commands, function)]
+    known = real_functions(real_commands)
     real = [("real", name) for name in ("gguf", *known)]
     for words in [
         *((name,) for name in sorted([*COMMANDS, "check", "why", "tune", "bench"])),
