@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
 from cachesim.real.llama_cpp.compare import SideBySide, Tally
@@ -33,12 +34,15 @@ from cachesim.real.mlx_lm.classes import compare_classes
 from cachesim.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.server import compare_server
+from cachesim.real.vllm.commands import compare as compare_scheduler
+from cachesim.real.vllm.wheel import core_of
 
 SEED: Final = 20261120
 WORKLOADS: Final = 60  # per release of llama.cpp
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm
 MLX_WORKLOADS: Final = 6
+VLLM_WORKLOADS: Final = 60
 
 OUT: Final = Console(highlight=False, soft_wrap=True)
 
@@ -119,6 +123,12 @@ def mlx_logits_agree(release: str) -> tuple[bool, str]:
     return all(each.agrees for each in found), said
 
 
+def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
+    """Random workloads on vLLM's own scheduler: the same decisions, block by block."""
+    agreement = compare_scheduler(release, SEED, range(VLLM_WORKLOADS))
+    return agreement.all_agree, f"{VLLM_WORKLOADS} workloads"
+
+
 def checks() -> Iterator[Check]:
     """Everything there is to hold against real engines."""
     for release in LLAMA_CPP.real():
@@ -135,6 +145,12 @@ def checks() -> Iterator[Check]:
                 environment=mlx_environment_for(version),
                 run=partial(mlx, version),
             )
+    for version in VLLM.real():
+        yield Check(
+            name=f"vllm {version}: scheduler agrees",
+            environment=core_of(version),
+            run=partial(vllm_scheduler_agrees, version),
+        )
 
 
 def set_up(environments: Sequence[Environment]) -> dict[str, str]:

@@ -29,6 +29,7 @@ from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import replay
+from cachesim.real.vllm.commands import real_vllm
 
 
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
@@ -222,4 +223,4 @@ def table_of(release: str, seed: int, tally: Tally) -> Table:
     return table
 
 
-__all__ = ["real_gguf", "real_llama_cpp", "real_mlx_lm"]
+__all__ = ["real_gguf", "real_llama_cpp", "real_mlx_lm", "real_vllm"]

@@ -185,7 +185,7 @@ class BlockPool:
         free, key, ref = self.free, self.key, self.ref
         taken = []
         for _ in range(count):
-            block, _nothing = free.popitem(last=False)
+            block = free.popitem(last=False)[0]
             if key[block] is not None:
                 self.evict(block)
             ref[block] = 1
@@ -196,7 +196,11 @@ class BlockPool:
         """Take away a block's ids, and say so."""
         key = self.key[block]
         if key is not None:
-            self.remove_keys(block)
+            if self.cached.get(key) == block and block not in self.more_keys:  # the usual case
+                del self.cached[key]
+                self.key[block] = None
+            else:
+                self.remove_keys(block)
             if self.on_evict is not None:
                 self.on_evict(block, key)
 

@@ -16,13 +16,12 @@ ROOT: Final = -1
 class Prefixes:
     """Numbers whole prefixes, one hash unit at a time."""
 
-    __slots__ = ("_numbers", "_roots", "parents", "unit")
+    __slots__ = ("_numbers", "_roots", "unit")
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._roots: dict[Any, int] = {None: ROOT}
-        self.parents: list[int] = []
 
     def root(self, extra: Any) -> int:  # noqa: ANN401 - whatever keeps two requests apart
         """The parent of a first block: `cache_salt` and the adapter go in there."""
@@ -30,14 +29,15 @@ class Prefixes:
 
     def extend(self, hashes: list[int], tokens: Sequence[int], root: int = ROOT) -> None:
         """Number every whole unit of `tokens` that `hashes` does not have yet."""
-        unit, numbers, parents = self.unit, self._numbers, self.parents
+        unit, numbers = self.unit, self._numbers
+        known, give = numbers.get, hashes.append
+        tokens = tuple(tokens) if isinstance(tokens, list) and not hashes else tokens
         start = len(hashes) * unit
         parent = hashes[-1] if hashes else root
         for end in range(start + unit, len(tokens) + 1, unit):
-            key = (parent, tuple(tokens[end - unit : end]))  # of a tuple: no copy
-            number = numbers.get(key)
+            key = (parent, tuple(tokens[end - unit : end]))  # of a tuple: no second copy
+            number = known(key)
             if number is None:
                 number = numbers[key] = len(numbers)
-                parents.append(parent)
-            hashes.append(number)
+            give(number)
             parent = number

@@ -73,7 +73,10 @@ class Mamba(Manager):
         inside = alignment < size and size % alignment == 0
         unit = alignment if inside else size
         own = hashes if inside else self.own(hashes)
+        keys, groups, first = pool.cached, pool.groups, group_ids[0]
         for i in range(min(max_length // unit, len(own)) - 1, -1, -1):
+            if own[i] * groups + first not in keys:
+                continue
             cached = pool.get_cached_block(own[i], group_ids)
             if cached is None or (not inside and (i + 1) * size % alignment):
                 continue

@@ -86,7 +86,7 @@ class Manager:
     def evictable(self, blocks: Sequence[int]) -> int:
         """Hit blocks that stand in the free queue: taking them makes it shorter."""
         ref = self.pool.ref
-        return sum(1 for block in blocks if ref[block] == 0 and block != NULL)
+        return len([block for block in blocks if not ref[block] and block != NULL])
 
     def num_blocks_to_allocate(self, request: Request, hit: Sequence[int], need: "Need") -> int:
         """Follows `get_num_blocks_to_allocate`."""

@@ -187,6 +187,12 @@ class VllmOptions:
             known = ", ".join(rules.modes)
             msg = f"this release has no mamba_cache_mode {self.mamba_cache_mode!r}; it has {known}"
             raise OptionError(msg)
+        if not rules.lookup.mixed_blocks and self.mamba_block_size not in {0, self.block_size}:
+            msg = (
+                f"option 'mamba_block_size' is {self.mamba_block_size}; in this release all groups "
+                f"have blocks of one size: leave it out, or write {self.block_size}"
+            )
+            raise OptionError(msg)
         unit, states = self.prefix_match_unit, self.mamba_block_size or self.block_size
         if unit and (self.block_size % unit or states % unit):
             msg = (

@@ -53,6 +53,9 @@ class LookupRules:
     """Until 0.24 a window's run had to end on the alignment before the look-ahead block was
     dropped; since #39450 after it."""
 
+    mixed_blocks: bool = True
+    """0.22: groups may have blocks of different sizes, for ids have a unit of their own."""
+
     forgives_missing_state: bool = False
     """#47491: where the recurrent group finds no state, attention's hit stands all the same, and
     the layers go on from whatever the new block holds (#43090)."""
@@ -241,6 +244,7 @@ RULES_0191 = replace(
         eagle_margin="none",
         window_end_before_drop=True,
         reports_junction=False,
+        mixed_blocks=False,
     ),
     retention=replace(RULES_0240.retention, interval=False, floors_to_scheduler_block=False),
     scheduler=replace(

@@ -48,7 +48,11 @@ class SlidingWindow(Manager):
         most = max_length // size
         found: list[list[int]] = [[NULL] * most for _ in group_ids]
         run, matched = 0, False
+        keys, groups, first = self.pool.cached, self.pool.groups, group_ids[0]
         for i in range(most - 1, -1, -1):
+            if own[i] * groups + first not in keys:  # most positions: nothing to build for them
+                run = 0
+                continue
             cached = self.pool.get_cached_block(own[i], group_ids)
             if cached is None:
                 run = 0

@@ -40,7 +40,7 @@ class Workload:
         }
         states = block
         attends = bool(spec.attention_layers or spec.window_layers)
-        if spec.recurrent_layers and attends and rng.random() < 0.5:
+        if retention and spec.recurrent_layers and attends and rng.random() < 0.5:
             states = options["mamba_block_size"] = block * rng.choice([2, 4])
         if retention and (spec.recurrent_layers or spec.window_layers):
             interval = rng.choice([-1, 0, 2 * states])

@@ -1,0 +1,115 @@
+"""`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.progress import track
+from rich.table import Table
+
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.playing import console, not_compared
+from cachesim.real.vectors.replay import differing
+from cachesim.real.vllm.playing import play
+from cachesim.real.vllm.process import RealScheduler
+from cachesim.real.vllm.workloads import draw
+
+MOST_LINES = 12
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How many workloads came out alike, by kind; the first that did not."""
+
+    release: str
+    workloads: Counter[str] = field(default_factory=Counter)
+    agreeing: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    cached: Counter[str] = field(default_factory=Counter)
+    raised: Counter[str] = field(default_factory=Counter)
+    difference: tuple[str, Any, Any] | None = None
+
+    @property
+    def all_agree(self) -> bool:
+        """Whether every workload came out alike."""
+        return self.difference is None
+
+    def count(self, workload: dict[str, Any], real: Any, simulated: Any) -> None:  # noqa: ANN401
+        """Hold one workload's results against each other."""
+        kind = workload["id"].rpartition("-")[0]
+        self.workloads[kind] += 1
+        if real and "error" in real[-1] and real[-1]["error"] not in {"stuck", "too many steps"}:
+            self.raised[kind] += 1  # the release itself fails on it: there is nothing to compare
+            return
+        requests = [each for group in real for each in group.get("requests", ())]
+        self.requests[kind] += len(requests)
+        self.cached[kind] += sum(each["cached"] or 0 for each in requests)
+        if real == simulated:
+            self.agreeing[kind] += 1
+        elif self.difference is None:
+            self.difference = (workload["id"], real, simulated)
+
+
+def real_vllm(
+    *, release: str = "0.33.0", seed: int = 0, workloads: int = 100, first: int = 0
+) -> int:
+    """Play random workloads on vLLM's own scheduler and on the simulated one.
+
+    Hits, look-ups, chunks, preemptions, evicted blocks, what is cached and the free queue must be
+    the same, block by block. Only decisions are compared: no kernel runs, and nothing is installed
+    but the release's Python files.
+
+    Example: cachesim real vllm --release 0.33.0 --workloads 1000
+
+    Parameters
+    ----------
+    release
+        0.19.1, 0.24.0, 0.28.0, 0.30.0 or 0.33.0.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many: each is a fresh scheduler and 3 to 10 groups of requests.
+    first
+        The number of the first workload, to come back to one of a longer run.
+
+    """
+    try:
+        found = compare(release, seed, range(first, first + workloads))
+    except EnvironmentUnavailableError as error:
+        return not_compared(error)
+    out = console()
+    out.print(table(found, seed))
+    if found.difference is not None:
+        name, real, simulated = found.difference
+        out.print(f"first difference, workload {name}: real, then simulated", markup=False)
+        for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
+            out.print(f"  {where}: {one!s:.200} | {other!s:.200}", markup=False)
+    return 0 if found.all_agree else 1
+
+
+def compare(release: str, seed: int, numbers: range) -> Agreement:
+    """Play workloads on both."""
+    known = FAMILY.release(release)
+    found = Agreement(known.name)
+    beside = console(stderr=True)
+    with RealScheduler(known.name) as real:
+        for number in track(
+            numbers, console=beside, transient=True, disable=not beside.is_terminal
+        ):
+            workload = draw(seed, number, known.rules)
+            found.count(workload, real.play(workload), play(workload, known.rules))
+    return found
+
+
+def table(found: Agreement, seed: int) -> Table:
+    """How many came out alike, kind by kind."""
+    shown = Table(title=f"vllm {found.release}: scheduler, seed {seed}", title_style="")
+    for head in ("groups", "workloads", "requests", "tokens cached", "agreeing", "raised"):
+        shown.add_column(head, justify="left" if head == "groups" else "right")
+    columns = (found.workloads, found.requests, found.cached, found.agreeing, found.raised)
+    for kind in sorted(found.workloads):
+        shown.add_row(kind, *(f"{column[kind]:,}" for column in columns))
+    shown.add_section()
+    shown.add_row("all", *(f"{column.total():,}" for column in columns))
+    return shown

@@ -1,0 +1,347 @@
+"""Runs with an unpacked wheel at hand: plays workloads on vLLM's own scheduler, without a model.
+
+One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
+tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler, cache
+manager, coordinators, managers, block pool, requests and hashing are the release's own; stand-ins
+are the configuration objects and the model, which says what the workload names.
+"""
+
+import importlib
+import inspect
+import json
+import logging
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+Json = Any
+Real = Any  # modules, classes and objects of the release: known only when it runs
+
+WRONG_DRAFT = 9_999_999
+MOST_STEPS = 20_000
+
+
+def fitting(made: Real, **values: Real) -> Real:
+    """Call with those arguments that this release knows."""
+    known = set(inspect.signature(made).parameters)
+    return made(**{name: value for name, value in values.items() if name in known})
+
+
+class Release:
+    """The modules of one release."""
+
+    def __init__(self, root: str, version: str) -> None:
+        sys.path.insert(0, str(Path(__file__).parent))
+        importlib.import_module("stand_ins").install(Path(root))
+        self.settings = importlib.import_module("worker_settings")
+        self.minor = int(version.split(".")[1])
+        self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
+        self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        self.request = importlib.import_module("vllm.v1.request").Request
+        self.outputs = importlib.import_module("vllm.v1.outputs")
+        self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
+        self.params = importlib.import_module("vllm.sampling_params").SamplingParams
+        self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
+
+
+class Server:
+    """The real scheduler of one configuration, and what is written down of it."""
+
+    def __init__(self, release: Release, config: Json) -> None:
+        self.release = release
+        self.drafts = config.get("drafts", 0)
+        release.environment["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = config.get("retention")
+        release.utils.init_none_hash(release.sha256)
+        self.unit = self._sizes(config)[1]
+        self.scheduler = self._scheduler(config)
+        self.hasher = release.utils.get_request_block_hasher(self.unit, release.sha256)
+        self.manager = self.scheduler.kv_cache_manager
+        self.pool = self.manager.block_pool
+        self.labels: dict[bytes, tuple[int, int]] = {}
+        self.evicted: Json = []
+        self.told: dict[str, Json] = {}
+        self.count = 0
+        self._watch_evictions()
+
+    # -- configuration -----------------------------------------------------------------------------
+
+    def _sizes(self, config: Json) -> tuple[int, int]:
+        sizes = [group["block"] for group in config["groups"]]
+        unit = config.get("hash_block") or math.gcd(*sizes)
+        if self.release.minor < 22 and len(set(sizes)) == 1:
+            return sizes[0], sizes[0]
+        return math.lcm(*sizes), unit
+
+    def _spec(self, group: Json) -> Real:
+        interface, block = self.release.interface, group["block"]
+        attention = {"block_size": block, "num_kv_heads": 1, "head_size": 1, "dtype": None}
+        if group["kind"] == "full":
+            return fitting(interface.FullAttentionSpec, **attention)
+        if group["kind"] == "window":
+            window = group["window"]
+            return fitting(interface.SlidingWindowSpec, **attention, sliding_window=window)
+        if group["kind"] == "chunked":
+            chunk = group["chunk"]
+            made = interface.ChunkedLocalAttentionSpec
+            return fitting(made, **attention, attention_chunk_size=chunk)
+        return fitting(
+            interface.MambaSpec,
+            block_size=block,
+            shapes=((1, 1),),
+            dtypes=(None,),
+            mamba_cache_mode=group.get("mode", "align"),
+            num_speculative_blocks=group.get("speculative_blocks", 0),
+            page_size_padded=8 * block,
+        )
+
+    def _scheduler(self, config: Json) -> Real:
+        interface, groups = self.release.interface, config["groups"]
+        caches = fitting(
+            interface.KVCacheConfig,
+            num_blocks=config["blocks"],
+            kv_cache_tensors=[],
+            kv_cache_groups=[
+                fitting(
+                    interface.KVCacheGroupSpec,
+                    layer_names=[f"layer{number}"],
+                    kv_cache_spec=self._spec(group),
+                    is_eagle_group=bool(group.get("eagle")),
+                )
+                for number, group in enumerate(groups)
+            ],
+            prefix_cache_retention_interval=config.get("retention"),
+        )
+        block, unit = self._sizes(config)
+        return fitting(
+            self.release.scheduler,
+            vllm_config=self.release.settings.settings_of(config),
+            kv_cache_config=caches,
+            structured_output_manager=self.release.settings.Settings(
+                should_fill_bitmask=lambda *_, **__: False,
+                should_advance=lambda *_, **__: False,
+                accept_tokens=lambda *_, **__: True,
+                validate_tokens=lambda _, tokens, *__: tokens,
+                grammar_bitmask=lambda *_, **__: None,
+            ),
+            block_size=block,
+            hash_block_size=unit,
+            log_stats=False,
+        )
+
+    # -- what is written down ----------------------------------------------------------------------
+
+    def _watch_evictions(self) -> None:
+        inner = self.pool._maybe_evict_cached_block  # noqa: SLF001 - the one place all pass
+
+        def watched(block: Real) -> bool:
+            before = block.block_hash
+            done = bool(inner(block))
+            if done and before is not None:
+                self.evicted.append([block.block_id, *self._label(before)])
+            return done
+
+        self.pool._maybe_evict_cached_block = watched  # noqa: SLF001
+
+    def _label(self, keyed: Real) -> list[int]:
+        if isinstance(keyed, tuple):
+            value, group = keyed[0], keyed[1]
+        else:
+            value = self.release.utils.get_block_hash(keyed)
+            group = self.release.utils.get_group_id(keyed)
+        return [int(group), *self.labels.get(bytes(value), (-1, -1))]
+
+    def _learn(self, request: Real) -> None:
+        for index, value in enumerate(request.block_hashes):
+            self.labels.setdefault(bytes(value), (int(request.request_id), (index + 1) * self.unit))
+
+    # -- playing -----------------------------------------------------------------------------------
+
+    def _add(self, wanted: Json) -> Real:
+        most = max(1, wanted["generate"])
+        request = fitting(
+            self.release.request,
+            request_id=str(self.count),
+            prompt_token_ids=unspell(wanted["prompt"]),
+            sampling_params=self.release.params(max_tokens=most, ignore_eos=True, temperature=0),
+            pooling_params=None,
+            eos_token_id=None,
+            cache_salt=wanted.get("salt"),
+            block_hasher=self.hasher,
+        )
+        self.count += 1
+        self._learn(request)
+        self.scheduler.add_request(request)
+        return request
+
+    def play(self, group: Json) -> Json:
+        """Requests that arrive together; until all are done."""
+        self.evicted = []
+        requests = {each.request_id: each for each in map(self._add, group)}
+        wanted = dict(zip(requests, group, strict=True))
+        self.told = {each: {"lookups": [], "chunks": [], "turn": 0} for each in requests}
+        inner = self.manager.get_computed_blocks
+
+        def lookup(request: Real, *given: Real, **named: Real) -> Real:
+            found = inner(request, *given, **named)
+            self.told[request.request_id]["lookups"].append([found[1], *found[2:3]])
+            return found
+
+        self.manager.get_computed_blocks = lookup
+        problem = self._until_done(requests, wanted)
+        del self.manager.get_computed_blocks
+        if problem:
+            return {"error": problem}
+        self.scheduler.schedule()  # flushes what the last step left
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        return {
+            "requests": [self._entry(each) for each in requests.values()],
+            "evicted": self.evicted,
+            "cache": [
+                [block.block_id, *self._label(block.block_hash)]
+                for block in self.pool.blocks
+                if block.block_hash is not None and not block.is_null
+            ],
+            "queue": spell([block.block_id for block in free]),
+        }
+
+    def seconds(self, prompts: list[str]) -> float:
+        """Look up, allocate, cache and free each prompt in turn, ids included; no scheduler."""
+        texts = [unspell(prompt) for prompt in prompts]
+        params = self.release.params(max_tokens=1, ignore_eos=True, temperature=0)
+        make, hasher, manager = self.release.request, self.hasher, self.manager
+        fixed = {"sampling_params": params, "pooling_params": None, "block_hasher": hasher}
+        begun = time.process_time()
+        for number, text in enumerate(texts):
+            request = make(request_id=str(number), prompt_token_ids=text, **fixed)
+            blocks, count, *_ = manager.get_computed_blocks(request)
+            manager.allocate_slots(request, len(text) - count, count, blocks)
+            manager.free(request)
+            manager.new_step_starts()
+        return time.process_time() - begun
+
+    def _until_done(self, requests: dict[str, Real], wanted: dict[str, Json]) -> str:
+        replies = {each: unspell(wanted[each].get("reply", "")) for each in requests}
+        stuck = 0
+        for _ in range(MOST_STEPS):
+            if not self.scheduler.has_unfinished_requests():
+                return ""
+            output = self.scheduler.schedule()
+            counts = dict(output.num_scheduled_tokens)
+            stuck = 0 if counts else stuck + 1
+            if stuck > 3:
+                return "stuck"
+            sampled, proposals = [], {}
+            for name, count in counts.items():
+                end = requests[name].num_computed_tokens
+                self.told[name]["chunks"].append([end - count, end])
+                drafted = output.scheduled_spec_decode_tokens.get(name, [])
+                tokens = self._answer(requests[name], end, drafted, replies[name], wanted[name])
+                sampled.append(tokens)
+                if tokens:
+                    done = requests[name].num_output_tokens + len(tokens)
+                    proposals[name] = replies[name][done : done + self.drafts]
+            self._hand_over(output, list(counts), sampled)
+            if self.drafts:
+                self._propose(requests, proposals)
+            for each in requests.values():
+                self._learn(each)
+        return "too many steps"
+
+    def _answer(
+        self, request: Real, end: int, drafted: Json, reply: list[int], wanted: Json
+    ) -> list[int]:
+        if end < request.num_tokens:
+            return []
+        done, accept = request.num_output_tokens, 0
+        if drafted:
+            told, accepts = self.told[request.request_id], wanted.get("accept", [])
+            accept = min(accepts[told["turn"] % len(accepts)] if accepts else 0, len(drafted))
+            told["turn"] += 1
+        return reply[done : done + accept + 1]
+
+    def _hand_over(self, output: Real, names: list[str], sampled: list[list[int]]) -> None:
+        runner = fitting(
+            self.release.outputs.ModelRunnerOutput,
+            req_ids=names,
+            req_id_to_index={name: number for number, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        self.scheduler.update_from_output(output, runner)
+
+    def _propose(self, requests: dict[str, Real], proposals: dict[str, list[int]]) -> None:
+        alive = [name for name in proposals if not requests[name].is_finished()]
+        drafts = [(proposals[name] + [WRONG_DRAFT] * self.drafts)[: self.drafts] for name in alive]
+        if alive:
+            self.scheduler.update_draft_token_ids(self.release.outputs.DraftTokenIds(alive, drafts))
+
+    def _entry(self, request: Real) -> Json:
+        told = self.told[request.request_id]
+        chunks = told["chunks"]
+        prompt = request.num_prompt_tokens
+        return {
+            "cached": chunks[0][0] if chunks else None,
+            "lookups": told["lookups"],
+            "chunks": [each for each in chunks if each[0] < prompt or each[1] - each[0] > 1],
+            "preempted": request.num_preemptions,
+        }
+
+
+def spell(tokens: list[int]) -> str:
+    """Tokens as text: `5-9` for a run."""
+    out, i = [], 0
+    while i < len(tokens):
+        j = i
+        while j + 1 < len(tokens) and tokens[j + 1] == tokens[j] + 1:
+            j += 1
+        out.append(str(tokens[i]) if j == i else f"{tokens[i]}-{tokens[j]}")
+        i = j + 1
+    return " ".join(out)
+
+
+def unspell(text: str) -> list[int]:
+    """Read what `spell` wrote."""
+    out: list[int] = []
+    for piece in text.split():
+        first, dash, last = piece.partition("-")
+        out.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+    return out
+
+
+def play(release: Release, workload: Json) -> Json:
+    """All groups of a workload, up to the first that ends in an error."""
+    server, results = Server(release, workload["config"]), []
+    for group in workload["steps"]:
+        results.append(server.play(group))
+        if "error" in results[-1]:
+            break
+    return results
+
+
+def main() -> None:
+    """Play workloads until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    logging.disable(logging.WARNING)
+    release = Release(sys.argv[1], sys.argv[2])
+    for line in sys.stdin:
+        try:
+            wanted = json.loads(line)
+            if "prompts" in wanted:
+                server = Server(release, wanted["config"])
+                told: Json = {"results": [{"seconds": server.seconds(wanted["prompts"])}]}
+            else:
+                told = {"results": play(release, wanted)}
+        except Exception as error:  # noqa: BLE001 - whatever the release raises is its answer
+            told = {"raised": f"{type(error).__name__}: {error}"[:300]}
+        answers.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

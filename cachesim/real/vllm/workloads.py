@@ -1,0 +1,151 @@
+"""Random workloads for both schedulers: every kind of group, small pools, drafts, salts, branches.
+
+Every new token is one that no earlier text has, unless it is copied.
+"""
+
+import math
+from random import Random
+from typing import Any, Final
+
+from cachesim.engines.vllm.rules import Rules
+from cachesim.real.vllm.playing import spell
+
+KINDS: Final = (
+    "full",
+    "window",
+    "mamba",
+    "mamba-fine",
+    "three",
+    "chunked",
+    "alone",
+    "eagle",
+    "ngram",
+    "pressure",
+)
+
+
+def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """One workload; the same seed and number ask the same of every release that can."""
+    rng = Random(f"vllm {seed} {number}")  # noqa: S311 - nothing secret
+    kind = KINDS[number % len(KINDS)]
+    config = _config(rng, kind, rules)
+    longest = rng.choice((40, 90, 200, 400))
+    config["blocks"] = _pool(rng, config, longest, tight=kind == "pressure")
+    writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
+    steps = []
+    for _ in range(rng.randint(3, 10)):
+        together = rng.choice((1, 1, 1, 2, 3, 5))
+        steps.append([writer.request(config.get("drafts", 0)) for _ in range(together)])
+    return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
+    block = rng.choice((4, 8, 16))
+    full = {"kind": "full", "block": block}
+    window = {"kind": "window", "block": block, "window": rng.choice((3, block, 2 * block + 8, 40))}
+    states = {"kind": "mamba", "block": block, "mode": "align"}
+    mixed = rules.lookup.mixed_blocks
+    config: dict[str, Any] = {
+        "budget": rng.choice((16, 32, 64, 8192)) if rng.random() < 0.6 else 8192,
+        "max_seqs": rng.choice((1, 2, 4, 16)),
+    }
+    groups: list[dict[str, Any]] = {
+        "full": [full],
+        "window": [full, window],
+        "mamba": [full, states],
+        "mamba-fine": [full, states | {"block": block * (rng.choice((2, 4)) if mixed else 1)}],
+        "three": [full, window, states],
+        "chunked": [full, {"kind": "chunked", "block": block, "chunk": block * rng.choice((1, 2))}],
+        "alone": [rng.choice((window, states))],
+        "eagle": [full, *rng.choice(([], [window], [states], [window, states]))],
+        "ngram": [full, *rng.choice(([], [states]))],
+        "pressure": [full, *rng.choice(([], [window], [states]))],
+    }[kind]
+    if kind == "window" and rng.random() < 0.3 and rules.lookup.mixed_blocks:
+        groups[1] = window | {"block": 2 * block}
+    if kind == "mamba-fine" and rng.random() < 0.4:
+        groups[0] = full | {"block": groups[1]["block"]}
+        if rules.lookup.partial_hits:
+            config["hash_block"] = block
+    if kind in {"eagle", "ngram"}:
+        config["drafts"] = rng.choice((1, 2, 3))
+        config["eagle"] = kind == "eagle"
+        groups = [_speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
+    if rng.random() < 0.3:
+        config["reserve_full"] = False
+    config["groups"] = groups
+    if rules.retention.interval and any(each["kind"] in {"window", "mamba"} for each in groups):
+        unit = math.lcm(*(each["block"] for each in groups))
+        config["retention"] = rng.choice((None, 0, 0, unit, 4 * unit))
+    return config
+
+
+def _speculative(group: dict[str, Any], drafts: int, *, eagle: bool) -> dict[str, Any]:
+    blocks = {"speculative_blocks": drafts} if group["kind"] == "mamba" else {}
+    return group | blocks | ({"eagle": True} if eagle else {})
+
+
+def _pool(rng: Random, config: dict[str, Any], longest: int, *, tight: bool) -> int:
+    """Blocks enough for one request; in a tight pool little more."""
+    one: int = sum(
+        -(-(2 * longest + 60) // group["block"]) + 4 + group.get("speculative_blocks", 0)
+        for group in config["groups"]
+    )
+    return one + rng.randint(0, 12) if tight else rng.choice((2 * one, 8 * one))
+
+
+class _Writer:
+    """Prompts that grow out of what was asked before."""
+
+    def __init__(self, rng: Random, unit: int, longest: int) -> None:
+        self.rng, self.unit, self.longest = rng, unit, longest
+        self.next = 10
+        self.known: list[tuple[list[int], list[int]]] = []
+
+    def fresh(self, count: int) -> list[int]:
+        """Tokens that nobody had."""
+        first = self.next
+        self.next += count + self.rng.choice((1, 1, 9))
+        return list(range(first, first + count))
+
+    def length(self) -> int:
+        """Often a whole number of blocks, or one more or less."""
+        whole = self.unit * self.rng.randint(1, max(1, self.longest // self.unit))
+        kind = self.rng.random()
+        if kind < 0.4:
+            return max(2, min(self.longest, whole + self.rng.choice((-1, 0, 0, 1))))
+        return self.rng.randint(2, self.longest)
+
+    def prompt(self) -> list[int]:
+        """New, again, longer, cut, branched, or the turn after."""
+        rng = self.rng
+        if not self.known or rng.random() < 0.2:
+            return self.fresh(self.length())
+        prompt, reply = rng.choice(self.known[-6:])
+        whole, kind = prompt + reply, rng.random()
+        if kind < 0.25:
+            return list(prompt)
+        if kind < 0.5:
+            return whole + self.fresh(rng.randint(1, 20))
+        cut = rng.randint(1, len(whole))
+        if rng.random() < 0.4:
+            cut = max(1, cut // self.unit * self.unit)
+        return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
+
+    def request(self, drafts: int) -> dict[str, Any]:
+        """One request, with its reply, its salt, and how many drafts are accepted each time."""
+        rng = self.rng
+        prompt = self.prompt()[: 2 * self.longest]
+        count = rng.choice((1, 1, 2, 5, 20, 40))
+        reply = self.fresh(count)
+        self.known.append((prompt, reply))
+        wanted: dict[str, Any] = {
+            "prompt": spell(prompt),
+            "generate": count,
+            "reply": spell(reply),
+        }
+        if rng.random() < 0.1:
+            wanted["salt"] = rng.choice(("a", "b"))
+        if drafts:
+            wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]
+        return wanted

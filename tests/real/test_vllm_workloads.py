@@ -1,0 +1,56 @@
+import pytest
+
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.real.vllm.commands import Agreement
+from cachesim.real.vllm.playing import play
+from cachesim.real.vllm.wheel import KEPT, core_of
+from cachesim.real.vllm.workloads import KINDS, draw
+
+NEWEST = FAMILY.release("0.33.0").rules
+
+
+def test_a_seed_and_a_number_always_give_the_same_workload() -> None:
+    assert draw(3, 7, NEWEST) == draw(3, 7, NEWEST)
+    assert draw(3, 7, NEWEST) != draw(4, 7, NEWEST)
+
+
+def test_every_kind_of_group_is_drawn() -> None:
+    drawn = {draw(0, number, NEWEST)["id"].rpartition("-")[0] for number in range(len(KINDS))}
+
+    assert set(KINDS) == drawn
+
+
+@pytest.mark.parametrize("release", FAMILY.names())
+def test_drawn_workloads_come_to_their_end(release: str) -> None:
+    rules = FAMILY.release(release).rules
+
+    ends = {number: play(draw(1, number, rules), rules)[-1].get("error") for number in range(20)}
+
+    assert dict.fromkeys(range(20)) == ends
+
+
+def test_one_different_block_is_a_disagreement() -> None:
+    workload = draw(0, 0, NEWEST)
+    real, simulated = play(workload, NEWEST), play(workload, NEWEST)
+    found = Agreement("0.33.0")
+    found.count(workload, real, simulated)
+    simulated[0]["queue"] += " 1"
+    found.count(workload, real, simulated)
+
+    assert (2, 1) == (found.workloads.total(), found.agreeing.total())
+    assert found.difference is not None
+
+
+def test_what_the_release_itself_fails_on_is_not_compared() -> None:
+    workload = draw(0, 0, NEWEST)
+    found = Agreement("0.33.0")
+
+    found.count(workload, [{"error": "AssertionError: no"}], play(workload, NEWEST))
+
+    assert (1, 0, True) == (found.raised.total(), found.requests.total(), found.all_agree)
+
+
+def test_only_python_files_of_the_core_are_unpacked() -> None:
+    assert KEPT.fullmatch("vllm/v1/core/block_pool.py")
+    assert not KEPT.fullmatch("vllm/_C.abi3.so")
+    assert ("vllm==0.33.0",) == core_of("0.33.0").requirements
