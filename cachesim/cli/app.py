@@ -19,10 +19,6 @@ cachesim checks whether an LLM server's cached answer matches a cold recompute.
   cachesim list                              the scenarios that are shipped
   cachesim --help                            every command"""
 
-Names = Annotated[
-    tuple[str, ...],
-    Parameter(help="Files, folders, names of shipped scenarios, or - for standard input."),
-]
 Profiles = Annotated[
     list[str] | None,
     Parameter(

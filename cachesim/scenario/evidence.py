@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cachesim.engines.base import Reply
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.trace import Fault
 from cachesim.scenario.result import Account, Culprit
 from cachesim.scenario.session import Record, Session
@@ -91,7 +92,7 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
     Of a cell only its own token is looked at: it lies at `position`, and the one that belongs there
     is the last expected one.
     """
-    matches = common_prefix(fault.holds, fault.expected)
+    matches = get_common_prefix(fault.holds, fault.expected)
     position = matches if fault.place == "recurrent" else int(fault.position)
     if fault.place == "recurrent":
         holds, expected = token_at(fault.holds, matches), token_at(fault.expected, matches)
@@ -117,12 +118,6 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
 def _leading(tokens: Tokens, padding: Token | None) -> int:
     """How many tokens at the front are padding."""
     return next((i for i, each in enumerate(tokens) if each != padding), len(tokens))
-
-
-def common_prefix(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def token_at(tokens: Tokens, index: int) -> int | None:

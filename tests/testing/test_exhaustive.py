@@ -5,8 +5,8 @@ import pytest
 from cachesim.engines import Engine, Profile, Request
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset
-from cachesim.testing.exhaustive import copied, explore, fingerprint, prompts_over_two_tokens
 from cachesim.units import as_tokens
+from tests.testing.exhaustive import copied, explore, fingerprint, prompts_over_two_tokens
 
 SHORT = prompts_over_two_tokens(1, 2)
 FIVE = (as_tokens([265] * 5), as_tokens([266] * 5))

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token
 
 SPACES: Final = frozenset(" \n\r")
@@ -22,17 +23,6 @@ class Match(NamedTuple):
     right: Count
 
 
-def token_prefix(left: Sequence[Token], right: Sequence[Token]) -> Count:
-    """Count the equal leading tokens."""
-    shorter = min(len(left), len(right))
-    if left[:shorter] == right[:shorter]:
-        return Count(shorter)
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return Count(index)
-    return Count(shorter)
-
-
 def common_prefix(
     left: Sequence[Token], right: Sequence[Token], text_of: TextOf, *, exact: bool = False
 ) -> Match:
@@ -42,7 +32,7 @@ def common_prefix(
     the end of a token on the other side; the search goes from the ends, so that of several tokens
     without visible text the last one counts.
     """
-    same = token_prefix(left, right)
+    same = get_common_prefix(left, right)
     if same in (len(left), len(right)):
         return Match(same, same)
     tails = [text_of(t) for t in left[same:]], [text_of(t) for t in right[same:]]

@@ -22,7 +22,6 @@ from cachesim.engines.ik_llama.companion import (
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.held import held
-from cachesim.engines.ik_llama.matching import token_prefix
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.prompt_cache import PromptCache
@@ -35,6 +34,7 @@ from cachesim.engines.ik_llama.speculative import Speculation
 from cachesim.engines.ik_llama.texts import texts
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OptionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count, SeqId, SlotId
@@ -225,7 +225,7 @@ class IkLlama(Engine):
             self.record(events.TaskDeferred(task=ticket))
             self._deferred.append((ticket, request))
             return
-        in_slot = token_prefix(slot.cache_tokens, request.prompt)
+        in_slot = get_common_prefix(slot.cache_tokens, request.prompt)
         ledger.apply(causes.SLOT_TOKENS, in_slot, slot=slot.id)
         slot.ledger = ledger
         self._launch(slot, ticket, request)
@@ -236,7 +236,7 @@ class IkLlama(Engine):
         held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
         held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
         for name, tokens in held:
-            equal = token_prefix(tokens, request.prompt)
+            equal = get_common_prefix(tokens, request.prompt)
             if equal > best:
                 best, where = equal, name
         return Ledger(best, where)

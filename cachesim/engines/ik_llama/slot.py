@@ -130,5 +130,5 @@ class Slot:
             truncated=self.truncated,
             error=error,
             message=message,
-            approximated="context shift" if self.shifted else None,
+            approximated="context-shift" if self.shifted else None,
         )

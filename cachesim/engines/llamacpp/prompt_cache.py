@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio, shown
 from cachesim.engines.llamacpp.rules import PromptCacheRules
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint
-from cachesim.engines.llamacpp.tokens import get_common_prefix
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token
 
 

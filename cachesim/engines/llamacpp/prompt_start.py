@@ -31,7 +31,7 @@ from cachesim.engines.llamacpp.events import (
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
 from cachesim.engines.llamacpp.task import Task
-from cachesim.engines.llamacpp.tokens import get_common_prefix
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import UpstreamAbort
 from cachesim.units import NO_POS, Count, Token
 

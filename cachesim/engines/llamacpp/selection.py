@@ -17,7 +17,7 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.swap import update_prompt_cache
 from cachesim.engines.llamacpp.task import Task
-from cachesim.engines.llamacpp.tokens import get_common_prefix
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count
 
 Road: TypeAlias = Literal["id", "similarity", "age"]

@@ -25,7 +25,7 @@ from cachesim.engines.llamacpp.prompt_cache_events import (
 from cachesim.engines.llamacpp.ratio import Float32, shown
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
-from cachesim.engines.llamacpp.tokens import get_common_prefix
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token, Tokens
 
 

@@ -7,7 +7,6 @@ from cachesim.engines.base import Message
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.segments import (
     Checkpoint,
-    common_prefix,
     cut,
     message_boundaries,
     prompt_checkpoint,
@@ -122,11 +121,3 @@ def test_the_ends_of_messages() -> None:
 
     assert (15, 25) == message_boundaries(PLAIN, messages, after_every_message=False)
     assert (15, 25, 37) == message_boundaries(PLAIN, messages, after_every_message=True)
-
-
-def test_common_prefixes() -> None:
-    assert (0, 2, 3) == (
-        common_prefix((1, 2), (3,)),
-        common_prefix((1, 2, 3), (1, 2, 4, 5)),
-        common_prefix((1, 2, 3), (1, 2, 3, 4)),
-    )

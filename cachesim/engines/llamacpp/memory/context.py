@@ -23,7 +23,6 @@ NO_SLOT: Final = 1
 ABORTED: Final = 2
 INVALID: Final = -1
 NO_GRAPH: Final = -2
-COMPUTE_FAILED: Final = -3
 
 NAMES: Final = 1 << 62
 """Where nothing is computed tokens are names, which no vocabulary has to hold."""

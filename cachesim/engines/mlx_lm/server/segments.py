@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token, Tokens
 
 SegmentType: TypeAlias = Literal["system", "user", "assistant"]
@@ -145,7 +146,7 @@ def _last_user_text(tokenizer: ChatTokenizer, messages: Sequence[Message], promp
         return -1
     substituted = (*before, Message(role="user", content=SENTINEL))
     other = tokenizer.apply_chat_template(substituted, add_generation_prompt=True)
-    common = common_prefix(prompt, other)
+    common = get_common_prefix(prompt, other)
     return common - len(prompt) if 0 < common < len(prompt) else -1
 
 
@@ -162,10 +163,3 @@ def message_boundaries(
         for count in range(1, last)
     )
     return tuple(Count(len(tokens)) for tokens in rendered if tokens)
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> Count:
-    """How many tokens two prompts share at their start."""
-    pairs = enumerate(zip(one, other, strict=False))
-    shorter = min(len(one), len(other))
-    return Count(next((index for index, (a, b) in pairs if a != b), shorter))

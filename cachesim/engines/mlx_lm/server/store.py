@@ -13,9 +13,9 @@ from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.server.provenance import described, holdings, is_sound
 from cachesim.engines.mlx_lm.server.request import Job
-from cachesim.engines.mlx_lm.server.segments import common_prefix
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count, Token, Tokens
@@ -66,7 +66,7 @@ class ServerStore:
     ) -> tuple[PromptCache | None, Fetched]:
         """The cache to go on from; the job learns what was equal, what was not usable, and why."""
         self._ticket = job.ticket
-        in_flight = [(common_prefix(key, _tokens_of(each)), each) for each in pending]
+        in_flight = [(get_common_prefix(key, _tokens_of(each)), each) for each in pending]
         ahead, other = max(in_flight, key=lambda each: each[0], default=(Count(0), None))
         found = self.cache.fetch(MODEL, list(key))
         cached = Count(len(key) - len(found.rest))

@@ -1,15 +1,15 @@
-"""Comparing lists of tokens."""
+"""Comparing lists of tokens, for every engine and for what is said of it."""
 
 from collections.abc import Sequence
 
 from cachesim.engines.rope import as_rope
-from cachesim.units import Count, Token
+from cachesim.units import Count
 
 _SMALL = 16
 
 
-def get_common_prefix(one: Sequence[Token], other: Sequence[Token]) -> Count:
-    """How many leading tokens are equal (upstream: `server_tokens::get_common_prefix`).
+def get_common_prefix(one: Sequence[int], other: Sequence[int]) -> Count:
+    """How many leading tokens are equal (llama.cpp: `server_tokens::get_common_prefix`).
 
     Halves the range by comparing slices, which run in C, until a short walk settles it.
     """

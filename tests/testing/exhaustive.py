@@ -95,7 +95,7 @@ def fingerprint(engine: Engine) -> str:
     return json.dumps([_without_counters(held), order], sort_keys=True, default=str)
 
 
-def _without_counters(held: Any) -> Any:  # noqa: ANN401 - plain data
+def _without_counters(held: Any) -> Any:
     if isinstance(held, dict):
         return {k: _without_counters(v) for k, v in held.items() if k not in COUNTERS}
     if isinstance(held, list | tuple):
