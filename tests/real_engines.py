@@ -33,16 +33,25 @@ from cachesim.real.llama_cpp.wrong_answers import (
 from cachesim.real.mlx_lm.classes import compare_classes
 from cachesim.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
+from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.mlx_lm.server import compare_server
 from cachesim.real.vllm.commands import compare as compare_scheduler
 from cachesim.real.vllm.wheel import core_of
+from cachesim.scenario.shipped import load_all
 
 SEED: Final = 20261120
 WORKLOADS: Final = 60  # per release of llama.cpp
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm
-MLX_WORKLOADS: Final = 6
 VLLM_WORKLOADS: Final = 60
+MLX_WORKLOADS: Final = 11  # one of each family
+MLX_FAMILIES: Final = {
+    "qwen3_5": "mlx-lm-1072-convolution-of-padding",
+    "granitemoehybrid": "mlx-lm-1908-tokens-lost",
+    "mamba2": "mlx-lm-padding-decays-the-state",
+    "nemotron_h": "mlx-lm-nemotron-tokens-lost",
+}
+"""The everyday case of each family: two chats whose second turns run together."""
 
 OUT: Final = Console(highlight=False, soft_wrap=True)
 
@@ -115,6 +124,19 @@ def mlx_server_agrees(release: str) -> tuple[bool, str]:
     return agreement.all_agree, f"{MLX_WORKLOADS} workloads"
 
 
+def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
+    """Two chats that go on at once: the shorter one is right or wrong as on the real server."""
+    played = {
+        family: play_mlx_scenario(load_all([name])[0][1], release)
+        for family, name in MLX_FAMILIES.items()
+    }
+    said = ", ".join(
+        f"{family} {'right' if steps[-2].real[1] == 'same' else 'wrong'}"
+        for family, steps in played.items()
+    )
+    return all(step.agrees for steps in played.values() for step in steps), said
+
+
 def mlx_logits_agree(release: str) -> tuple[bool, str]:
     """The toy weights in mlx-lm's own models: logits closer than 1e-3, of wrong batches too."""
     found = compare_mlx_logits(release, prompts=1, batches=4, seed=SEED)
@@ -139,7 +161,12 @@ def checks() -> Iterator[Check]:
                 run=partial(what, release),
             )
     for version in MLX_LM.real():
-        for mlx in (mlx_classes_agree, mlx_server_agrees, mlx_logits_agree):
+        for mlx in (
+            mlx_classes_agree,
+            mlx_server_agrees,
+            mlx_logits_agree,
+            mlx_families_are_wrong_where_we_say,
+        ):
             yield Check(
                 name=f"mlx-lm {version}: {mlx.__name__.replace('_', ' ')}",
                 environment=mlx_environment_for(version),

@@ -39,6 +39,9 @@ class RecurrentRules:
     padding_decays: bool = False
     """In the chunked scan padding lets the state of earlier tokens decay."""
 
+    float32_state: bool = True
+    """The state is in float32 whatever the model's type is; the convolution's rows never are."""
+
     advances: bool = True
     """The layer counts the columns that went through; one that does not meets the mask of the first
     columns again with every step of a prefill."""
@@ -74,8 +77,10 @@ class ModelFamily:
 
 
 _DECAYS: Final = Until(
-    release="0.31.3", upstream="0.32.0, ssm_attn masks dtA", fields={"padding_decays": True}
+    release="0.32.0", upstream="0.32.2: ssm_attn masks dtA", fields={"padding_decays": True}
 )
+_NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32_state": False})
+"""#992 for the chunked scan, #997 for the delta rule: states became float32."""
 _CHUNKED: Final = RecurrentRules(chunked=True)
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
@@ -83,12 +88,18 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     for each in (
         ModelFamily(name="llama", about="Llama and its kin", layers=("attention",)),
         ModelFamily(name="gemma3_text", about="Gemma 3", layers=("window", "attention")),
-        ModelFamily(name="qwen3_next", about="Qwen3-Next", layers=("delta", "attention")),
+        ModelFamily(
+            name="qwen3_next",
+            about="Qwen3-Next",
+            layers=("delta", "attention"),
+            until=(_NARROW,),
+        ),
         ModelFamily(
             name="qwen3_5",
             about="Qwen 3.5",
             layers=("delta", "attention"),
             until=(
+                _NARROW,
                 Until(release="after-1019", upstream="#1072", fields={"conv_at_lengths": False}),
                 Until(release="0.31.1-main", upstream="#1024", fields={"advances": False}),
             ),
@@ -100,32 +111,37 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             rules=_CHUNKED,
             until=(
                 _DECAYS,
-                Until(release="0.31.3", upstream="#1908", fields={"scan_at_lengths": False}),
+                _NARROW,
+                Until(release="0.32.0", upstream="#1908", fields={"scan_at_lengths": False}),
             ),
         ),
         ModelFamily(
-            name="mamba2", about="Mamba-2", layers=("ssm",), rules=_CHUNKED, until=(_DECAYS,)
+            name="mamba2",
+            about="Mamba-2",
+            layers=("ssm",),
+            rules=_CHUNKED,
+            until=(_DECAYS, _NARROW),
         ),
         ModelFamily(
             name="nemotron_h",
             about="Nemotron-H",
             layers=("ssm", "attention"),
             rules=replace(_CHUNKED, scan_at_lengths=False),
-            until=(_DECAYS,),
+            until=(_DECAYS, _NARROW),
         ),
         ModelFamily(
             name="falcon_h1",
             about="Falcon-H1",
             layers=("ssm", "attention"),
             rules=replace(_CHUNKED, paired=True),
-            until=(_DECAYS,),
+            until=(_DECAYS, _NARROW),
         ),
         ModelFamily(
             name="plamo2",
             about="PLaMo 2",
             layers=("ssm", "attention"),
             rules=_CHUNKED,
-            until=(_DECAYS,),
+            until=(_DECAYS, _NARROW),
         ),
         ModelFamily(
             name="jamba",

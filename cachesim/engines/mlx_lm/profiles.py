@@ -57,6 +57,7 @@ _C_0_31_2: Final = replace(
     arrays_extend="skipped",
     arrays_merge_of_empties="unpadded",
     batch_extend="other-side",
+    extend_promotes=True,
     merge_of_empties=True,
     batch_size_method=True,
     rotating_merge_takes_last_rows=True,
@@ -166,6 +167,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
         rules=MlxRules(caches=_C_0_31_2, store=_G4, server=_R0_31_2),
         date="2026-04-06",
         upstream="v0.31.2",
+        package=_wheel("0.31.2", "0.30.6"),
     ),
     Release(
         name="0.31.3",
@@ -174,6 +176,14 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
         date="2026-04-22",
         upstream="v0.31.3",
         package=_wheel("0.31.3", "0.32.4"),
+    ),
+    Release(
+        name="0.32.0",
+        about="segments; empty prompts refused",
+        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
+        date="2026-08",
+        upstream="v0.32.0",
+        package=_wheel("0.32.0", "0.32.4"),
     ),
     Release(
         name="0.32.2",
@@ -187,7 +197,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
-SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.2")
+SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.2")
 
 
 def _lay(
@@ -317,7 +327,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         name="1908",
         pull=1908,
         about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
-        fits=("0.31.2", "0.31.3"),
+        fits=("0.31.2", "0.31.3", "0.32.0"),
         lay=_lay(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
         landed="0.32.2",
     ),

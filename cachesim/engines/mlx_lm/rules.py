@@ -58,6 +58,11 @@ class CacheRules:
     """The batch size of an empty side's block in `extend`: #1141 (0.31.3) takes it from that
     side's own offsets; 0.31.2 from whichever side has a buffer; before, it raised."""
 
+    extend_promotes: bool = False
+    """Until #1491 (0.32.0) a side that holds nothing comes in float32, so that keys and values of
+    all rows become float32: whoever joins a batch doubles its bytes, and those of what is stored
+    of it."""
+
     merge_of_empties: bool = True
     """#1072 (0.31.2): merging caches that all hold nothing gives an empty batch."""
 

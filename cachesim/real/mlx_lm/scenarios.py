@@ -1,19 +1,21 @@
 """A scenario on the real mlx-lm of its release, with the simulator beside it.
 
 The real server reads the scenario's tokens as words: one token, one word, marks as marks. Its model
-is a tiny one of mlx-lm's own with the same kinds of caches, and says what the simulator said.
+is a tiny one of the class that the scenario names, and says what the simulator said.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from cachesim.engines.byte_tokenizer import VOCABULARY, ByteTokenizer
+from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
+from cachesim.real.mlx_lm.families import CLASSES, OTHERS
 from cachesim.real.mlx_lm.server import RealMlxServer
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
@@ -22,14 +24,6 @@ from cachesim.verify.oracle import Oracle
 
 Outcome: TypeAlias = tuple[int | None, str | None, str | None]
 """Cached tokens, the answer, the error."""
-
-KINDS: Final[Mapping[frozenset[str], str]] = {
-    frozenset({"attention"}): "attn",
-    frozenset({"attention", "window"}): "swa",
-    frozenset({"attention", "delta"}): "hyb",
-    frozenset({"attention", "ssm"}): "hyb",
-}
-"""Kinds of layers, and the tiny model that has caches like theirs."""
 
 MARKS: Final = {
     259: "<|im_start|>",
@@ -61,7 +55,7 @@ class ScenarioStep:
 
 def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
     """Play a scenario on the simulator, then on the real server with the same replies."""
-    kind = _kind_of(scenario)
+    family = _family_of(scenario)
     session = Session(scenario, Profile(FAMILY.name, release))
     records = list(session.run())
     oracle = Oracle(session.network)
@@ -72,7 +66,7 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, .
             {
                 "id": scenario.name,
                 "version": release,
-                "model": {"kind": kind} | ({"window": window} if window else {}),
+                "model": {"family": family} | ({"window": window} if window else {}),
                 "template": scenario.chat.template,
                 "vocabulary": words.size,
                 "options": dict(scenario.engine.options),
@@ -103,21 +97,21 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
     return reply.cached, "same" if same else "diverged", None
 
 
-def _kind_of(scenario: Scenario) -> str:
-    """The tiny model for a scenario; what cannot be played there is refused."""
-    kind = KINDS.get(frozenset(spec_of(scenario.model).layers))
+def _family_of(scenario: Scenario) -> str:
+    """The model class for a scenario; what cannot be played there is refused."""
+    family = family_of(spec_of(scenario.model)).name
     hurdles = {
-        "mlx-lm's tiny models have no such layers": kind is None,
+        "none of its model classes has such layers": family not in CLASSES and family not in OTHERS,
         "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
         "it depends on the real server's clock": any(
             step.do != "complete" or step.turns for step in scenario.step
         ),
     }
     why = next((why for why, stands in hurdles.items() if stands), None)
-    if why is not None or kind is None:
+    if why is not None:
         msg = f"{scenario.name} is not played on the real server: {why}"
         raise ScenarioError(msg)
-    return kind
+    return family
 
 
 class Words:

@@ -247,7 +247,7 @@ def test_what_the_server_holds() -> None:
 
     assert [18, 27, 32] == [each["n_tokens"] for each in held["prompt_cache"]]
     assert ["system", "user", "assistant"] == [each["type"] for each in held["prompt_cache"]]
-    assert [18 * 32 + 896] == [each["nbytes"] for each in held["prompt_cache"]][:1]
+    assert [18 * 32 + 704] == [each["nbytes"] for each in held["prompt_cache"]][:1]
     assert "alive" == held["worker"]
 
 

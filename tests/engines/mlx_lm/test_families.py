@@ -9,6 +9,8 @@ from cachesim.engines import Engine, Request
 from cachesim.engines.base import Message
 from cachesim.engines.mlx_lm.families import FAMILIES, family_of
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.generate.forward import Forward
+from cachesim.engines.mlx_lm.generate.shared import merge_caches
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
@@ -139,3 +141,44 @@ def test_lists_of_caches_serve_like_single_ones(arithmetic: ArithmeticName) -> N
     assert {"system": 0, "user": 4, "assistant": 4} == {
         name: len(lengths) for name, lengths in engine.snapshot()["order"].items()
     }
+
+
+BYTES = {
+    ("recurrent", "mamba2"): {"0.31.1": [800] * 2, "0.32.2": [1312] * 2},
+    ("hybrid-delta", "qwen3_5"): {"0.31.1": [448, 8192], "0.32.2": [704, 8192]},
+    ("hybrid-swa", "lfm2"): {"0.31.1": [64, 8192], "0.32.2": [64, 8192]},
+    ("dense", "llama"): {"0.31.1": [8192] * 2, "0.32.2": [8192] * 2},
+}
+"""What 18 tokens take in the real classes in bfloat16, layer by layer."""
+
+
+@pytest.mark.parametrize(("names", "expected"), BYTES.items(), ids=str)
+def test_layers_take_the_bytes_of_the_real_ones(
+    names: tuple[str, str], expected: dict[str, list[int]]
+) -> None:
+    layers = {"layers": ("conv", "attention"), "window": 0} if names[1] == "lfm2" else {}
+    groups = {"groups": 1} if names[1] == "mamba2" else {}
+    spec = tiny(names[0], family=names[1], vocabulary=64, **layers, **groups)
+    found = {}
+    for release in expected:
+        rules = FAMILY.release(release).rules
+        forward = Forward(
+            build(spec), rules.caches, recurrent=rules.recurrent(family_of(spec), release)
+        )
+        cache = forward.make_cache()
+        forward(np.array([range(10, 28)]), cache)
+        found[release] = [layer.nbytes for layer in cache]
+
+    assert expected == found
+
+
+@pytest.mark.parametrize(("release", "doubled"), [("0.31.3", True), ("0.32.2", False)])
+def test_whoever_joins_a_batch_doubles_its_bytes_until_1491(release: str, doubled: bool) -> None:
+    forward = Forward(build(tiny("dense", vocabulary=64)), FAMILY.release(release).rules.caches)
+    held, fresh = forward.make_cache(), forward.make_cache()
+    forward(np.array([range(10, 28)]), held)
+    one, other = merge_caches([held]), merge_caches([fresh])
+    alone = one[0].extract(0).nbytes
+    one[0].extend(other[0])
+
+    assert one[0].extract(0).nbytes == alone * (2 if doubled else 1)

@@ -12,7 +12,7 @@ from cachesim.engines.mlx_lm.caches.arrays import (
     joined,
     place_state,
 )
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, inherit_bytes
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamStopIteration,
@@ -194,7 +194,7 @@ class ArraysCache(LayerCache):
     def extract(self, row: int) -> "ArraysCache":
         """One row of every slot, without padding; a missing slot raises."""
         cache = ArraysCache(self.rules, len(self.cache))
-        cache.row_bytes = self.row_bytes
+        inherit_bytes(cache, self)
         cache.cache = [indexed(state)[row : row + 1].copy() for state in self.cache]
         return cache
 
@@ -203,7 +203,7 @@ class ArraysCache(LayerCache):
         """A zero block per slot with the rows that exist; follows `ArraysCache.merge`."""
         rules = caches[0].rules
         batch = cls(rules, len(caches[0].cache))
-        batch.row_bytes = caches[0].row_bytes
+        inherit_bytes(batch, caches[0])
         empties = rules.arrays_merge_of_empties
         if empties != "raises" and all(each.empty() for each in caches):
             if empties == "zero-padded":

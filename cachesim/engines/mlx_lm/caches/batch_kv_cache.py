@@ -18,7 +18,13 @@ from cachesim.engines.mlx_lm.caches.arrays import (
 )
 from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    LayerCache,
+    State,
+    extended_row_bytes,
+    inherit_bytes,
+    rows_nbytes,
+)
 from cachesim.engines.mlx_lm.caches.masks import Mask, create_causal_mask
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.rules import CacheRules
@@ -185,6 +191,8 @@ class BatchKVCache(LayerCache, batches=KVCache):
 
     def extend(self, other: "BatchKVCache") -> None:
         """Append rows, all brought to one common end; follows `BatchKVCache.extend`."""
+        promotes = self.rules.extend_promotes
+        self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
         empty = self.keys is None and other.keys is None
         if empty and self.rules.batch_extend != "raises":
             self.left_padding = np.concatenate((self.left_padding, other.left_padding))
@@ -197,7 +205,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
     def extract(self, row: int) -> KVCache:
         """Cut one row out, exactly as long as its tokens; follows `BatchKVCache.extract`."""
         cache = KVCache(self.rules)
-        cache.row_bytes = self.row_bytes
+        inherit_bytes(cache, self)
         padding = int(self.left_padding[row])
         cache.keys = indexed(self.keys)[row : row + 1, :, padding : self._idx].copy()
         cache.values = indexed(self.values)[row : row + 1, :, padding : self._idx].copy()
@@ -230,5 +238,5 @@ class BatchKVCache(LayerCache, batches=KVCache):
     @classmethod
     def _like(cls, caches: Sequence[KVCache], padding: Sequence[int]) -> "BatchKVCache":
         batch = cls(caches[0].rules, padding)
-        batch.row_bytes = caches[0].row_bytes
+        inherit_bytes(batch, next((each for each in caches if not each.empty()), caches[0]))
         return batch

@@ -19,7 +19,13 @@ from cachesim.engines.mlx_lm.caches.arrays import (
 )
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import MISSING, Missing
 from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    LayerCache,
+    State,
+    extended_row_bytes,
+    inherit_bytes,
+    rows_nbytes,
+)
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamRuntimeError,
@@ -305,6 +311,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
 
     def extend(self, other: "BatchRotatingKVCache") -> None:
         """Append rows; rings that stand differently are unrolled first, the other one too."""
+        promotes = self.rules.extend_promotes
+        self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
         empty = self.keys is None and other.keys is None
         if empty and self.rules.batch_extend != "raises":
             self.left_padding = np.concatenate((self.left_padding, other.left_padding))
@@ -322,7 +330,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
     def extract(self, row: int) -> RotatingKVCache:
         """Cut one row out of the unrolled ring; follows `BatchRotatingKVCache.extract`."""
         cache = RotatingKVCache(self.rules, self.max_size)
-        cache.row_bytes = self.row_bytes
+        inherit_bytes(cache, self)
         if self.keys is None and self.rules.rotating_unrolls_on_trim:
             return cache
         padding = int(self.left_padding[row])
@@ -349,7 +357,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         longest = max(lengths)
         padding = [longest - length for length in lengths]
         batch = cls(rules, max_size, padding)
-        batch.row_bytes = caches[0].row_bytes
+        inherit_bytes(batch, next((each for each in caches if not each.empty()), caches[0]))
         if longest == 0 and rules.merge_of_empties:
             return batch
         keys = blank_batch([each.keys for each in caches], longest)

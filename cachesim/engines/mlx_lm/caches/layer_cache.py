@@ -37,6 +37,9 @@ class LayerCache:
     """What one row costs in the real model (one state, for recurrent slots); None: what the
     arrays take. It decides evictions and nothing else."""
 
+    wide_row_bytes: int | None = None
+    """The same in float32, which a batch may become."""
+
     def __init_subclass__(cls, *, batches: "type[LayerCache] | None" = None) -> None:
         """`class BatchKVCache(LayerCache, batches=KVCache)` says whose rows it holds."""
         LayerCache.classes[cls.__name__] = cls
@@ -170,6 +173,23 @@ class LayerCache:
     def advance(self, columns: int) -> None:  # noqa: ARG002
         """A forward pass of so many columns is over."""
         self.lacks("advance")
+
+
+def inherit_bytes(cache: LayerCache, source: LayerCache) -> None:
+    """Rows of a cache that is made of another cost what that one's cost."""
+    cache.row_bytes, cache.wide_row_bytes = source.row_bytes, source.wide_row_bytes
+
+
+def extended_row_bytes(one: LayerCache, other: LayerCache, *, promotes: bool) -> int | None:
+    """What a row of two batches together costs.
+
+    Until #1491 the block of a side that holds nothing is made in float32, and so is the result.
+    """
+    if one.row_bytes is None or other.row_bytes is None:
+        return one.row_bytes
+    if promotes and one.empty() != other.empty():
+        return one.wide_row_bytes
+    return max(one.row_bytes, other.row_bytes)
 
 
 def rows_nbytes(cache: LayerCache, keys: Array | None, values: Array | None) -> int:

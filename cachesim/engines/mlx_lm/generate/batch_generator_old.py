@@ -21,7 +21,7 @@ from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
 from cachesim.engines.mlx_lm.caches.batch_rotating_kv_cache import BatchRotatingKVCache
 from cachesim.engines.mlx_lm.caches.cache_list import CacheList
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, inherit_bytes
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
@@ -303,5 +303,5 @@ def batch_form_of(layer: LayerCache, left_padding: Sequence[int]) -> LayerCache:
     else:
         msg = f"{type(layer)} does not yet support batching"
         raise UpstreamValueError(msg)
-    form.row_bytes = layer.row_bytes
+    inherit_bytes(form, layer)
     return form

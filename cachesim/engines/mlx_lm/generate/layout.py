@@ -9,7 +9,7 @@ from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import LayerShape, Network
-from cachesim.model.spec import F16_BYTES
+from cachesim.model.spec import F16_BYTES, F32_BYTES
 
 
 class Layout:
@@ -56,15 +56,17 @@ class Layout:
                 cache = RotatingKVCache(self.rules, self.network.spec.window)
             case "recurrent":
                 cache = ArraysCache(self.rules, self.recurrent.slots)
-        cache.row_bytes = self._row_bytes(shape)
+        cache.row_bytes = self._row_bytes(shape, self.element_bytes)
+        cache.wide_row_bytes = self._row_bytes(shape, F32_BYTES)
         return cache
 
-    def _row_bytes(self, shape: LayerShape) -> int:
-        """Keys and values in the model's own type, recurrent states in float32; ledgers nothing."""
+    def _row_bytes(self, shape: LayerShape, element_bytes: int) -> int:
+        """Numbers are in the model's own type, states proper in float32 too; ledgers take none."""
         spec = self.network.spec
         if shape.ledger:
             return 0
         if shape.place == "recurrent":
-            return spec.conv_bytes(shape.layer) + spec.state_bytes(shape.layer)
+            state = F32_BYTES if self.recurrent.float32_state else element_bytes
+            return element_bytes * spec.conv_row(shape.layer) + state * spec.state_row(shape.layer)
         halves = spec.key_bytes(shape.layer) + spec.value_bytes(shape.layer)
-        return halves * self.element_bytes // F16_BYTES
+        return halves * element_bytes // F16_BYTES
