@@ -22,6 +22,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, the real eng
 	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
 	@$(BIN)/python -m tests.real_engines
+	@$(BIN)/python -m tests.upstream_mlx_lm
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz

@@ -147,7 +147,7 @@ def test_only_releases_that_can_be_installed_are_played() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"model": {"preset": "recurrent"}},
+        {"model": {"preset": "hybrid-swa"}},
         {
             "engine": {
                 "name": "mlx-lm",

@@ -54,6 +54,8 @@ class Agreement:
 def compare_classes(release: str, seed: int, sequences: int) -> Agreement:
     """Random sequences on the real classes and on the port."""
     agreement = Agreement(release)
+    if not sequences:
+        return agreement
     with RealClasses(release) as real:
         for number in range(sequences):
             sequence = draw(release, seed, number)

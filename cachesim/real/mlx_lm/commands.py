@@ -36,7 +36,7 @@ def real_mlx_lm(
     Parameters
     ----------
     release
-        0.30.7, 0.31.1, 0.31.3 or 0.32.2.
+        0.30.7, 0.31.1, 0.31.2, 0.31.3, 0.32.0 or 0.32.2.
     seed
         What operations and requests are drawn from.
     workloads
@@ -46,7 +46,8 @@ def real_mlx_lm(
     first
         The number of the first workload, to come back to one of a longer run.
     logits
-        Compare logits with mlx-lm's own models instead, the same weights in both.
+        Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
+        weights in both.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name
         of a shipped one.

@@ -62,4 +62,7 @@ class RealProcess:
         """End the worker by ending its input."""
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait(timeout=30)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:  # busy machines take their time to end a thread
+            self._process.kill()

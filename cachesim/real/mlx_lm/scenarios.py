@@ -15,7 +15,7 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.mlx_lm.families import CLASSES, OTHERS
+from cachesim.real.mlx_lm.families import toy_of
 from cachesim.real.mlx_lm.server import RealMlxServer
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
@@ -99,9 +99,11 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
 
 def _family_of(scenario: Scenario) -> str:
     """The model class for a scenario; what cannot be played there is refused."""
-    family = family_of(spec_of(scenario.model)).name
+    spec = spec_of(scenario.model)
+    family = family_of(spec).name
+    held = toy_of({"family": family}, VOCABULARY)
     hurdles = {
-        "none of its model classes has such layers": family not in CLASSES and family not in OTHERS,
+        "none of its model classes has such layers": set(spec.layers) != set(held.layers),
         "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
         "it depends on the real server's clock": any(
             step.do != "complete" or step.turns for step in scenario.step

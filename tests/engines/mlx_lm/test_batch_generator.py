@@ -204,4 +204,4 @@ def test_bytes_of_what_waits_and_of_what_is_at_work() -> None:
     bench.call()
 
     assert (0, 0) == (before, waiting)
-    assert 896 + 256 * 32 == bench.generator.prompt_cache_nbytes
+    assert 704 + 256 * 32 == bench.generator.prompt_cache_nbytes

@@ -97,7 +97,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 
 
 def test_an_option_of_a_later_release_is_refused_with_its_release() -> None:
-    with pytest.raises(OptionError, match=r"0\.31\.0"):
+    with pytest.raises(OptionError, match="after-906"):
         server("0.30.7", prompt_cache_size=4)
     assert 4 == server("after-906", prompt_cache_size=4).options.prompt_cache_size
 

@@ -354,8 +354,8 @@ def test_a_client_that_goes_after_three_tokens(release: str, expected: list[int]
 
 
 def test_the_byte_limit_holds_at_admission_only() -> None:
-    chat = Chat("0.32.2", HYB, prompt_cache_bytes=3500)
-    one = 12 * 32 + 896 + 17 * 32 + 896
+    chat = Chat("0.32.2", HYB, prompt_cache_bytes=3000)
+    one = 12 * 32 + 704 + 17 * 32 + 704
     sizes = []
     for first in (20, 30, 40):
         chat.ask(user(5, first))
