@@ -17,7 +17,7 @@ from cachesim.scenario.readers import Place, nearest, short
 from cachesim.scenario.reading import Problem, read, removable
 
 DEFAULT_PREDICT: Final = 8
-COMPANIONS: Final = ("spec_type", "companion")
+COMPANIONS: Final = ("spec_type", "companion", "speculative_method")
 """The options by which servers are given a companion."""
 
 NEEDS: Final = {

@@ -83,7 +83,9 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=32802,
         about="the look-ahead block is dropped once, not in every round",
         fits=("0.19.1",),
-        lay=_lay("lookup", eagle_drop="once"),
+        lay=_lay(
+            "lookup", eagle_drop="once", eagle_margin="not-recurrent", margin_bound="hit-limit"
+        ),
     ),
     Patch(
         name="46281",

@@ -10,6 +10,7 @@ from cachesim.engines.family import Family
 from cachesim.engines.held import Held
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
+from cachesim.engines.vllm import causes
 from cachesim.engines.vllm import events as happened
 from cachesim.engines.vllm.account import Account, Computed
 from cachesim.engines.vllm.coordinator import Hit
@@ -72,7 +73,7 @@ class Vllm(Engine):
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
         if self.connector is not None:
-            self.scheduler.external = self.connector.find
+            self.scheduler.external = self._from_store
         self.manager.pool.on_evict = self._evicted
         self.manager.on_published = self._was_published
 
@@ -173,7 +174,7 @@ class Vllm(Engine):
             for block in unwritten:
                 self.manager.pool.evict(block)
         self.runner.forget(request.id)
-        job.done, job.error = True, "request_aborted"
+        job.done, job.error = True, "cancelled"
         self._tell(happened.RequestAborted(task=request.id, unwritten=len(unwritten)))
 
     def reset_prefix_cache(self) -> bool:
@@ -315,6 +316,16 @@ class Vllm(Engine):
                 junction=hit.length + hit.uncached if hit.uncached else 0,
             )
         )
+
+    def _from_store(self, request: Request, hit: Hit) -> tuple[Hit, int]:
+        """Ask the external store what it has beyond the hit."""
+        if self.connector is None:
+            return hit, 0
+        found, tokens = self.connector.find(request, hit)
+        job = self._jobs[request.id]
+        if tokens and job.cached is None:
+            job.ledger.apply(causes.FROM_STORE, hit.length + tokens, tokens=tokens)
+        return found, tokens
 
     def _deferred(self, request: Request, hit: Hit, same_step: bool) -> None:  # noqa: FBT001
         self._tell(
