@@ -106,7 +106,7 @@ def with_length_from_ratios(
     pairs.append((request.search.keep, request.search.sim, held))
     for keep, sim, tokens in pairs:
         common = counts_of(keep, len(tokens))
-        if common is None or sim is None or common.low <= 0 or float(sim) <= 0:
+        if common is None or sim is None or common.low <= 0 or not float(sim) > 0:
             continue
         lowest = ceil(common.low / (float(sim) + HALF_STEP))
         highest = floor(common.high / max(float(sim) - HALF_STEP, SLACK))

@@ -28,7 +28,7 @@ def _pattern(name: str, words: str, shape: str) -> Pattern:
 
 
 _W: Final = r"(?P<pos_min>-?\d+), pos_max = (?P<pos_max>-?\d+), n_tokens = (?P<n_tokens>\d+)"
-_R: Final = r"-?[\d.]+|-?nan|-?inf"
+_R: Final = r"-?\d+(?:\.\d+)?|-?nan|-?inf"
 
 SLOT_PATTERNS: Final = (
     _pattern(
@@ -60,7 +60,7 @@ SLOT_PATTERNS: Final = (
     _pattern(
         "restored",
         "restored context checkpoint",
-        rf"pos_min = {_W}(?:, n_past = (?P<n_past>\d+))?, size = (?P<size>[\d.]+) MiB",
+        rf"pos_min = {_W}(?:, n_past = (?P<n_past>\d+))?, size = (?P<size>\d+(?:\.\d+)?) MiB",
     ),
     _pattern("forced", "forcing full prompt re-processing", r"(?P<all>forcing)"),
     _pattern(
@@ -72,7 +72,7 @@ SLOT_PATTERNS: Final = (
     _pattern(
         "created",
         "created context checkpoint",
-        rf"(?P<index>\d+) of (?P<most>\d+) \(pos_min = {_W}, size = (?P<size>[\d.]+) MiB",
+        rf"(?P<index>\d+) of (?P<most>\d+) \(pos_min = {_W}, size = (?P<size>\d+(?:\.\d+)?) MiB",
     ),
     _pattern(
         "one-token",
@@ -112,7 +112,7 @@ SERVER_PATTERNS: Final = (
     _pattern(
         "saving",
         "saving prompt with length",
-        r"length (?P<n_tokens>\d+), total state size = (?P<size>[\d.]+) MiB",
+        r"length (?P<n_tokens>\d+), total state size = (?P<size>\d+(?:\.\d+)?) MiB",
     ),
     _pattern("already", "already in the cache", r"(?P<all>already)"),
     _pattern("obsolete", "removing obsolete cached prompt", r"length (?P<n_tokens>\d+)"),
@@ -134,14 +134,15 @@ SERVER_PATTERNS: Final = (
     _pattern(
         "cache-state",
         "cache state:",
-        r"(?P<entries>\d+) prompts, (?P<size>[\d.]+) MiB \(limits: (?P<limit>[\d.]+) MiB, "
+        r"(?P<entries>\d+) prompts, (?P<size>\d+(?:\.\d+)?) MiB "
+        r"\(limits: (?P<limit>\d+(?:\.\d+)?) MiB, "
         r"(?P<tokens>\d+) tokens",
     ),
     _pattern(
         "entry",
         "- prompt 0x",
         r"0x[0-9a-f]+: +(?P<n_tokens>\d+) tokens, checkpoints: +(?P<checkpoints>\d+), "
-        r"+(?P<size>[\d.]+) MiB",
+        r"+(?P<size>\d+(?:\.\d+)?) MiB",
     ),
     _pattern("room", "making room", r"(?P<all>making)"),
     _pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
@@ -160,10 +161,12 @@ TIMING_PATTERNS: Final = (
     _pattern(
         "prompt-time",
         "prompt eval time =",
-        r"prompt eval time = +(?P<ms>[\d.]+) ms / +(?P<tokens>\d+) tokens",
+        r"prompt eval time = +(?P<ms>\d+(?:\.\d+)?) ms / +(?P<tokens>\d+) tokens",
     ),
     _pattern(
-        "reply-time", "eval time =", r"eval time = +(?P<ms>[\d.]+) ms / +(?P<tokens>\d+) tokens"
+        "reply-time",
+        "eval time =",
+        r"eval time = +(?P<ms>\d+(?:\.\d+)?) ms / +(?P<tokens>\d+) tokens",
     ),
 )
 """Lines of a timing block; in May's releases they name neither slot nor task."""
@@ -179,10 +182,18 @@ def message_of(line: Line) -> tuple[str, Fields] | None:
     return _first(SERVER_PATTERNS, body)
 
 
+DIGITS, WIDEST = 12, 200
+"""Digits of a number, characters of any field: a server prints no more."""
+
+
+def _is_sane(field: str | None) -> bool:
+    return field is None or len(field) <= (WIDEST if not field[:1].isdecimal() else DIGITS + 8)
+
+
 def _first(patterns: tuple[Pattern, ...], body: str) -> tuple[str, Fields] | None:
     for pattern in patterns:
         if pattern.words in body:
             found = pattern.shape.search(body)
-            if found is not None:
+            if found is not None and all(map(_is_sane, found.groups())):
                 return pattern.name, {k: v for k, v in found.groupdict().items() if v is not None}
     return None

@@ -17,6 +17,7 @@ from cachesim.logs.dump import BLOCK, Recorded, Segment
 AROUND: Final = 24
 """Characters of each side that are shown where two texts part."""
 
+COUNT: Final = re.compile(r"[0-9]{1,15}")
 FAR: Final = 10_000
 """Numbers that lie further apart do not count anything."""
 
@@ -241,7 +242,7 @@ def _kind_of_word(now: Segment, then: Segment, at: int) -> str:
     before, after = _excerpt(then, at), _excerpt(now, at)
     if CLOCK.search(_line(then.text, at)) and CLOCK.search(_line(now.text, at)):
         return "clock"
-    if before.isdigit() and after.isdigit() and abs(int(before) - int(after)) < FAR:
+    if COUNT.fullmatch(before) and COUNT.fullmatch(after) and abs(int(before) - int(after)) < FAR:
         return "counter"
     return "identifier" if TOKEN.fullmatch(before) and TOKEN.fullmatch(after) else ""
 

@@ -21,6 +21,9 @@ RELEASES: Final[Mapping[str, int]] = {
 }
 """Releases whose rules are known, and their build numbers."""
 
+MOST_CONTEXT: Final = 1 << 22
+"""Cells of a server that is played: about 32 bytes each."""
+
 ARCHITECTURES: Final = (
     ("hybrid-delta", r"qwen3-?next|qwen3\.?[5-9]|qwen35|kimi-?linear"),
     ("hybrid-swa", r"lfm2-?swa|lfm2_swa"),
@@ -101,11 +104,15 @@ def settings_of(
         model_file=log.facts.get("loading", "").rsplit("/", 1)[-1],
     )
     settings.options = _options(log, str(release.value))
-    settings.sizes = sizes_of(log, settings.spec)
     for name, value in _command(log.facts.get("command", "")).items():
         settings.options[name] = Setting(value, "printed")
     for name, value in (given or {}).items():
         settings.options[name] = Setting(value, "given")
+    context = settings.values.get("ctx_size", 0)
+    if isinstance(context, int) and context > MOST_CONTEXT:
+        msg = f"the log has a context of {context} cells; up to {MOST_CONTEXT} are played"
+        raise InputError(msg)
+    settings.sizes = sizes_of(log, settings.spec)
     return settings
 
 

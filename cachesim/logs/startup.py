@@ -48,6 +48,10 @@ FACTS: Final = tuple(
 )
 """Name, words of the line, shape of the value; several lines may tell the same fact."""
 
+TEXTS: Final = frozenset({"loading", "command"})
+LONGEST, WIDEST = 4000, 40
+"""Characters of a fact: a path or a command line; a number or a word."""
+
 BRIEF: Final = ("llama", "n_", "build", "cache", "print_info", "model", "general", "kv", "draft",
                 "idle", "SWA", "verbosity", "listening", "checkpoints enabled")  # fmt: skip
 """One of these stands in every start-up line: a quick look spares the others."""
@@ -62,7 +66,7 @@ def facts_of(line: Line) -> list[tuple[str, str]]:
     for name, words, shape in FACTS:
         if words in text:
             match = shape.search(text)
-            if match is not None:
+            if match is not None and len(match["value"]) <= (LONGEST if name in TEXTS else WIDEST):
                 found.append((name, match["value"]))
     return found
 
