@@ -36,12 +36,30 @@ class Line:
     seconds: float | None = None  # by the server's own clock
 
 
-def lines_of(file: BinaryIO) -> Iterator[Line]:
-    """The lines of a log, one after the other; a log of any size takes little memory."""
+@dataclass(slots=True)
+class Tally:
+    """How many lines went by."""
+
+    lines: int = 0
+
+
+OURS: Final = re.compile(
+    rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
+    rb"listening|draft|id_slot=|Prompt processing|mlx_lm|hit rate|cached-token"
+)
+"""What a line has that tells of something; all others are only counted."""
+
+
+def lines_of(file: BinaryIO, tally: Tally | None = None) -> Iterator[Line]:
+    """The lines that may tell something; a log of any size takes little memory."""
+    number = 0
     for number, raw in enumerate(pieces_of(file), 1):
-        line = read_line(number, raw)
-        if line is not None:
-            yield line
+        if OURS.search(raw) is not None:
+            line = read_line(number, raw)
+            if line is not None:
+                yield line
+    if tally is not None:
+        tally.lines += number
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
-from cachesim.logs.lines import lines_of
+from cachesim.logs.lines import Tally, lines_of
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.reading import Reader
 from cachesim.logs.rebuild import rebuild
@@ -48,9 +48,9 @@ RECORD: Final = (
 
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
     """Read logs one after the other, as one log."""
-    reader = Reader()
+    reader, tally = Reader(), Tally()
     for _, file in files:
-        reader.take(lines_of(file))
+        reader.take(lines_of(file, tally))
         if sum(len(each.requests) for each in reader.servers) > MOST_REQUESTS:
             msg = f"the log has more than {MOST_REQUESTS} requests: cut it, as with tail -n 500000"
             raise InputError(msg)
@@ -58,7 +58,7 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
     return Read(
         servers=servers,
         sources=[name for name, _ in files],
-        lines=sum(each.lines for each in reader.servers),
+        lines=tally.lines,
         known_lines=sum(each.known_lines for each in reader.servers),
         foreign=set().union(*(each.foreign for each in reader.servers)),
     )

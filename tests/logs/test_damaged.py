@@ -82,4 +82,7 @@ def test_a_line_without_an_end_is_cut() -> None:
     pieces = list(pieces_of(BytesIO(b"x" * (5 * LONGEST_LINE) + b"\nnext\n")))
 
     assert [len(each) for each in pieces] == [LONGEST_LINE, 5]
-    assert [line.text for line in lines_of(BytesIO(b"one\n\ntwo"))] == ["one", "two"]
+    assert [line.text for line in lines_of(BytesIO(b"slot one\n\nnothing\nsrv two"))] == [
+        "slot one",
+        "srv two",
+    ]
