@@ -27,7 +27,7 @@ from cachesim.model.arithmetic import LayerShape, Network, Output, Place
 from cachesim.model.histories import ROOT, Histories, NodeId, Reading, Stray
 from cachesim.model.plain import Growing
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Lane, Padding, Store, Ubatch
+from cachesim.model.store import FAR, Lane, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Pos, Token, Tokens
 
 PADDING: Final = Token(0)
@@ -233,7 +233,7 @@ class Traced:
             if not len(positions):
                 return Reading(ROOT)
             nodes = self._nodes_of(keys, values)
-            stray = self._stray(place, positions, nodes, low, high)
+            stray = self._stray(place, positions, nodes, low, cells.own(high, int(births[row])))
             return Reading(int(nodes[-1]), stray)
 
         return read
@@ -335,6 +335,12 @@ class _Cells:
         self.keys: Integers = lane.keys[order, 0]
         self.values: Integers = lane.values[order, 0]
         self.low, self.high = lane.low.copy(), lane.high.copy()
+
+    def own(self, high: int, birth: int) -> int:
+        """A reader's own position: where it sees ahead without end, that of its own cell."""
+        if high < FAR:
+            return high
+        return next(iter(self.positions[self.keys == birth].tolist()), high)
 
     def seen(self, low: int, high: int, own: int) -> tuple[Integers, Integers, Integers]:
         """Positions, keys and values from `low` to `high`, the reader's own cell left out."""

@@ -43,7 +43,7 @@ class Witness:
         reply = record.reply
         if reply is None or record.step.do != "complete":
             return Evidence()
-        account = explain(reply, self.ideal, parts=record.parts)
+        account = explain(reply, self.ideal, parts=record.parts, matched=record.matched)
         due = account.ideal if account else Count(0)
         replies = (reply, *record.children)
         verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]

@@ -104,6 +104,22 @@ class Record:
     events: tuple[Event, ...] = ()
     snapshot: dict[str, Any] = field(default_factory=dict)
     holds: tuple[Tokens, ...] = ()  # whatever slots and parked conversations hold afterwards
+    before: tuple[tuple[str, Tokens], ...] | None = None  # and held before, by name, if known
+
+    @property
+    def matched(self) -> Tokens | None:
+        """What the thing that matched best held, where no other request came in between."""
+        if self.before is None or self.reply is None:
+            return None
+        name, equal = self.reply.equal_with, self.reply.equal
+        return next(
+            (
+                tokens
+                for known, tokens in self.before
+                if known == name and tokens[:equal] == self.prompt[:equal]
+            ),
+            None,
+        )
 
 
 class Session:
@@ -165,6 +181,8 @@ class Session:
         """Every step in order, as soon as the server has come to rest after it."""
         for group in groups_of(self.scenario):
             records = [self._record(index) for index in group]
+            if len(records) == 1 and self.looks:
+                records[0].before = tuple(holders(self.engine))
             ended = self._play(records)
             self._collect(records)
             yield from records
@@ -286,7 +304,7 @@ class Session:
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
         snapshot = self.engine.snapshot() if self.looks else {}
-        holds = held_tokens(self.engine) if self.looks else ()
+        holds = tuple(each for _, each in holders(self.engine)) if self.looks else ()
         for record in records:
             record.snapshot, record.holds = snapshot, holds
             record.reply = None if record.ticket is None else self.engine.reply(record.ticket)
@@ -300,10 +318,13 @@ class Session:
         share_events(records, new)
 
 
-def held_tokens(engine: Engine) -> tuple[Tokens, ...]:
-    """The tokens of every slot and of every parked conversation."""
+def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:
+    """Every slot and every parked conversation, by the names that accounts give them."""
     held = engine.held()
-    return (*(each.tokens for each in held.slots), *(each.tokens for each in held.entries))
+    yield from ((f"slot {each.id}", each.tokens) for each in held.slots)
+    for index, entry in enumerate(held.entries):
+        yield f"prompt cache entry {index}", entry.tokens
+        yield f"a stored prompt of {len(entry.tokens)} tokens", entry.tokens
 
 
 class EndlessError(Exception):

@@ -94,12 +94,12 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         return
     groups = _by_moment(past.earlier)
     held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
-    if not any(held):
+    if held[-1]:
         return
-    last = len(held) - 1 - held[::-1].index(True)
-    if last + 1 >= len(groups):
-        return
-    taken = _taken(groups[last], groups[last + 1], wanted)
+    last = max((i for i, each in enumerate(held) if each), default=None)
+    if last is None:  # not even the step that computed them left them behind
+        last = next(i for i, group in enumerate(groups) if computed in group) - 1
+    taken = _taken(groups[last], groups[last + 1], wanted) if last >= 0 else None
     names = " and ".join(each.name for each in groups[last + 1])
     if taken is not None:
         index, event = taken
@@ -208,6 +208,8 @@ def _of_cell(fault: Culprit) -> str:
     if fault.holds is None:
         return f"holds nothing {at}, where token {fault.expected} belongs"
     whose = _whose(fault)
+    if fault.matches == fault.expected_tokens == fault.holds_tokens:
+        return f"is right up to {fault.matches}; the next token was computed after other tokens"
     if fault.holds == fault.expected:
         return (
             f"holds the right token {at}{whose}, but computed after other tokens:"
@@ -222,14 +224,15 @@ def _of_row(fault: Culprit) -> str:
     """Right up to a token, then too many, too few, or others."""
     m, whose = fault.matches, _whose(fault)
     more = fault.holds_tokens - fault.expected_tokens
-    right = f"is right up to {m}" if m else "begins wrong"
+    right = f"is right up to {m}, then " if m else ""
     if fault.expected is None:  # all that belongs there is there
-        return f"{right}, then {_counted(more, fault)} too many{whose}"
+        return f"{right or 'has '}{_counted(more, fault)} too many{whose}"
     if fault.holds is None:
         missing = fault.expected_tokens - m
-        return f"{right}, then {missing} token{'s'[: missing != 1]} missing"
+        return f"{right or 'has '}{missing} token{'s'[: missing != 1]} missing"
     if fault.padding:
-        return f"{right}, then {_counted(fault.padding, fault)} that do not belong there"
+        padding = f"{fault.padding} padding token{'s'[: fault.padding != 1]}"
+        return f"{right or 'has '}{padding} where this request has {fault.expected}"
     count = ""
     if more:
         kind = "more" if more > 0 else "fewer"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Loss
 from cachesim.errors import ContractError
-from cachesim.units import Count, Pos, Token
+from cachesim.units import Count, Pos, Token, Tokens
 from cachesim.verify.ideal import IdealCache
 from cachesim.verify.sentences import sentence
 
@@ -44,7 +44,8 @@ class Parting:
 
     index: Pos
     token: Token
-    others: tuple[Token, ...]  # what had; empty where nothing did
+    others: tuple[Token, ...]  # what else ever followed, anywhere; empty where nothing did
+    there: Token | None = None  # what follows in the thing that matched best, if that is known
     within: str | None = None  # the named part of the prompt that it lies in
 
 
@@ -67,8 +68,16 @@ class Explanation:
         return asdict(self) | {"losses": [loss.as_dict() for loss in self.losses]}
 
 
-def explain(reply: Reply, ideal: IdealCache, *, parts: Sequence[Part] = ()) -> Explanation | None:
+def explain(
+    reply: Reply,
+    ideal: IdealCache,
+    *,
+    parts: Sequence[Part] = (),
+    matched: Tokens | None = None,
+) -> Explanation | None:
     """Account for a reply's reuse, given what its server had computed before it.
+
+    `matched` is what the thing that matched best holds, where that is known.
 
     A refused request reused nothing and processed nothing: there is no account of it.
     """
@@ -76,7 +85,7 @@ def explain(reply: Reply, ideal: IdealCache, *, parts: Sequence[Part] = ()) -> E
         return None
     adds_up(reply)
     due = ideal.due(reply)
-    parting = _parting(reply, ideal, parts)
+    parting = _parting(reply, ideal, parts, matched)
     return Explanation(
         prompt_tokens=Count(len(reply.prompt)),
         cached=reply.cached,
@@ -86,7 +95,7 @@ def explain(reply: Reply, ideal: IdealCache, *, parts: Sequence[Part] = ()) -> E
         losses=reply.losses,
         ideal=due,
         lost=Count(max(0, due - reply.cached)),
-        sentences=(_beginning(reply, parting), *map(sentence, reply.losses)),
+        sentences=(_beginning(reply, ideal, parting, matched), *map(sentence, reply.losses)),
     )
 
 
@@ -104,7 +113,9 @@ def adds_up(reply: Reply) -> None:
         raise ContractError(msg)
 
 
-def _parting(reply: Reply, ideal: IdealCache, parts: Sequence[Part]) -> Parting | None:
+def _parting(
+    reply: Reply, ideal: IdealCache, parts: Sequence[Part], matched: Tokens | None
+) -> Parting | None:
     index = int(reply.equal)
     if index >= len(reply.prompt):
         return None
@@ -112,11 +123,15 @@ def _parting(reply: Reply, ideal: IdealCache, parts: Sequence[Part]) -> Parting 
         index=Pos(index),
         token=reply.prompt[index],
         others=ideal.others(reply.prompt, index),
+        there=matched[index] if matched is not None and index < len(matched) else None,
         within=next((part.name for part in parts if part.start <= index < part.end), None),
     )
 
 
-def _beginning(reply: Reply, parting: Parting | None) -> str:
+def _beginning(
+    reply: Reply, ideal: IdealCache, parting: Parting | None, matched: Tokens | None
+) -> str:
+    """How far the prompt matches, and how it goes on from there."""
     count = len(reply.prompt)
     if parting is None:
         return f"All {count} tokens match {reply.equal_with}."
@@ -124,8 +139,11 @@ def _beginning(reply: Reply, parting: Parting | None) -> str:
         return f"Nothing in memory starts like this {count}-token prompt."
     equal = f"The first {reply.equal} of {count} tokens match {reply.equal_with}"
     where = f" in {parting.within}" if parting.within else ""
-    if not parting.others:
+    if parting.there is not None:
+        differ = f"they differ at token {parting.index}{where}"
+        return f"{equal}; {differ} ({parting.token} here, {parting.there} there)."
+    if ideal.common(reply.prompt) <= reply.equal and not parting.others:
         return f"{equal}; what follows{where} is new."
-    there = " or ".join(map(str, parting.others))
-    differ = f"they differ at token {parting.index}{where}"
-    return f"{equal}; {differ} ({parting.token} here, {there} there)."
+    if matched is not None:
+        return f"{equal}, which has no more; what follows{where} is not there."
+    return f"{equal}; token {parting.index}{where} is the first that does not."

@@ -110,12 +110,21 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     )
     parts = (Part(name="S", start=0, end=196), Part(name="u2", start=196, end=206))
 
-    account = explain(reply(prompt, cached=96, equal=196, losses=losses), ideal, parts=parts)
+    account = explain(
+        reply(prompt, cached=96, equal=196, losses=losses),
+        ideal,
+        parts=parts,
+        matched=as_tokens(range(204)),
+    )
 
     assert account is not None
-    assert Parting(index=Pos(196), token=prompt[196], others=as_tokens([196]), within="u2") == (
-        account.parting
-    )
+    assert Parting(
+        index=Pos(196),
+        token=prompt[196],
+        others=as_tokens([196]),
+        there=as_tokens([196])[0],
+        within="u2",
+    ) == (account.parting)
     assert (196, 100) == (account.ideal, account.lost)
     assert account.sentences == (
         (

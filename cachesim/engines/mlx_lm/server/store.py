@@ -153,6 +153,6 @@ def _tokens_of(job: Job) -> Tokens:
 def _in_words(found: Fetched) -> str:
     if found.equal == 0:
         return "nothing"
-    if found.key is None:
-        return "a stored prompt that cannot be used"
+    if found.key is None or len(found.key) < found.equal:
+        return "a stored prompt that is not used"
     return f"a stored prompt of {len(found.key)} tokens"

@@ -1,0 +1,642 @@
+"""Each statement taken apart by its own words, and its numbers found again in the raw run."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Final
+
+from cachesim.engines.events import Event
+from cachesim.scenario.result import Fact, Step
+from cachesim.scenario.session import Record
+from cachesim.units import Tokens
+from tests.claims.played import Played
+
+NUMBER: Final = re.compile(r"(?<![\w.\-+])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many claims were looked at, and those that are not true."""
+
+    checked: int = 0
+    false: list[str] = field(default_factory=list)
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def claim(self, kind: str, true: bool, what: str) -> None:
+        """Count one claim."""
+        self.checked += 1
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        if not true:
+            self.false.append(f"{kind}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One step of a run, and where its claims are counted."""
+
+    played: Played
+    index: int
+    tally: Tally
+
+    @property
+    def step(self) -> Step:
+        return self.played.steps[self.index]
+
+    @property
+    def record(self) -> Record:
+        return self.played.records[self.index]
+
+    def claim(self, kind: str, true: bool, what: str) -> None:
+        where = f"{self.played.scenario} on {self.played.profile}, step {self.step.name}"
+        self.tally.claim(kind, bool(true), f"{where}: {what}")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [each.as_dict() for each in self.record.events if each.name() == name]
+
+
+def check(played: Played, tally: Tally) -> None:
+    """Every claim of a run."""
+    for index in range(len(played.steps)):
+        case = Case(played, index, tally)
+        for event in case.step.events:
+            _event(case, event)
+        for fact in case.step.facts:
+            CHECKS[fact.word](case, fact)
+        _account(case)
+        _title(case)
+
+
+# --- small things, written anew ---------------------------------------------------------------
+
+
+def prefix(one: Tokens, other: Tokens) -> int:
+    """How many leading tokens are the same."""
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count
+
+
+def text_of(record: Record) -> Tokens:
+    """What a request put into memory."""
+    if record.reply is None or record.reply.error is not None:
+        return ()
+    return record.reply.prompt + record.reply.generated[:-1]
+
+
+COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[int, int], bool]]] = {
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+}
+
+
+def holds(numbers: str) -> bool:
+    """Whether `5 > 3 or 2 >= 2` is true."""
+    node = ast.parse(numbers, mode="eval").body
+    parts = node.values if isinstance(node, ast.BoolOp) else [node]
+    return any(_compares(each) for each in parts)
+
+
+def _compares(node: ast.expr) -> bool:
+    assert isinstance(node, ast.Compare)
+    left, right = (_sum(each) for each in (node.left, node.comparators[0]))
+    return COMPARISONS[type(node.ops[0])](left, right)
+
+
+def _sum(node: ast.expr) -> int:
+    if isinstance(node, ast.BinOp):
+        return _sum(node.left) - _sum(node.right)
+    return int(ast.literal_eval(node))
+
+
+def spoken(value: object) -> set[str]:
+    """The ways in which a value may stand in a sentence."""
+    if isinstance(value, bool) or value is None:
+        return set()
+    if isinstance(value, str):
+        return set(NUMBER.findall(value))
+    if isinstance(value, float):
+        return {f"{value:.3g}", str(int(value)) if value == int(value) else f"{value:.3g}"}
+    if isinstance(value, Mapping):
+        return set().union(*(spoken(each) for each in value.values())) if value else set()
+    if isinstance(value, list | tuple):
+        inner = set().union(*(spoken(each) for each in value)) if value else set()
+        return inner | {str(len(value)), str(max(0, len(value) - 3))}
+    return {str(int(value))} if hasattr(value, "__int__") else set()
+
+
+def invented(sentence: str, values: Mapping[str, Any]) -> list[str]:
+    """Numbers of a sentence that none of its values holds; texts among the values may."""
+    known = spoken(values)
+    for each in values.values():
+        if isinstance(each, str) and each:
+            known |= set(NUMBER.findall(each))
+            sentence = sentence.replace(each, "")
+    sentence = re.sub(
+        r"\d+\[-?\d*\.\.-?\d+\]", lambda m: " ".join(re.findall(r"-?\d+", m[0])), sentence
+    )
+    return [each for each in NUMBER.findall(sentence) if each not in known]
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+def _event(case: Case, event: Event) -> None:
+    """No number of its sentence is invented, and a rule says what its numbers say."""
+    sentence = event.sentence
+    values = {each.name: getattr(event, each.name) for each in fields(event)}
+    case.claim("event", not invented(sentence, values), f"{sentence!r} of {values}")
+    match event.name():
+        case "checkpoint-erased" if values.get("rule"):
+            case.claim("erased", holds(values["numbers"]), sentence)
+            _rule(case, values)
+        case "checkpoint-kept":
+            case.claim("kept", not holds(values["numbers"]), sentence)
+            case.claim("kept shares", values["shared"] < values["n_tokens"], sentence)
+            _rule(case, values)
+        case "checkpoint-checked" if values["refused"]:
+            case.claim("refused", holds(values["numbers"]), sentence)
+        case "depth-tested":
+            refused = event.loudness() == "loss"
+            case.claim("depth", holds(values["numbers"]) == refused, sentence)
+
+
+def _rule(case: Case, values: Mapping[str, Any]) -> None:
+    """The numbers are those of the rule's own names, as far as the event says them."""
+    names = re.findall(r"[a-z_]+", values["rule"].replace(" or ", " "))
+    numbers = re.findall(r"-?\d+", re.sub(r"- 1\b", "", values["numbers"]))
+    for name, number in zip(names, numbers, strict=False):
+        known = {"prefix_end": values.get("shared"), **values}.get(name)
+        if known is not None:
+            case.claim("rule", int(known) == int(number), f"{values['rule']}: {values['numbers']}")
+
+
+# --- how much was reused ----------------------------------------------------------------------
+
+
+def _matched(case: Case) -> Tokens | None:
+    """What the named holder held: only where no other request came in between."""
+    before = case.record.before
+    if before is None or case.record.reply is None:
+        return None
+    name = case.record.reply.equal_with
+    found = [tokens for known, tokens in before if known == name]
+    return max(found, key=lambda each: prefix(each, case.record.prompt), default=None)
+
+
+def _equal(case: Case, fact: Fact) -> None:
+    text, prompt = fact.sentence, case.record.prompt
+    reply, matched = case.record.reply, _matched(case)
+    assert reply is not None
+    found = re.match(r"Nothing in memory starts like this (\d+)-token prompt\.$", text)
+    if found:
+        case.claim("equal", int(found[1]) == len(prompt), text)
+        if case.record.before is not None:
+            shared = [prefix(tokens, prompt) for _, tokens in case.record.before]
+            case.claim("equal", max(shared, default=0) == 0, text)
+        return
+    found = re.match(r"All (\d+) tokens match (.*)\.$", text)
+    if found:
+        case.claim("equal", int(found[1]) == len(prompt) == reply.equal, text)
+        if matched is not None:
+            case.claim("equal", prefix(matched, prompt) == len(prompt), text)
+        return
+    found = re.match(r"The first (\d+) of (\d+) tokens match (.*?)(?:;|, which)", text)
+    assert found, text
+    equal = int(found[1])
+    case.claim("equal", (equal, int(found[2])) == (reply.equal, len(prompt)), text)
+    case.claim("equal", found[3] == reply.equal_with, text)
+    if matched is not None:
+        case.claim("equal", prefix(matched, prompt) == equal, text)
+    _parting(case, text, equal, matched)
+
+
+def _parting(case: Case, text: str, equal: int, matched: Tokens | None) -> None:
+    """The token named, the part it lies in, and what stands there instead."""
+    prompt = case.record.prompt
+    found = re.search(
+        r"they differ at token (\d+)(?: in (.*))? \((\d+) here, (\d+) there\)\.$", text
+    )
+    within = None
+    if found:
+        within = found[2]
+        here = (int(found[1]), int(found[3]))
+        case.claim("parting", here == (equal, prompt[equal]), text)
+        right = matched is not None and equal < len(matched) and matched[equal] == int(found[4])
+        case.claim("parting", right, text)
+    elif text.endswith("is new."):
+        found = re.search(r"what follows(?: in (.*))? is new\.$", text)
+        assert found, text
+        within = found[1]
+        earlier = [text_of(each) for each in case.played.records[: case.index]]
+        goes_on = [t for t in earlier if len(t) > equal and t[:equal] == prompt[:equal]]
+        case.claim("new", not goes_on, text)
+    elif text.endswith("is not there."):
+        case.claim("no more", matched is not None and len(matched) == equal, text)
+        found = re.search(r"what follows(?: in (.*))? is not there\.$", text)
+        assert found, text
+        within = found[1]
+    else:
+        found = re.search(r"; token (\d+)(?: in (.*))? is the first that does not\.$", text)
+        assert found, text
+        within = found[2]
+        case.claim("parting", int(found[1]) == equal, text)
+    if within is not None:
+        inside = [p for p in case.record.parts if p.start <= equal < p.end and p.name == within]
+        case.claim("part", bool(inside), text)
+
+
+def _cause(case: Case, fact: Fact) -> None:
+    found = re.match(r"(\d+) → (\d+)  (.*)$", fact.sentence)
+    assert found, fact.sentence
+    before, after, words = int(found[1]), int(found[2]), found[3]
+    matching = [
+        each
+        for each in case.step.why
+        if (each.before, each.after) == (before, after) and each.rule == fact.fields["id"]
+    ]
+    case.claim("rule", bool(matching), fact.sentence)
+    for loss in matching[:1]:
+        constants = {"template": loss.cause.sentence}
+        numbers = not invented(words, {**loss.detail, **constants})
+        case.claim("rule numbers", numbers, fact.sentence)
+        _cause_of(case, loss.rule, loss.detail, before, after)
+
+
+def _cause_of(case: Case, rule: str, detail: Mapping[str, Any], before: int, after: int) -> None:
+    """What a cause says, against the events of the branch that it came from."""
+    said = f"{rule} {dict(detail)} {before} to {after}"
+    match rule:
+        case "memory-depth" | "full-reprocessing":
+            tested = [(e["pos_min"], e["threshold"]) for e in case.events("depth-tested")]
+            reset = [(e["pos_min"], e["thold"]) for e in case.events("checkpoint-reset")]
+            here = (detail["pos_min"], detail["threshold"])
+            if tested or reset:
+                case.claim("depth", here in [*tested, *reset], said)
+            case.claim("depth", detail["pos_min"] >= detail["threshold"], said)
+            looked = [e for e in case.events("checkpoint-checked") if e["refused"]]
+            named = detail["checkpoints"]
+            if looked or tested:
+                case.claim("refusals", len(named) == len(looked), said)
+        case "checkpoint-restored" | "checkpoint-fallback":
+            found = case.events("checkpoint-restored")
+            if rule == "checkpoint-restored":
+                here = [
+                    e
+                    for e in found
+                    if (e["pos_min"], e["pos_max"]) == (detail["pos_min"], detail["pos_max"])
+                ]
+                case.claim("restored", bool(here), said)
+                case.claim("restored", after <= detail["n_tokens"], said)
+        case "last-token" | "one-token-is-fed":
+            whole = detail["n_tokens"] == len(case.record.prompt) == before
+            case.claim("last token", whole and after == before - 1, said)
+        case _:
+            _choice_of(case, rule, detail, after)
+
+
+def _choice_of(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> None:
+    """Causes of choosing a slot, or a parked conversation."""
+    said = f"{rule} {dict(detail)} to {after}"
+    before = dict(case.record.before or ())
+    match rule:
+        case "slot-tokens" | "f-keep" | "slot-similarity" if case.record.before is not None:
+            _slot_claim(case, rule, detail, after)
+        case "cache-keep":
+            compared = case.events("cache-entry-compared")
+            pairs = [(e["n_tokens"], e["f_keep"]) for e in compared]
+            right = (detail["n_tokens"], detail["f_keep"]) in pairs
+            case.claim("keep", right and detail["f_keep"] < detail["below"], said)
+        case "cache-not-better":
+            keep, sim = detail["best_keep"] or 0, detail["best_sim"] or 0
+            worse = (detail["f_keep"] or 0) <= keep or (detail["f_sim"] or 0) <= sim
+            case.claim("not better", worse, said)
+        case "cache-unseen" if case.record.before is not None:
+            case.claim("unseen", not case.events("cache-search-begun"), said)
+        case "slot-pinned":
+            case.claim("pinned", detail["chosen"] == case.step.slot != detail["slot"], said)
+        case "cache-prompt-off":
+            case.claim("off", not case.record.step.cache_prompt, said)
+        case "not-trimmable" | "trimmed-too-little" if before:
+            case.claim("entry", detail["entry"] in set(map(len, before.values())), said)
+        case "shorter-entry-first" if before:
+            prompt = case.record.prompt
+            whole = {len(t) for t in before.values() if prompt[: len(t)] == t}
+            case.claim("shorter", detail["used"] in {0, *whole}, said)
+
+
+def _slot_claim(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> None:
+    """What a cause says of one slot, against the tokens that the slot had."""
+    said = f"{rule} {dict(detail)} to {after}"
+    held = dict(case.record.before or ()).get(f"slot {detail['slot']}", ())
+    common = prefix(held, case.record.prompt)
+    if rule == "f-keep":
+        kept = common / max(1, len(held))
+        case.claim("f-keep", abs(kept - detail["f_keep"]) < 1e-5 and kept >= 0.5 - 1e-6, said)
+    elif rule == "slot-similarity":
+        share = common / max(1, len(case.record.prompt))
+        case.claim("similarity", detail["threshold"] > 0, said)
+        case.claim("similarity", share <= detail["threshold"] + 1e-6, said)
+    elif not case.events("cache-entry-loaded") and not case.events("prompt-loaded"):
+        case.claim("slot", common == after, said)
+
+
+def _ideal(case: Case, fact: Fact) -> None:
+    found = re.match(r"an ideal cache would have reused (\d+)$", fact.sentence)
+    assert found, fact.sentence
+    case.claim("ideal", int(found[1]) == _due(case), fact.sentence)
+
+
+def _due(case: Case) -> int:
+    """The longest prefix that any earlier request computed, but for the last token."""
+    prompt, reply = case.record.prompt, case.record.reply
+    earlier = (prefix(text_of(each), prompt) for each in case.played.records[: case.index])
+    known = max(max(earlier, default=0), 0 if reply is None else int(reply.equal))
+    return max(0, min(known, len(prompt) - 1))
+
+
+def _consumed(case: Case, fact: Fact) -> None:
+    found = re.match(
+        r"step (.*) loaded the parked (\d+) tokens for the (\d+) it shares with them; "
+        r"the entry left the prompt cache$",
+        fact.sentence,
+    )
+    assert found, fact.sentence
+    index = _numbered(case, found[1])
+    taker, wanted = case.played.records[index], case.record.prompt[: _due(case)]
+    entries = [
+        each
+        for each in case.played.held_before(index)
+        if len(each) == int(found[2]) and each[: len(wanted)] == wanted
+    ]
+    case.claim("consumed", bool(entries), fact.sentence)
+    case.claim(
+        "consumed", any(prefix(e, taker.prompt) == int(found[3]) for e in entries), fact.sentence
+    )
+    loads = [e.as_dict() for e in taker.events if e.name() == "cache-entry-loaded"]
+    gone = any(not e["kept"] and e["n_tokens"] == int(found[2]) for e in loads)
+    case.claim("consumed", gone, fact.sentence)
+
+
+def _gone(case: Case, fact: Fact) -> None:
+    found = re.match(
+        r"step (.*) computed these (\d+) tokens; nothing has held them since step (.*)$",
+        fact.sentence,
+    )
+    assert found, fact.sentence
+    wanted = case.record.prompt[: int(found[2])]
+    case.claim("gone", len(wanted) == _due(case), fact.sentence)
+    computed = case.played.records[_numbered(case, found[1])]
+    case.claim("gone", text_of(computed)[: len(wanted)] == wanted, fact.sentence)
+    since = _numbered(case, found[3].split(" and ")[0])
+    later = {id(r.snapshot): r for r in case.played.records[since : case.index]}.values()
+    there = [r.name for r in later if any(t[: len(wanted)] == wanted for t in r.holds)]
+    case.claim("gone", not there, fact.sentence)
+    before = case.played.held_before(since)
+    computing = case.played.records[since].snapshot is computed.snapshot
+    kept = any(each[: len(wanted)] == wanted for each in before)
+    case.claim("gone", kept or computing, fact.sentence)
+
+
+def _numbered(case: Case, name: str) -> int:
+    return next(i for i, each in enumerate(case.played.records) if each.name == name)
+
+
+# --- what was wrong ---------------------------------------------------------------------------
+
+
+def _wrong(case: Case, fact: Fact) -> None:
+    text, reply = fact.sentence, case.record.reply
+    assert reply is not None
+    network = case.played.oracle.network
+    found = re.match(
+        r"(?:generated|reply) token (\d+)(?:: token (\d+), a cold run says (\d+)"
+        r"|: same token, by chance| was given; the server would say (\d+), a cold run (\d+));",
+        text,
+    )
+    assert found, text
+    replies = (reply, *case.record.children)
+    right = False
+    for each in replies:
+        cold = case.played.oracle.logits(each.prompt, each.generated)
+        off = [network.difference(a, b) for a, b in zip(each.logits, cold, strict=True)]
+        at = next((i for i, value in enumerate(off) if value), None)
+        if at is None:
+            continue
+        pair = (int(network.sample(each.logits[at])), int(network.sample(cold[at])))
+        said = [int(n) for n in found.groups()[1:] if n is not None]
+        same = pair[0] == pair[1] if not said else tuple(said) == pair
+        right |= at + 1 == int(found[1]) and same
+    case.claim("wrong", right, text)
+
+
+def _because(case: Case, fact: Fact) -> None:
+    """The history of the wrong memory, token by token, against what the request has."""
+    text, fault = fact.sentence, case.played.faults[case.index]
+    assert fault is not None
+    holds_, expected = tuple(map(int, fault.holds)), tuple(map(int, fault.expected))
+    places = {"recurrent": "the recurrent state", "attention": "attention", "window": "the window"}
+    head = f"{places[fault.place]} of layer {fault.layer} "
+    case.claim("because", text.startswith(head), text)
+    said = text.removeprefix(head)
+    whose = re.search(r" \(step (.*?), (.*?)\)", said)
+    said = re.sub(r" \(step .*?\)(?=[ ,;:]|$)", "", said)
+    check = _row_claim if fault.place == "recurrent" else _cell_claim
+    at = check(case, text, said, holds_, expected)
+    if whose is not None and at is not None:
+        maker = case.played.records[_numbered(case, whose[1])]
+        same = text_of(maker)[: at + 1] == holds_[: at + 1]
+        case.claim("whose", same, text)
+
+
+def _row_claim(case: Case, text: str, said: str, held: Tokens, expected: Tokens) -> int | None:
+    m = prefix(held, expected)
+    found = re.match(r"has folded in token (\d+) at position 0, where this prompt has (\d+)", said)
+    if found:
+        case.claim("row", m == 0, text)
+        case.claim("row", (int(found[1]), int(found[2])) == (held[0], expected[0]), text)
+        _count_claim(case, text, len(held) - len(expected))
+        return 0
+    found = re.match(r"(?:is right up to (\d+), then |has )(.*)$", said)
+    assert found, text
+    case.claim("right up to", int(found[1] or 0) == m, text)
+    rest = found[2]
+    found = re.match(r"(\d+) (padding )?tokens? too many", rest)
+    if found:
+        case.claim("too many", held[:m] == expected and len(held) - m == int(found[1]), text)
+        padding = set(held[m:]) == {case.played.padding}
+        case.claim("padding", padding == bool(found[2]), text)
+        return m
+    found = re.match(r"(\d+) tokens? missing$", rest)
+    if found:
+        case.claim("missing", expected[:m] == held and len(expected) - m == int(found[1]), text)
+        return None
+    found = re.match(r"(\d+) padding tokens? where this request has (\d+)$", rest)
+    if found:
+        run = held[m : m + int(found[1])]
+        case.claim("padding", set(run) == {case.played.padding}, text)
+        case.claim("padding", expected[m] == int(found[2]), text)
+        return None
+    found = re.match(r"has folded in token (\d+), where this request has (\d+)", rest)
+    assert found, text
+    case.claim("row", (held[m], expected[m]) == (int(found[1]), int(found[2])), text)
+    _count_claim(case, text, len(held) - len(expected))
+    return m
+
+
+def _count_claim(case: Case, text: str, more: int) -> None:
+    found = re.search(r"; (\d+) tokens? (more|fewer) than it should$", text)
+    said = 0 if found is None else int(found[1]) * (1 if found[2] == "more" else -1)
+    case.claim("how many", said == more, text)
+
+
+def _cell_claim(case: Case, text: str, said: str, held: Tokens, expected: Tokens) -> int | None:
+    found = re.match(r"is right up to (\d+); the next token was computed after other tokens$", said)
+    if found:
+        case.claim("cell", held == expected and len(held) == int(found[1]), text)
+        return None
+    found = re.search(r"at position (\d+)", said)
+    assert found, text
+    position = int(found[1])
+    fault = case.played.faults[case.index]
+    assert fault is not None
+    case.claim("position", position == int(fault.position), text)
+    if said.startswith("holds nothing"):
+        case.claim("missing key", not held, text)
+        reply = case.record.reply
+        assert reply is not None
+        whole = reply.prompt + reply.generated
+        token = int(said.split()[-2])
+        case.claim("missing key", position < len(whole) and whole[position] == token, text)
+        return None
+    if said.startswith("holds the right token"):
+        case.claim("cell", held[-1] == expected[-1] and held != expected, text)
+        case.claim("cell", int(said.rsplit(maxsplit=1)[-1]) == prefix(held, expected), text)
+        return len(held) - 1
+    found = re.match(r"holds token (\d+) at position \d+, where this request has (\d+)$", said)
+    if found:
+        case.claim("cell", (held[-1], expected[-1]) == (int(found[1]), int(found[2])), text)
+        case.claim("cell", len(expected) == position + 1, text)
+        return len(held) - 1
+    assert said.endswith("which is no place of this request"), text
+    case.claim("cell", len(expected) <= position, text)
+    return None
+
+
+def _restored(case: Case, fact: Fact) -> None:
+    found = re.match(
+        r"checkpoint (\d*)\[(-?\d+)\.\.(-?\d+)\](?:, made by step (.*))?$", fact.sentence
+    )
+    assert found, fact.sentence
+    low, high = int(found[2]), int(found[3])
+    restored = case.events("checkpoint-restored")
+    here = [e for e in restored if (e["pos_min"], e["pos_max"]) == (low, high)]
+    case.claim("restored", bool(here), fact.sentence)
+    if found[4] is None:
+        return
+    maker = case.played.records[_numbered(case, found[4])]
+    made = [
+        each
+        for each in (event.as_dict() for event in maker.events)
+        if each["event"] == "checkpoint-created"
+        and (each["pos_min"], each["pos_max"]) == (low, high)
+        and (not found[1] or each["n_tokens"] == int(found[1]))
+    ]
+    case.claim("made by", any(e["task"] == h["made_by"] for e in made for h in here), fact.sentence)
+
+
+def _kept(case: Case, fact: Fact) -> None:
+    found = re.match(
+        r"step (.*), which shares (\d+) tokens with it\. Rule: erase if (.*)\. "
+        r"Here (.*) is false, so it stayed\.$",
+        fact.sentence,
+    )
+    assert found, fact.sentence
+    keeper = case.played.records[_numbered(case, found[1])]
+    restored = case.events("checkpoint-restored")[0]
+    kept = [
+        each
+        for each in (event.as_dict() for event in keeper.events)
+        if each["event"] == "checkpoint-kept"
+        and (each["pos_min"], each["pos_max"]) == (restored["pos_min"], restored["pos_max"])
+        and each["made_by"] == restored["made_by"]
+    ]
+    said = (int(found[2]), found[3], found[4])
+    case.claim(
+        "kept by", said in [(e["shared"], e["rule"], e["numbers"]) for e in kept], fact.sentence
+    )
+    case.claim("kept by", not holds(found[4]), fact.sentence)
+
+
+def _better(case: Case, fact: Fact) -> None:
+    found = re.match(r"(.*): answer (.*), (\d+) of (\d+) reused$", fact.sentence)
+    assert found, fact.sentence
+    case.claim("but with", found[2] in {"same", "rounding"}, fact.sentence)
+    bad = case.step.answer in {"diverged", "by-design"} or case.step.error is not None
+    case.claim("but with", bad or int(found[3]) > (case.step.cached or 0), fact.sentence)
+    case.claim("but with", int(found[4]) == len(case.record.prompt), fact.sentence)
+
+
+def _said_by_server(case: Case, fact: Fact) -> None:
+    case.claim("server", fact.sentence == case.record.message, fact.sentence)
+
+
+def _account(case: Case) -> None:
+    """From what matched to what was reused, without a gap."""
+    reply = case.record.reply
+    if reply is None or reply.cached is None or case.step.explanation is None:
+        return
+    chain = [int(reply.equal)]
+    for loss in case.step.why:
+        chain += [int(loss.before), int(loss.after)]
+    chain.append(int(reply.cached))
+    whole = all(a == b for a, b in list(pairwise(chain))[::2])
+    case.claim("adds up", whole, f"{chain}")
+    lost = max(0, _due(case) - int(reply.cached))
+    case.claim("lost", case.step.explanation.lost == lost, f"{case.step.explanation.lost} lost")
+
+
+def _title(case: Case) -> None:
+    title = case.step.finding.title
+    found = re.match(
+        r"Step .* reuses (\d+) of (\d+) tokens; an ideal cache would have reused (\d+)\.$", title
+    )
+    if case.step.finding.fate == "lost":
+        assert found, title
+        reply = case.record.reply
+        assert reply is not None
+        said = tuple(map(int, found.groups()))
+        case.claim("title", said == (reply.cached, len(case.record.prompt), _due(case)), title)
+    elif case.step.finding.fate == "wrong":
+        case.claim("title", case.step.answer == "diverged", title)
+    event = case.step.finding.event
+    where = case.played.records[case.step.finding.step]
+    case.claim("where", -1 <= event < max(1, len(where.events)), title)
+
+
+CHECKS: Final[Mapping[str, Callable[[Case, Fact], None]]] = {
+    "server": _said_by_server,
+    "equal": _equal,
+    "rule": _cause,
+    "ideal": _ideal,
+    "consumed": _consumed,
+    "gone": _gone,
+    "wrong": _wrong,
+    "because": _because,
+    "restored": _restored,
+    "kept by": _kept,
+    "but with": _better,
+}
+
+
+def every(played: Iterator[Played]) -> Tally:
+    """The claims of several runs."""
+    tally = Tally()
+    for each in played:
+        check(each, tally)
+    return tally

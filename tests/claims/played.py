@@ -1,0 +1,91 @@
+"""A run with all that it went through, as the checks need it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cachesim.engines.profile import Profile
+from cachesim.model.trace import Fault
+from cachesim.scenario import full_profile
+from cachesim.scenario.evidence import Witness
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.result import Run, Step
+from cachesim.scenario.runner import step_of
+from cachesim.scenario.session import Record, Session
+from cachesim.scenario.statements import side_by_side, with_statements
+from cachesim.units import Tokens
+from cachesim.verify.oracle import Oracle
+
+NOTHING: Final[tuple[Tokens, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """The steps of one run beside their raw records, and the wrong memories that were traced."""
+
+    scenario: str
+    profile: str
+    steps: tuple[Step, ...]
+    records: tuple[Record, ...]
+    faults: tuple[Fault | None, ...]
+    oracle: Oracle
+    padding: int | None
+
+    def held_before(self, index: int) -> tuple[Tokens, ...]:
+        """What slots and parked conversations held when the group of a step came in."""
+        mine = self.records[index].snapshot
+        earlier = [each for each in self.records[:index] if each.snapshot is not mine]
+        return earlier[-1].holds if earlier else NOTHING
+
+    @property
+    def run(self) -> Run:
+        """The same as a `Run`."""
+        return Run(
+            scenario=self.scenario,
+            profile=self.profile,
+            as_expected=True,
+            steps=self.steps,
+            arithmetic="ring",
+            mismatches=(),
+        )
+
+
+def play(scenario: Scenario, profile: Profile) -> Played:
+    """Play a scenario in ring arithmetic, traced."""
+    session = Session(scenario, profile, arithmetic="ring", traced=True)
+    oracle = Oracle(session.network)
+    witness = Witness(session, oracle)
+    records, steps, faults = [], [], []
+    for record in session.run():
+        evidence = witness.judge(record)
+        records.append(record)
+        steps.append(step_of(record, evidence))
+        faults.append(evidence.fault)
+    return Played(
+        scenario=scenario.name,
+        profile=str(profile),
+        steps=with_statements(steps, records),
+        records=tuple(records),
+        faults=tuple(faults),
+        oracle=oracle,
+        padding=None if session.engine.padding is None else int(session.engine.padding),
+    )
+
+
+def all_profiles(scenario: Scenario) -> Iterator[Played]:
+    """A scenario on every profile it lists, each step knowing where another did better."""
+    played = [
+        play(scenario, full_profile(scenario.engine.name, each))
+        for each in scenario.engine.profiles
+    ]
+    beside = side_by_side([each.run for each in played])
+    for one, run in zip(played, beside, strict=True):
+        yield Played(
+            scenario=one.scenario,
+            profile=one.profile,
+            steps=run.steps,
+            records=one.records,
+            faults=one.faults,
+            oracle=one.oracle,
+            padding=one.padding,
+        )
