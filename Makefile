@@ -15,12 +15,13 @@ run: $(VENV)/.run            ## every scenario on every profile it names, as one
 test: $(VENV)/.test          ## the tests
 	@$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/.check        ## lint, types, the page in a browser, the real engines beside the simulator
+check: $(VENV)/.check        ## lint, types, the page in a browser, every sentence against its run, the real engines
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
+	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.real_engines
 	@$(BIN)/python -m tests.upstream_mlx_lm
 

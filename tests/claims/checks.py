@@ -293,7 +293,7 @@ def _cause_of(case: Case, rule: str, detail: Mapping[str, Any], before: int, aft
                 ]
                 case.claim("restored", bool(here), said)
                 case.claim("restored", after <= detail["n_tokens"], said)
-        case "last-token" | "one-token-is-fed":
+        case "last-token" | "one-token-is-fed" if "n_tokens" in detail:
             whole = detail["n_tokens"] == len(case.record.prompt) == before
             case.claim("last token", whole and after == before - 1, said)
         case _:

@@ -160,7 +160,7 @@ def test_what_was_equal_and_why_less_was_reused() -> None:
     reply = chat.engine.reply(ticket)
     assert reply is not None
 
-    assert (21, 18, "a stored prompt of 18 tokens") == (
+    assert (21, 18, "a stored prompt that is not used") == (
         reply.equal,
         reply.cached,
         reply.equal_with,
