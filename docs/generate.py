@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pages import commands, events, flags, lessons, ports, releases, scenarios, schemas
+from pages import causes, commands, events, flags, lessons, ports, releases, scenarios, schemas
 
 FOLDER: Final = Path(__file__).parent / "_generated"
 
@@ -18,6 +18,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "scenario-keys.md": schemas.scenario_page,
     "json-output.md": schemas.output_page,
     "events.md": events.page,
+    "causes.md": causes.page,
     "releases.md": releases.page,
     "flags.md": flags.page,
     "scenarios.md": scenarios.page,

@@ -1,0 +1,62 @@
+"""Every cause of every engine: its sentence, what it means, and a workload that shows it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cachesim.engines import facts
+from cachesim.engines.causes import Cause
+from cachesim.scenario import full_profile, load, run
+from pages.tables import code
+
+FOLDER: Final = Path(__file__).parents[1] / "causes"
+
+INTRODUCTION: Final = """\
+# Causes
+
+Why fewer tokens were reused than matched: each engine declares its causes, the branch that lowers
+the number names one and hands over the numbers of its test. `cachesim run` prints them as `rule`
+lines, the JSON lists them under `why`. Words in braces are filled in. Most examples were found by
+search and made small; all are played whenever this page is written. Each is a file in
+`docs/causes`.
+"""
+
+
+def page() -> str:
+    """All engines that have a server."""
+    return "\n\n".join([INTRODUCTION, *_engines()]) + "\n"
+
+
+def _engines() -> Iterator[str]:
+    for engine in facts.shipped():
+        yield f"## {engine}"
+        for cause in facts.causes_of(engine):
+            yield _cause(engine, cause)
+
+
+def _cause(engine: str, cause: Cause) -> str:
+    lines = [f"### {cause.id}", f"> {cause.sentence}", cause.about, *_example(engine, cause)]
+    return "\n\n".join(lines)
+
+
+def _example(engine: str, cause: Cause) -> Iterator[str]:
+    """What the example prints of it."""
+    file = FOLDER / f"{engine}-{cause.id}.toml"
+    if not file.exists():
+        return
+    shown = example(file, cause.id)
+    yield f"Seen with {code(f'cachesim run docs/causes/{file.name} --arithmetic ring')}:"
+    yield f"```text\n{shown}\n```"
+
+
+def example(file: Path, cause: str) -> str:
+    """The line of the first step that shows a cause."""
+    scenario = load(file)
+    profile = full_profile(scenario.engine.name, scenario.engine.profiles[0])
+    played = run(scenario, profile, arithmetic="ring", verify=False)
+    for step in played.steps:
+        for loss in step.why:
+            if loss.rule == cause:
+                return f"step {step.name}: {loss.before} → {loss.after}  {loss.sentence}"
+    msg = f"{file.name} does not show {cause}"
+    raise LookupError(msg)
