@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pages import causes, commands, events, flags, lessons, ports, releases, scenarios, schemas
+from pages import api, causes, commands, events, flags, lessons, ports, releases, scenarios, schemas
 
 FOLDER: Final = Path(__file__).parent / "_generated"
 
@@ -19,6 +19,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "json-output.md": schemas.output_page,
     "events.md": events.page,
     "causes.md": causes.page,
+    "python.md": api.page,
     "releases.md": releases.page,
     "flags.md": flags.page,
     "scenarios.md": scenarios.page,

@@ -1,0 +1,148 @@
+"""The public Python interface: every name, its signature, what it says of itself, and examples."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+
+import cachesim
+from cachesim import testing
+from pages.tables import code, plain, table
+
+INTRODUCTION: Final = """\
+# Python interface
+
+Everything that `import cachesim` offers, and `cachesim.testing`. Names that stand here stay; keys
+of the JSON output are never renamed. The examples are run whenever the tests are.
+"""
+
+EXAMPLES: Final[dict[str, str]] = {
+    "run_scenario": """\
+from cachesim import run_scenario
+
+scenario = {
+    "format": 1,
+    "name": "edited",
+    "model": {"preset": "hybrid"},
+    "engine": {"name": "llama.cpp", "profiles": ["b11549"]},
+    "spans": {"a": 40, "b": 20},
+    "step": [{"prompt": "a", "predict": 2}, {"prompt": "a[:30] b", "predict": 2}],
+}
+run = run_scenario(scenario, arithmetic="ring")
+assert run.steps[1].answer == "same"
+assert run.to_json()["steps"][1]["cached"] == run.steps[1].cached
+""",
+    "Step": """\
+step = run.steps[1]
+assert step.finding.fate == "lost"
+assert [fact.word for fact in step.facts][:2] == ["equal", "rule"]
+assert [loss.rule for loss in step.why] == ["full-reprocessing"]
+""",
+    "Engine": """\
+from cachesim import Engine, Request, preset
+from cachesim.units import as_tokens
+
+server = Engine.create("llama.cpp@b11549", model=preset("dense"), arithmetic="ring")
+first = server.submit(Request(prompt=as_tokens(range(300, 340)), predict=1))
+server.run()
+again = server.submit(Request(prompt=as_tokens(range(300, 340)), predict=1))
+server.run()
+assert server.reply(again).cached == 39
+assert server.events[0].sentence.startswith("slot 0 is chosen")
+""",
+    "testing": """\
+from hypothesis import given, settings
+
+from cachesim import Profile, run
+from cachesim.testing import scenarios
+
+
+@settings(max_examples=3)
+@given(scenario=scenarios("llama.cpp@b11549", models=("dense",)))
+def test_a_dense_model_is_always_right(scenario):
+    played = run(scenario, Profile.parse("llama.cpp@b11549"), arithmetic="ring")
+    assert all(step.answer in {None, "same", "by-design"} for step in played.steps)
+
+
+test_a_dense_model_is_always_right()
+""",
+}
+"""Each goes on where the last one ended."""
+
+
+def page() -> str:
+    """The package, then its testing room."""
+    return "\n\n".join([INTRODUCTION, *_package(), *_testing()]) + "\n"
+
+
+def _package() -> Iterator[str]:
+    yield "## cachesim"
+    for name in sorted(cachesim.__all__, key=str.lower):
+        yield from _entry("cachesim", name, getattr(cachesim, name))
+
+
+def _testing() -> Iterator[str]:
+    yield "## cachesim.testing"
+    yield plain(inspect.getdoc(testing) or "").split("\n\n")[0]
+    yield f"```python\n{EXAMPLES['testing']}```"
+    for name in testing.__all__:
+        yield from _entry("cachesim.testing", name, getattr(testing, name))
+
+
+def _entry(where: str, name: str, value: Any) -> Iterator[str]:  # noqa: ANN401 - any public thing
+    yield f"### {where}.{name}"
+    if callable(value) and not is_dataclass(value) and not isinstance(value, type):
+        yield f"```text\n{_signature(name, value)}\n```"
+    yield plain(inspect.getdoc(value) or "")
+    if is_dataclass(value):
+        yield table(("field", "type", "what it is"), list(_fields(value)))
+    elif isinstance(value, type):
+        yield from _methods(value)
+    if name in EXAMPLES:
+        yield f"```python\n{EXAMPLES[name]}```"
+
+
+def _fields(kind: Any) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401 - a dataclass
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        hint, about = hints[each.name], ""
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            about = next((note for note in notes if isinstance(note, str)), "")
+        yield code(each.name), code(_named(hint)), plain(about)
+
+
+def _named(hint: Any) -> str:  # noqa: ANN401 - a type
+    """A type without the modules that its parts come from."""
+    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    words = text.replace("typing.", "").replace("|", "or")
+    return "".join(part.rpartition(".")[2] or part for part in _pieces(words))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    word = ""
+    for letter in text:
+        if letter.isalnum() or letter in "._":
+            word += letter
+            continue
+        yield word
+        yield letter
+        word = ""
+    yield word
+
+
+def _signature(name: str, value: Any) -> str:  # noqa: ANN401 - a function
+    return f"{name}{inspect.signature(value)}".replace('"', "")
+
+
+def _methods(kind: type) -> Iterator[str]:
+    rows = [
+        (
+            code(f"{name}{inspect.signature(each)}".replace('"', "")),
+            plain(inspect.getdoc(each) or ""),
+        )
+        for name, each in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and each.__qualname__.startswith(kind.__name__)
+    ]
+    if rows:
+        yield table(("method", "what it does"), rows)
