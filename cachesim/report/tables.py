@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
-from cachesim.scenario.result import Run
+from cachesim.scenario.result import Run, Step
 
 CELL_HEADING: Final = "cached answer   lost"
 """Over the cells that `step_cell` makes."""
@@ -21,7 +21,8 @@ CELL: Final = len(CELL_HEADING) + 2
 def side_by_side(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
     """One scenario: a row per step, a column per profile, as many tables as the width asks for."""
     names = max(len(step.name) for step in runs[0].steps)
-    per_table = max(1, (width - max(4, names) - 10) // CELL)
+    prompts = max(len(_prompt(step)) for step in runs[0].steps)
+    per_table = max(1, (width - max(4, names) - max(6, prompts) - 4) // CELL)
     parts = [runs[start : start + per_table] for start in range(0, len(runs), per_table)]
     return Group(*(_side_by_side(part) for part in parts))
 
@@ -34,10 +35,13 @@ def _side_by_side(runs: Sequence[Run]) -> Table:
         heading = f"{short_profile(run.profile)}\n{CELL_HEADING}"
         table.add_column(heading, min_width=CELL - 2, no_wrap=True)
     for index, step in enumerate(runs[0].steps):
-        prompt = str(step.prompt_tokens) if step.do == "complete" else step.do
         cells = (step_cell(run.steps[index]) for run in runs)
-        table.add_row(step.name, prompt, *cells)
+        table.add_row(step.name, _prompt(step), *cells)
     return table
+
+
+def _prompt(step: Step) -> str:
+    return str(step.prompt_tokens) if step.do == "complete" else step.do
 
 
 def summary(runs: Sequence[Run]) -> Table:
