@@ -552,7 +552,7 @@ def _restored(case: Case, fact: Fact) -> None:
 
 def _kept(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*), which shares (\d+) tokens with it\. Rule: erase if (.*)\. "
+        r"step (.*), which shares (\d+) tokens? with it\. Rule: erase if (.*)\. "
         r"Here (.*) is false, so it stayed\.$",
         fact.sentence,
     )

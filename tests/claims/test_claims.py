@@ -21,6 +21,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.scenario import evidence, load, scenario_of, statements
 from cachesim.scenario.result import Culprit, Fact
+from cachesim.scenario.wrong import Past
 from cachesim.testing.search import workloads
 from tests.claims.checks import CHECKS, Tally, every
 from tests.claims.played import all_profiles, play
@@ -163,7 +164,7 @@ def _threshold_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def _first_maker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(statements.Past, "maker", lambda self, _: self.records[-1].name)
+    patch.setattr(Past, "maker", lambda self, _: self.records[-1].name)
 
 
 def _what_followed_anywhere(patch: pytest.MonkeyPatch) -> None:
@@ -201,13 +202,13 @@ LIES: Final = (
     Lie("the next token there is the one here", THREE, "parting", _what_followed_anywhere),
     Lie("the threshold is one too high", THREE, "depth", _threshold_off_by_one),
     Lie("what was kept shares one token more", THREE, "kept by",
-        changed(statements, "_slipped", reworded("shares 0 tokens", "shares 1 tokens"))),
+        changed(statements, "slipped", reworded("shares 0 tokens", "shares 1 tokens"))),
     Lie("an ideal cache reuses one token more", LOADED, "ideal",
         changed(statements, "_reuse", reworded("reused 199", "reused 200"))),
     Lie("another count was shared with the entry", LOADED, "consumed",
         changed(statements, "_gone", reworded("for the 100", "for the 99"))),
     Lie("server and cold run are exchanged", THREE, "wrong",
-        changed(statements, "_wrong", reworded("token 1:", "token 2:"))),
+        changed(statements, "wrong_facts", reworded("token 1:", "token 2:"))),
     Lie("nothing has held it since another step", "llama.cpp-22083-two-chats", "gone",
         changed(statements, "_gone", reworded("since step B", "since step A"))),
     Lie("a slot that was not measured shares too little", "two-slots", "similarity",
