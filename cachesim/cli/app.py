@@ -131,6 +131,25 @@ def diff(
     return diff_command(one, other, name, seed=seed, arithmetic=arithmetic)
 
 
+def bisect(
+    name: str,
+    *,
+    arithmetic: Annotated[
+        Literal["ring", "float"], Parameter(help="ring: exact words; float: a real network.")
+    ] = "ring",
+    real: Annotated[
+        bool, Parameter(negative="", help="Play the real servers, each release's own wheel.")
+    ] = False,
+) -> int:
+    """Play a scenario on every release: the first bad one, the first good one, what landed between.
+
+    Example: cachesim bisect llama.cpp-24411-first-turn-again
+    """
+    from cachesim.cli.bisect import bisect_command  # noqa: PLC0415
+
+    return bisect_command(name, arithmetic=arithmetic, real=real)
+
+
 def list_(
     what: str = "scenarios",
     *,
@@ -223,6 +242,7 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "run": run,
     "explain": explain,
     "diff": diff,
+    "bisect": bisect,
     "list": list_,
     "show": show,
     "new": new,

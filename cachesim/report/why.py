@@ -176,19 +176,31 @@ def what_if(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column("what if")
     for head in ("tokens read", "than now", "hits", "MiB held"):
         table.add_column(head, justify="right")
-    now = rows[0]["processed"]
-    for each in rows:
-        difference = each["processed"] - now
-        name = each["name"] + (" (the log)" if each is rows[0] else "")
-        failed = f", {each['failed']} failed" if each["failed"] else ""
-        table.add_row(
-            name + failed,
-            f"{each['processed']:,}",
-            "" if each is rows[0] else f"{difference:+,}",
-            str(each["hits"]),
-            f"{each['peak_bytes'] / MIB:,.1f}",
-        )
+    cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
+    table.add_row(f"{cells[0][0]} (the log)", *cells[0][1:])
+    for alike in _neighbours(cells[1:]):
+        name = alike[0][0] if len(alike) == 1 else f"{alike[0][0]} to {alike[-1][0]}"
+        table.add_row(name, *alike[0][1:])
     return table
+
+
+def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]:
+    failed = f", {each['failed']} failed" if each["failed"] else ""
+    difference = "" if each is first else f"{each['processed'] - first['processed']:+,}"
+    held = f"{each['peak_bytes'] / MIB:,.1f}"
+    return (f"{each['processed']:,}{failed}", difference, str(each["hits"]), held)
+
+
+def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """Releases in a row that come to the same; patches stand alone."""
+    group: list[tuple[str, ...]] = []
+    for each in cells:
+        if group and (each[1:] != group[-1][1:] or "+" in each[0]):
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
 
 
 def shown(value: int | None) -> str:

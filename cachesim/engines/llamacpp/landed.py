@@ -122,7 +122,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         about="an empty assistant message at the end opens no reply",
-        landed="b9538",
+        landed="b9294",
         sets={"requests.empty_prefill_opens": False},
     ),
     Merged(
@@ -194,6 +194,7 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"checkpoints.cuts_heed_spacing": True},
     ),
     Merged(
+        name="unspaced-near-end",
         about="the checkpoints near the end of a prompt need no distance",
         landed="b10068",
         sets={"checkpoints.spacing_waived_near_end": True},
@@ -213,6 +214,11 @@ LANDED: Final[tuple[Merged, ...]] = (
             "slots.shift_drops_checkpoints": True,
             "slots.restore_drops_checkpoints": True,
         },
+    ),
+    Merged(
+        about="a slot forgets at its release how many tokens it processed",
+        landed="b10566",
+        sets={"slots.processed_is_reset": True},
     ),
     Merged(
         pull=28302,
@@ -235,7 +241,6 @@ LANDED: Final[tuple[Merged, ...]] = (
             "slots.drafter_is_saved": True,
             "slots.process_failure_is_fatal": True,
             "slots.empty_batches_abort": False,
-            "slots.processed_is_reset": True,
             **{
                 f"memory.{field}": getattr(memory.B11434, field)
                 for field in memory.differing(memory.B9509, memory.B11434)

@@ -28,8 +28,8 @@ class Merged:
 
     @property
     def title(self) -> str:
-        """What a profile calls it."""
-        return self.name or str(self.pull)
+        """What a profile calls it; empty where nothing tells one change from the others."""
+        return self.name or (str(self.pull) if self.pull else "")
 
     def laid(self, rules: ServerRules) -> ServerRules:
         """The rules with this change."""

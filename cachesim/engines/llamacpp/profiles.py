@@ -184,6 +184,6 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
 
 PATCHES: Final[tuple[Patch[ServerRules], ...]] = (
     *PROPOSED,
-    *(_merged(each) for each in HISTORY.merged if each.pull),
+    *(_merged(each) for each in HISTORY.merged if each.title),
 )
 """Proposals first, then what was merged, in the order in which it landed."""

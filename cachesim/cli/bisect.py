@@ -1,0 +1,109 @@
+"""`cachesim bisect`: the first bad and the first good release, and the change between them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.engines.family import Family, family_of
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.report.consoles import results, show
+from cachesim.scenario.bisect import Cause, Judged, Play, Turn, judge, simulated, turns
+from cachesim.scenario.shipped import load_all
+
+WIDEST: Final = 34
+"""Columns of the cached counts; of longer scenarios the last steps are shown."""
+
+
+def bisect_command(name: str, *, arithmetic: ArithmeticName = "ring", real: bool = False) -> int:
+    """Play every release, one line each; 0 where all are good, 1 where one is bad."""
+    loaded = load_all([name])
+    if len(loaded) > 1:
+        msg = f"{name}: bisect takes one scenario, and these are {len(loaded)}"
+        raise InputError(msg)
+    scenario = loaded[0][1]
+    family = family_of(scenario.engine.name)
+    play = _play(scenario, arithmetic, real=real)
+    judged = judge([play(release) for release in (family.real() if real else family.names())])
+    screen = results()
+    where = "the real servers" if real else "the simulator"
+    screen.print(f"{scenario.name} on {where}")
+    show(screen, _table(family, judged))
+    causes = simulated(scenario, arithmetic)
+    for line in _said(family, judged, list(turns(scenario, judged, causes))):
+        show(screen, Text(line))
+    return NOT_AS_EXPECTED if any(each.state == "bad" for each in judged) else AS_EXPECTED
+
+
+def _play(scenario: Any, arithmetic: ArithmeticName, *, real: bool) -> Play:  # noqa: ANN401
+    if not real:
+        return simulated(scenario, arithmetic)
+    from cachesim.real.bisecting import on_the_wheels  # noqa: PLC0415 - real engines are rarely asked for
+
+    return on_the_wheels(scenario)
+
+
+def _table(family: Family[Any, Any], judged: Sequence[Judged]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("release", no_wrap=True)
+    table.add_column("date", no_wrap=True)
+    table.add_column("cached, step by step", max_width=WIDEST, overflow="fold")
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for each in judged:
+        release = each.played.profile
+        style = "wrong" if each.state == "bad" else ""
+        cached = " ".join(
+            "-" if step.cached is None else str(step.cached) for step in each.played.steps
+        )
+        state = Text(each.state.upper() if each.state == "bad" else each.state, style=style)
+        why = f"{each.step}: {each.why}" if each.step else each.why
+        table.add_row(release, family.release(release).date, cached, state, why)
+    return table
+
+
+def _said(
+    family: Family[Any, Any], judged: Sequence[Judged], found: Sequence[Turn]
+) -> Iterator[str]:
+    states = {each.state for each in judged} - {"-"}
+    if not found:
+        yield f"every release is {states.pop()}" if states else "no release can play it"
+        return
+    for turn in found:
+        otherwise = " in another way" if turn.was == turn.became else ""
+        yield (
+            f"first release that is {turn.became}{otherwise}: {turn.after} "
+            f"({family.release(turn.after).date}), after {turn.before}"
+        )
+        for cause in turn.causes:
+            yield f"  {_name(family, cause)}"
+            yield f"    {_evidence(cause, turn)}"
+        if not turn.causes:
+            landed = ", ".join(turn.landed) or "none that is known"
+            yield f"  no single change turns one into the other; between them landed: {landed}"
+
+
+def _name(family: Family[Any, Any], cause: Cause) -> str:
+    """The pull request and what it does, or the flag that came to have another default."""
+    if cause.flag:
+        flag = f"--{cause.flag.replace('_', '-')}"
+        return f"{flag} is {cause.values[1]} unless it is given; it was {cause.values[0]}"
+    patch = family.patch(cause.patch)
+    return f"{family.upstream_of(patch) or patch.name}: {patch.about}"
+
+
+def _evidence(cause: Cause, turn: Turn) -> str:
+    """What laying the change and taking it back showed."""
+    shown = []
+    forth, back = f"+{cause.patch}", f"-{cause.patch}"
+    if cause.flag:
+        forth, back = (f" with {value}" for value in reversed(cause.values))
+    if cause.laid:
+        shown.append(f"{turn.before}{forth} is like {turn.after}")
+    if cause.taken_back:
+        shown.append(f"{turn.after}{back} is like {turn.before}")
+    return ", ".join(shown)

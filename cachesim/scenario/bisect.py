@@ -1,0 +1,210 @@
+"""On which releases a scenario goes wrong, and which merged change began or ended it.
+
+    b9093   b9294   b9538   b9713   ...        good, BAD, BAD, good
+            ^ first bad     ^ first good again
+
+A release is bad where its server ends, where an answer is not the cold one, or where a step reuses
+less than half of what the best release reuses there. Between two neighbours that are not alike,
+every merged change is laid over the older one and taken back from the younger one: the change that
+turns one into the other is named.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from cachesim.engines.family import Family, Patch, family_of
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.runner import run
+from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
+
+State: TypeAlias = Literal["good", "bad", "-"]
+
+SHARE: Final = 0.5
+"""A step that reuses less than this part of the best release's reuse is bad."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One step, as a server answered it."""
+
+    name: str
+    cached: int | None
+    answer: str | None  # same, rounding, by-design, diverged; None where nothing was judged
+    error: str | None = None
+
+    @property
+    def wrong(self) -> str:
+        """Why this step is bad whatever other releases do."""
+        if self.error in {ABORTED, ENDLESS, NOT_RUN, "crash"}:
+            return "the server ends"
+        return "wrong answer" if self.answer == "diverged" else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A scenario on one release; `refused` says why it could not be played."""
+
+    profile: str
+    steps: tuple[Seen, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What became of one release, and why it is bad."""
+
+    played: Played
+    state: State
+    why: str = ""
+    step: str = ""  # the first bad one
+
+    def is_like(self, other: "Judged") -> bool:
+        """Good as the other one, or bad in the same step and way."""
+        kinds = [re.sub(r"\d+", "", each.why) for each in (self, other)]
+        return (self.state, self.step, kinds[0]) == (other.state, other.step, kinds[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A merged change, or a new default, that turns one release into the other."""
+
+    patch: str = ""
+    flag: str = ""  # a flag whose default changed, and from what to what
+    values: tuple[Any, Any] = (None, None)
+    laid: bool = False  # the older release with it is like the younger one
+    taken_back: bool = False  # the younger release without it is like the older one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Two neighbouring releases that are not alike, and what turns one into the other."""
+
+    before: str
+    after: str
+    was: State
+    became: State
+    causes: tuple[Cause, ...]
+    landed: tuple[str, ...]  # every known change that landed between them
+
+
+class Play(Protocol):
+    """Play the scenario on a release, with or without patches, and with flags laid over its own."""
+
+    def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
+        """What every step came to."""
+        ...
+
+
+def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
+    """Play on the simulator."""
+
+    def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
+        profile = Profile.parse(f"{scenario.engine.name}@{release}")
+        options = {**flags, **scenario.engine.options}
+        asked = replace(scenario, engine=replace(scenario.engine, options=options))
+        try:
+            played = run(asked, profile, arithmetic=arithmetic)
+        except InputError as error:
+            return Played(profile=release, refused=str(error))
+        steps = tuple(
+            Seen(name=each.name, cached=each.cached, answer=each.answer, error=each.error)
+            for each in played.steps
+        )
+        return Played(profile=release, steps=steps)
+
+    return play
+
+
+def judge(played: Sequence[Played]) -> list[Judged]:
+    """Good and bad releases; the best reuse in each step is that of those answering right."""
+    best = best_reuse(played)
+    return [judge_one(each, best) for each in played]
+
+
+def best_reuse(played: Sequence[Played]) -> dict[str, int]:
+    """The largest reuse of every step among the releases that answer it right."""
+    best: dict[str, int] = {}
+    for each in played:
+        for step in each.steps:
+            if not step.wrong and step.cached is not None:
+                best[step.name] = max(best.get(step.name, 0), step.cached)
+    return best
+
+
+def judge_one(played: Played, best: dict[str, int]) -> Judged:
+    """One release, held against the best reuse of each step."""
+    if played.refused:
+        return Judged(played=played, state="-", why=played.refused)
+    for step in played.steps:
+        if step.wrong:
+            return Judged(played=played, state="bad", why=step.wrong, step=step.name)
+    for step in played.steps:
+        most = best.get(step.name, 0)
+        if step.cached is not None and step.cached < SHARE * most:
+            why = f"reuses {step.cached} of {most}"
+            return Judged(played=played, state="bad", why=why, step=step.name)
+    return Judged(played=played, state="good")
+
+
+def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[Turn]:
+    """Every pair of neighbours that are not alike, with what was merged between them."""
+    family = family_of(scenario.engine.name)
+    best = best_reuse([each.played for each in judged])
+    known = [each for each in judged if each.state != "-"]
+    for one, other in pairwise(known):
+        if one.is_like(other):
+            continue
+        landed = landed_between(family, one.played.profile, other.played.profile)
+        tried = [patch_of(each.name, one, other, best, play) for each in landed]
+        tried += default_of(family, one, other, best, play)
+        yield Turn(
+            before=one.played.profile,
+            after=other.played.profile,
+            was=one.state,
+            became=other.state,
+            causes=tuple(each for each in tried if each.laid or each.taken_back),
+            landed=tuple(each.name for each in landed),
+        )
+
+
+def landed_between(family: Family[Any, Any], before: str, after: str) -> list[Patch[Any]]:
+    """The merged changes that the younger release has and the older one has not."""
+    names = family.names()
+    between = names[names.index(before) + 1 : names.index(after) + 1]
+    return [each for each in family.patches if each.landed in between]
+
+
+def patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play: Play) -> Cause:
+    """Whether a change alone turns the older release, or its absence the younger one."""
+    forth, back = f"{one.played.profile}+{name}", f"{other.played.profile}-{name}"
+    return Cause(
+        patch=name,
+        laid=judge_one(play(forth), best).is_like(other),
+        taken_back=judge_one(play(back), best).is_like(one),
+    )
+
+
+def default_of(
+    family: Family[Any, Any], one: Judged, other: Judged, best: dict[str, int], play: Play
+) -> Iterator[Cause]:
+    """The same for every flag whose default differs between the two."""
+    before, after = one.played.profile, other.played.profile
+    for option in family.table():
+        having = family.having(option)
+        if before not in having or after not in having:
+            continue
+        was, now = family.default(option, before), family.default(option, after)
+        if was != now:
+            yield Cause(
+                flag=option.name,
+                values=(was, now),
+                laid=judge_one(play(before, {option.name: now}), best).is_like(other),
+                taken_back=judge_one(play(after, {option.name: was}), best).is_like(one),
+            )

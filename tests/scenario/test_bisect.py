@@ -1,0 +1,92 @@
+"""Bisections: which release is bad, and which change made it so, as the reports' threads say."""
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.engines.family import family_of
+from cachesim.scenario.bisect import Judged, Played, Seen, Turn, judge, simulated, turns
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import load_all
+
+THREADS = {
+    "llama.cpp-21510-start-refused": [("b8929", "good", "21510")],
+    "llama.cpp-22288-swa-full-same-window": [("b8929", "good", "22288")],
+    "llama.cpp-22534-refused-removal": [("b9294", "good", "23280")],
+    "llama.cpp-24110-live-state-unused": [("b9294", "bad", "23280"), ("b9538", "good", "24110")],
+    "llama.cpp-22929-message-boundaries": [("b9538", "bad", "22929"), ("b9873", "good", "24176")],
+    "llama.cpp-24411-first-turn-again": [("b9713", "good", "24411")],
+    "llama.cpp-24190-idle-and-busy": [("b9713", "good", "24190")],
+    "llama.cpp-24746-pinned-passes-the-cache": [("b9873", "good", "24755")],
+    "llama.cpp-25070-room-evicts-the-needed": [("b10068", "bad", "25070")],
+    "llama.cpp-shift-old-checkpoints": [("b10068", "good", "25649")],
+    "llama.cpp-28302-erased-when-made": [("b11063", "good", "28302")],
+    "llama.cpp-25913-restore-gives-no-reuse": [("b11549", "good", "25913")],
+}
+"""Scenario -> the release, what it became, and the pull request that the report's thread names."""
+
+
+def bisected(scenario: Scenario) -> tuple[list[Judged], list[Turn]]:
+    play = simulated(scenario)
+    judged = judge([play(release) for release in family_of(scenario.engine.name).names()])
+    return judged, list(turns(scenario, judged, play))
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_the_release_and_the_pull_request_are_those_of_the_thread(name: str) -> None:
+    _, found = bisected(load_all([name])[0][1])
+
+    named = [(turn.after, turn.became, cause.patch) for turn in found for cause in turn.causes]
+    assert set(THREADS[name]) <= set(named)
+
+
+def played(release: str, *cached: int | None, answer: str = "same") -> Played:
+    steps = tuple(
+        Seen(name=f"r{index}", cached=each, answer=answer) for index, each in enumerate(cached)
+    )
+    return Played(profile=release, steps=steps)
+
+
+def test_less_than_half_of_the_best_reuse_is_bad() -> None:
+    judged = judge([played("a", 0, 100), played("b", 0, 50), played("c", 0, 49)])
+
+    assert ["good", "good", "bad"] == [each.state for each in judged]
+    assert "reuses 49 of 100" == judged[2].why
+    assert "r1" == judged[2].step
+
+
+def test_what_a_wrong_answer_reused_is_no_measure() -> None:
+    judged = judge([played("a", 100, answer="diverged"), played("b", 10)])
+
+    assert [("bad", "wrong answer"), ("good", "")] == [(each.state, each.why) for each in judged]
+
+
+def test_a_release_without_the_option_is_neither_good_nor_bad() -> None:
+    scenario = load_all(["llama.cpp-24035-restore-erases-later"])[0][1]
+
+    judged, _ = bisected(scenario)
+
+    assert {"-"} == {each.state for each in judged[:3]}
+    assert "has no option 'checkpoint_min_step'" in judged[0].why
+
+
+def test_a_default_that_changed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 1 == main(["bisect", "llama.cpp-29163-interrupted-stream"])
+
+    said = capsys.readouterr().out
+    assert "--checkpoint-min-step is 8192 unless it is given; it was 256" in said
+    assert "b9713 with 8192 is like b9873, b9873 with 256 is like b9713" in said
+
+
+def test_a_table_has_one_line_for_each_release(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["bisect", "llama.cpp-three-requests-dense"])
+
+    said = capsys.readouterr().out
+    assert "every release is good" in said
+    for release in family_of("llama.cpp").names():
+        assert said.count(f"{release} ") == 1
+
+
+def test_several_scenarios_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["bisect", "scenarios"])
+
+    assert "bisect takes one scenario" in capsys.readouterr().err
