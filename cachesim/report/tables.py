@@ -1,6 +1,8 @@
 """Tables of runs: one scenario with its profiles side by side, or many with a line each."""
 
+import re
 from collections.abc import Iterator, Sequence
+from textwrap import indent
 from typing import Final
 
 from rich import box
@@ -13,6 +15,9 @@ from cachesim.scenario.result import Run, Step
 
 CELL_HEADING: Final = "cached answer   lost"
 """Over the cells that `step_cell` makes."""
+
+PROFILE: Final = 34
+"""Columns of a profile in the summary."""
 
 CELL: Final = len(CELL_HEADING) + 2
 """Columns that one profile takes."""
@@ -32,8 +37,8 @@ def _side_by_side(runs: Sequence[Run]) -> Table:
     table.add_column("step", no_wrap=True)
     table.add_column("prompt", justify="right", no_wrap=True)
     for run in runs:
-        heading = f"{short_profile(run.profile)}\n{CELL_HEADING}"
-        table.add_column(heading, min_width=CELL - 2, no_wrap=True)
+        heading = f"{broken(short_profile(run.profile), CELL - 2)}\n{CELL_HEADING}"
+        table.add_column(heading, min_width=CELL - 2, no_wrap=True, vertical="bottom")
     for index, step in enumerate(runs[0].steps):
         cells = (step_cell(run.steps[index]) for run in runs)
         table.add_row(step.name, _prompt(step), *cells)
@@ -44,22 +49,43 @@ def _prompt(step: Step) -> str:
     return str(step.prompt_tokens) if step.do == "complete" else step.do
 
 
-def summary(runs: Sequence[Run]) -> Table:
+def summary(runs: Sequence[Run]) -> RenderableType:
     """A line per scenario and profile, under the name of the scenario."""
-    table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("profile", overflow="fold", max_width=34)
-    table.add_column("cached, step by step", overflow="fold")
-    table.add_column("answer", min_width=9)
-    table.add_column("", min_width=2)
+    head = _row()
+    head.add_row("  profile", "cached, step by step", "answer", "expected")
+    lines: list[RenderableType] = [head]
     before = ""
     for run in runs:
         if run.scenario != before:
-            table.add_row(Text(run.scenario, style="name", overflow="ignore", no_wrap=True))
+            lines.append(Text(run.scenario, style="name", overflow="fold"))
         before = run.scenario
-        mark = Text("ok", style="right") if run.as_expected else Text("NO", style="wrong")
+        mark = Text("yes", style="right") if run.as_expected else Text("NO", style="wrong")
+        row = _row()
         answer = answer_text(worst_answer(run.steps))
-        table.add_row(f"  {run.profile}", cached_row(run.steps), answer, mark)
+        profile = indent(broken(run.profile, PROFILE - 2), "  ")
+        row.add_row(profile, cached_row(run.steps), answer, mark)
+        lines.append(row)
+    return Group(*lines)
+
+
+def _row() -> Table:
+    """One line of the summary; all have the same columns."""
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(width=PROFILE, no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(width=10, no_wrap=True)
+    table.add_column(width=8, no_wrap=True)
     return table
+
+
+def broken(profile: str, width: int) -> str:
+    """A profile in lines of a width, each patch whole."""
+    lines = [""]
+    for part in re.split(r"(?=[+])", profile):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def closing(runs: Sequence[Run]) -> Iterator[Text]:

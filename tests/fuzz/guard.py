@@ -42,8 +42,8 @@ def limit_memory() -> None:
 
 def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
     """Play a mutant, and say what became of it."""
-    before = signal.signal(signal.SIGALRM, _too_slow)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, _too_slow)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of its own: other processes do not count
     try:
         play(mutant)
     except InputError as error:
@@ -55,6 +55,6 @@ def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
     except Exception:  # noqa: BLE001 - whatever it is, it is what is looked for
         return Outcome("broken", traceback.format_exc(limit=-6))
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
     return Outcome(PLAYED)
