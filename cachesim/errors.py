@@ -13,6 +13,7 @@
     - BlobError              a saved state that is damaged or belongs elsewhere
   + UpstreamAbort            the real process would have ended here; names the upstream assertion
     - UpstreamEndless        it would have gone on for ever, and answered nobody
+  + OutOfTimeError           the time that a caller gave is over
   + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
 """
 
@@ -85,6 +86,10 @@ class UpstreamEndless(UpstreamAbort):
     """The real process would go on for ever from here, and answer nobody."""
 
     fate: ClassVar[str] = "turns for ever"
+
+
+class OutOfTimeError(CachesimError):
+    """The time that a caller gave is over; what was played until then stands."""
 
 
 class ContractError(CachesimError):

@@ -69,6 +69,9 @@ def run(
     report: Report = None,
     settings: Settings = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
+    timeout: Annotated[
+        float | None, Parameter(help="Seconds after which what was played until then is shown.")
+    ] = None,
 ) -> int:
     """Run scenarios on profiles: what was reused, why, and whether the answers are right.
 
@@ -92,6 +95,7 @@ def run(
         report=report,
         settings=dict(map(setting, settings or ())),
         processes=processes_wanted(jobs),
+        timeout=timeout,
     )
 
 

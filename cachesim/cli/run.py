@@ -1,7 +1,7 @@
 """`cachesim run`: play scenarios on profiles and say what was reused and whether it was right."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cachesim.cli import Format
 from cachesim.cli.jobs import Job, jobs_of
+from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError, ScenarioError
@@ -31,6 +32,9 @@ from cachesim.verify.oracle import Oracle
 SOON_DONE: Final = 8
 """So many runs are over before anyone looks at a bar."""
 
+ENDLESS: Final = Deadline()
+"""Nobody waits."""
+
 
 def run_command(
     names: Sequence[str],
@@ -44,14 +48,19 @@ def run_command(
     report: Path | None = None,
     settings: Mapping[str, Any] | None = None,
     processes: int | None = None,
+    timeout: float | None = None,
 ) -> int:
     """Run scenarios; 0 if all was as expected, 1 if not."""
+    deadline = Deadline.after(timeout)
     check_writable(report)
     jobs = jobs_of(names, profiles, seed, settings)
-    if output == "jsonl" and report is None:
-        return _stream(jobs, arithmetic, verify=verify, detail=detail)
     watched = detail or report is not None
-    runs = list(play(jobs, arithmetic, verify=verify, detail=watched, processes=processes))
+    played = play(
+        jobs, arithmetic, verify=verify, detail=watched, processes=processes, deadline=deadline
+    )
+    if output == "jsonl" and report is None:
+        return _stream(played, detail=detail)
+    runs = list(played)
     if report is not None:
         write_report(runs, report)
     if output == "json":
@@ -100,30 +109,60 @@ def play(
     verify: bool,
     detail: bool = False,
     processes: int | None = None,
+    deadline: Deadline = ENDLESS,
 ) -> Iterator[Run]:
     """The runs in order, with a bar on standard error where someone is watching."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
+    if arithmetic == "float":
+        announce(jobs, screen)
     with (
         workers(len(groups), processes) as do,
-        Progress(console=screen, transient=True, disable=not watched(screen, jobs)) as bar,
+        Progress(console=screen, transient=True, disable=not watched(jobs)) as bar,
     ):
-        task = bar.add_task("running", total=len(jobs))
-        play_one = partial(play_group, arithmetic=arithmetic, verify=verify, detail=detail)
+        alone = do is map
+        steps = sum(len(job.scenario.step) for job in jobs)
+        task = bar.add_task("running", total=steps if alone else len(jobs))
+        play_one = partial(
+            play_group, arithmetic=arithmetic, verify=verify, detail=detail, deadline=deadline
+        )
+        if alone:  # another process has no bar to move
+            play_one = partial(play_one, tell=lambda: bar.advance(task))
         for runs in do(play_one, groups):
             if isinstance(runs, ScenarioError):
                 raise runs
-            bar.advance(task, len(runs))
+            if not alone:
+                bar.advance(task, len(runs))
             yield from runs
 
 
-def watched(screen: Console, jobs: Sequence[Job]) -> bool:
-    """Whether a bar is worth the trouble."""
-    return screen.is_terminal and len(jobs) > SOON_DONE
+def watched(jobs: Sequence[Job]) -> bool:
+    """Whether someone looks on, and a bar is worth the trouble."""
+    return sys.stderr.isatty() and (len(jobs) > SOON_DONE or seconds_of(jobs) > 1)
+
+
+def announce(jobs: Sequence[Job], screen: Console) -> None:
+    """Say beforehand that real numbers will take their time."""
+    seconds = seconds_of(jobs)
+    if seconds < LONG:
+        return
+    about = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+    told = f"in float arithmetic this may take up to {about}: --arithmetic ring is much faster,"
+    show(screen, Text(f"{told} --timeout SECONDS stops with what there is", style="quiet"))
+
+
+def nobody() -> None:
+    """Hears that a step is done."""
 
 
 def play_group(
-    jobs: Sequence[Job], *, arithmetic: ArithmeticName, verify: bool, detail: bool = False
+    jobs: Sequence[Job],
+    *,
+    arithmetic: ArithmeticName,
+    verify: bool,
+    detail: bool = False,
+    deadline: Deadline = ENDLESS,
+    tell: Callable[[], None] = nobody,
 ) -> list[Run] | ScenarioError:
     """The profiles of one scenario, which share their cold answers; or what is wrong with it."""
     oracle: Oracle | None = None
@@ -140,6 +179,7 @@ def play_group(
                     verify=verify,
                     oracle=oracle,
                     detail=detail,
+                    pace=Clock(deadline, tell),
                 )
             )
         except InputError as error:
@@ -148,9 +188,9 @@ def play_group(
     return side_by_side(runs)
 
 
-def _stream(jobs: Sequence[Job], arithmetic: ArithmeticName, *, verify: bool, detail: bool) -> int:
+def _stream(played: Iterable[Run], *, detail: bool) -> int:
     status = AS_EXPECTED
-    for entry in play(jobs, arithmetic, verify=verify, detail=detail):
+    for entry in played:
         _write_lines([entry], detail=detail)
         status = status if entry.as_expected else NOT_AS_EXPECTED
     return status

@@ -22,7 +22,7 @@ HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
     "hung": ("the server HANGS, nobody is answered", "wrong"),
     "refused": ("refused, {step.error}", "wrong"),
     "failed": ("{step.do} failed, {step.error}", "wrong"),
-    "not-run": ("not run, the server had ended", "wrong"),
+    "not-run": ("not run, {step.message}", "wrong"),
     "lost": ("{step.cached} of {step.prompt_tokens} tokens reused", "lost"),
     "right": ("{step.cached} of {step.prompt_tokens} tokens reused", "quiet"),
 }

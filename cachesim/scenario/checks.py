@@ -298,31 +298,46 @@ def generated_at_most(step: Step, prompt: int, context: int) -> int:
     return wanted if wanted >= 0 else max(1, context - prompt)
 
 
-def _sizes(scenario: Scenario) -> Iterator[Problem]:
+def tokens_at_most(scenario: Scenario) -> Iterator[tuple[int, int]]:
+    """For each step the tokens of its prompt and of one reply: as many as there can be."""
     lengths = {
         name: value if isinstance(value, int) else len(value)
         for name, value in scenario.spans.items()
     }
-    context = scenario.engine.options.get("ctx_size", 4096)
-    context = context if isinstance(context, int) else 4096
-    total, exact = 0, {k: n for k, n in lengths.items() if not isinstance(scenario.spans[k], str)}
+    context = _context(scenario)
     for index, step in enumerate(scenario.step):
+        prompt = _length(step.prompt, lengths)
+        prompt += sum(_content(each, lengths) for each in step.messages)
+        grown = generated_at_most(step, prompt, context) if step.do == "complete" else 0
+        lengths[step_name(scenario, index) + REPLY] = grown
+        yield prompt, grown
+
+
+def _context(scenario: Scenario) -> int:
+    context = scenario.engine.options.get("ctx_size", 4096)
+    return context if isinstance(context, int) else 4096
+
+
+def _sizes(scenario: Scenario) -> Iterator[Problem]:
+    exact = {
+        name: value if isinstance(value, int) else len(value)
+        for name, value in scenario.spans.items()
+        if not isinstance(value, str)
+    }
+    total = 0
+    for index, (prompt, grown) in enumerate(tokens_at_most(scenario)):
+        step = scenario.step[index]
         yield from _pieces(step, ("step", index), exact)
-        prompt = _length(step.prompt, lengths) + sum(
-            _content(each, lengths) for each in step.messages
-        )
         if prompt > limits.PROMPT_TOKENS:
             text = f"has {prompt} tokens; a prompt may have {limits.PROMPT_TOKENS}"
             yield Problem(("step", index, "prompt"), text)
-        grown = generated_at_most(step, prompt, context) if step.do == "complete" else 0
-        reply = step_name(scenario, index) + REPLY
-        lengths[reply] = exact[reply] = grown
+        exact[step_name(scenario, index) + REPLY] = grown
         total += prompt + grown * step.completions
     if total > limits.TOTAL_TOKENS:
         yield Problem(
             ("step",), f"ask for {total} tokens; a scenario may take {limits.TOTAL_TOKENS}"
         )
-    yield from _memory(scenario, context, total)
+    yield from _memory(scenario, _context(scenario), total)
     yield from _vocabulary(scenario)
 
 

@@ -7,7 +7,7 @@ from cachesim.engines.profile import Profile
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.result import Step
-from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
+from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN, TIMEOUT
 
 KEYS_UNVERIFIED = ("cached", "processed", "error")
 RIGHT = frozenset({"same", "rounding", "by-design", None})
@@ -43,7 +43,7 @@ def _went_wrong(step: Step) -> bool:
     """
     if step.do in {"slot-save", "slot-restore", "slot-erase"}:
         return step.error is not None
-    return step.error in {ABORTED, ENDLESS, NOT_RUN}
+    return step.error in {ABORTED, ENDLESS, NOT_RUN, TIMEOUT}
 
 
 def _is_for(scenario: Scenario, expect: Expect, profile: Profile) -> bool:

@@ -1,10 +1,11 @@
 """One scenario on one profile, played and judged: a `Run`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 from cachesim.engines.profile import Profile
-from cachesim.errors import ScenarioError
+from cachesim.errors import OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.checks import full_profile, scenario_of
 from cachesim.scenario.detail import Watcher, with_details
@@ -12,9 +13,22 @@ from cachesim.scenario.evidence import Evidence, Witness
 from cachesim.scenario.expectations import mismatches
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Finding, Run, Saved, SlotCount, Step, as_json
-from cachesim.scenario.session import Record, Session
+from cachesim.scenario.session import TIMEOUT, Record, Session
 from cachesim.scenario.statements import with_statements
 from cachesim.verify.oracle import Oracle
+
+
+class Pace(Protocol):
+    """Who waits for a run: sees it advance, and may have no more time for it."""
+
+    def limit(self) -> AbstractContextManager[None]:
+        """While steps are played; raises OutOfTimeError in the middle of one."""
+        ...
+
+    def step_done(self) -> None:
+        """One more step was played and judged."""
+        ...
+
 
 UNSAID: Final = Finding(fate="right", title="", step=0, event=-1)
 """Before anything is said of a step."""
@@ -28,6 +42,7 @@ def run(
     verify: bool = True,
     oracle: Oracle | None = None,
     detail: bool = False,
+    pace: "Pace | None" = None,
 ) -> Run:
     """Run a scenario on one profile.
 
@@ -39,10 +54,11 @@ def run(
     session = Session(scenario, profile, arithmetic=arithmetic, traced=detail)
     oracle = oracle or Oracle(session.network)
     watcher = Watcher(session) if detail else None
-    steps = run_steps(session, oracle, verify=verify, watcher=watcher)
+    steps = run_steps(session, oracle, verify=verify, watcher=watcher, pace=pace)
     if watcher is None and any(step.answer == "diverged" for step in steps):
         traced = Session(scenario, profile, arithmetic=arithmetic, traced=True)
-        steps = run_steps(traced, oracle)
+        again = run_steps(traced, oracle, pace=pace)
+        steps = steps if again[-1].error == TIMEOUT else again
     unmet = tuple(mismatches(scenario, profile, steps, verified=verify))
     done = Run(
         scenario=scenario.name,
@@ -52,7 +68,9 @@ def run(
         arithmetic=arithmetic,
         mismatches=unmet,
     )
-    return done if watcher is None else with_details(done, watcher, oracle if verify else None)
+    if watcher is None or steps[-1].error == TIMEOUT:  # a trace that was interrupted is not whole
+        return done
+    return with_details(done, watcher, oracle if verify else None)
 
 
 def run_steps(
@@ -61,15 +79,29 @@ def run_steps(
     *,
     verify: bool = True,
     watcher: Watcher | None = None,
+    pace: "Pace | None" = None,
 ) -> tuple[Step, ...]:
-    """The steps of a session, in order."""
+    """The steps of a session, in order; those that there was no time for say so."""
     witness = Witness(session, oracle) if verify else None
-    steps, records = [], []
-    for record in session.run():
+    steps: list[Step] = []
+    records: list[Record] = []
+
+    def add(record: Record, evidence: Evidence) -> None:
         if watcher is not None:
             watcher.heard(record)
         records.append(record)
-        steps.append(step_of(record, witness.judge(record) if witness else Evidence()))
+        steps.append(step_of(record, evidence))
+
+    try:
+        with pace.limit() if pace else nullcontext():
+            for record in session.run():
+                add(record, witness.judge(record) if witness else Evidence())
+                if pace:
+                    pace.step_done()
+    except OutOfTimeError:
+        pass
+    for record in session.undone(len(records)):
+        add(record, Evidence())
     return with_statements(steps, records)
 
 

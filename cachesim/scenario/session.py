@@ -28,6 +28,9 @@ ABORTED: Final = "aborted"
 NOT_RUN: Final = "not-run"
 """The error of steps after that."""
 
+TIMEOUT: Final = "timeout"
+"""The error of steps that were not done when the time given was over."""
+
 ENDLESS: Final = "endless"
 """The error of steps during which the server never comes to rest."""
 
@@ -191,6 +194,13 @@ class Session:
                 yield from (self._not_run(index) for index in rest)
                 return
 
+    def undone(self, done: int) -> Iterator[Record]:
+        """The records of all steps but the first ones, which are all that there was time for."""
+        for index in range(done, len(self.scenario.step)):
+            record = self._record(index)
+            record.error, record.message = TIMEOUT, "the time given was over"
+            yield record
+
     def _record(self, index: int) -> Record:
         return Record(
             index=index, name=step_name(self.scenario, index), step=self.scenario.step[index]
@@ -198,7 +208,7 @@ class Session:
 
     def _not_run(self, index: int) -> Record:
         record = self._record(index)
-        record.error, record.message = NOT_RUN, "the server had ended before this step"
+        record.error, record.message = NOT_RUN, "the server had ended"
         return record
 
     def _play(self, records: Sequence[Record]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cachesim.engines.events import Event
 from cachesim.scenario.result import Account, Fact, Fate, Finding, Run, Step
-from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, Record
+from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
 from cachesim.scenario.wrong import Past, slipped, wrong_facts
 from cachesim.units import Tokens
 
@@ -141,6 +141,7 @@ def fate_of(step: Step) -> Fate:
             ABORTED: "aborted",
             ENDLESS: "hung",
             NOT_RUN: "not-run",
+            TIMEOUT: "not-run",
             CANCELLED: "right",
         }
         failed: Fate = "refused" if step.do == "complete" else "failed"
@@ -189,7 +190,7 @@ TITLES: Final[Mapping[Fate, str]] = {
     "hung": "Step {name} is never answered: the server hangs.",
     "refused": "Step {name} is refused: {error}.",
     "failed": "Step {name}: {do} failed, {error}.",
-    "not-run": "Step {name} was not run: the server had ended.",
+    "not-run": "Step {name} was not run: {message}.",
     "lost": (
         "Step {name} reuses {cached} of {prompt_tokens} tokens; an ideal cache would have reused"
         " {ideal}."
@@ -203,6 +204,7 @@ def _title(step: Step, fate: Fate, facts: Sequence[Fact]) -> str:
     title = TITLES[fate].format(
         name=step.name,
         error=step.error,
+        message=step.message,
         do=step.do,
         cached=step.cached,
         prompt_tokens=step.prompt_tokens,

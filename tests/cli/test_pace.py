@@ -1,0 +1,145 @@
+"""A run ends when its time is over, says beforehand that it is long, and shows how far it is."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.jobs import jobs_of
+from cachesim.cli.main import main
+from cachesim.cli.pace import seconds_of
+from cachesim.engines.profile import Profile
+from cachesim.errors import OutOfTimeError
+from cachesim.scenario import load, run
+
+ROOT = Path(__file__).parents[2]
+LONG = """
+format = 1
+name = "long"
+model = {{ preset = "{preset}" }}
+engine = {{ name = "llama.cpp", profiles = ["b9538", "b11549"], options = {{ ctx_size = 60000 }} }}
+spans = {{ S = {tokens}, T = 20 }}
+step = [
+  {{ name = "A", prompt = "T", predict = 1 }},
+  {{ name = "B", prompt = "S", predict = 200 }},
+  {{ name = "C", prompt = "S B.reply", predict = 200 }},
+]
+"""
+
+Capture = pytest.CaptureFixture[str]
+
+
+def long(folder: Path, *, preset: str = "dense", tokens: int = 40_000) -> str:
+    file = folder / "long.toml"
+    file.write_text(LONG.format(preset=preset, tokens=tokens))
+    return str(file)
+
+
+@pytest.mark.parametrize("extra", [[], ["--report"]])
+def test_a_run_stops_in_time_with_what_there_is(
+    extra: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    page = [*extra, str(tmp_path / "page.html")] if extra else []
+    started = time.monotonic()
+
+    status = main(["run", long(tmp_path), "--timeout", "0.5", "--format", "json", *page])
+
+    assert time.monotonic() - started < 20
+    assert 1 == status
+    for entry in json.loads(capsys.readouterr().out)["runs"]:
+        errors = [step["error"] for step in entry["steps"]]
+        done = errors.index("timeout")
+        assert [None] * done + ["timeout"] * (3 - done) == errors
+        assert "C: timeout, and no expectation says so" in entry["mismatches"]
+
+
+class OneStep:
+    """Time for a single step."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    @contextmanager
+    def limit(self) -> Iterator[None]:
+        yield
+
+    def step_done(self) -> None:
+        self.done += 1
+        raise OutOfTimeError
+
+
+@pytest.mark.parametrize("detail", [False, True])
+def test_steps_that_were_done_in_time_are_kept(detail: bool, tmp_path: Path) -> None:
+    scenario = load(long(tmp_path, tokens=50))
+
+    entry = run(scenario, Profile.parse("llama.cpp@b9538"), pace=OneStep(), detail=detail)
+
+    assert ["same", None, None] == [step.answer for step in entry.steps]
+    assert [None, "timeout", "timeout"] == [step.error for step in entry.steps]
+    assert "Step B was not run: the time given was over." == entry.steps[1].finding.title
+
+
+def test_a_timeout_that_is_not_needed_changes_nothing(capsys: Capture) -> None:
+    command = ["run", "llama.cpp-three-requests", "--arithmetic", "ring", "--format", "json"]
+
+    assert main(command) == 0
+    without = capsys.readouterr().out
+    assert main([*command, "--timeout", "100"]) == 0
+
+    assert without == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
+def test_a_timeout_that_cannot_be_meant_is_wrong_usage(seconds: str, capsys: Capture) -> None:
+    assert main(["run", "llama.cpp-three-requests", "--timeout", seconds]) == 2
+    assert "--timeout is" in capsys.readouterr().err
+
+
+def test_a_long_float_run_is_announced_with_a_quicker_way(tmp_path: Path, capsys: Capture) -> None:
+    file = long(tmp_path)
+
+    main(["run", file, "--timeout", "0.1"])
+    announced = " ".join(capsys.readouterr().err.split())
+    main(["run", file, "--timeout", "0.1", "--arithmetic", "ring"])
+
+    assert "minutes: --arithmetic ring is much faster" in announced
+    assert "" == capsys.readouterr().err
+
+
+@pytest.mark.parametrize("preset", ["dense", "hybrid", "recurrent", "swa"])
+def test_longer_prompts_are_guessed_to_take_longer(preset: str, tmp_path: Path) -> None:
+    guesses = [
+        seconds_of(jobs_of([long(tmp_path, preset=preset, tokens=tokens)], (), None))
+        for tokens in (1000, 10_000, 50_000)
+    ]
+
+    assert guesses[0] < 10
+    assert 5 * guesses[0] < 5 * guesses[1] < guesses[2] * 2
+
+
+def test_a_single_long_scenario_shows_a_bar(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    program = subprocess.Popen(  # noqa: S603 - our own interpreter
+        [sys.executable, "-m", "cachesim", "run", long(tmp_path, tokens=3000)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=follower, cwd=ROOT,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(follower)
+    said = b""
+    try:
+        while chunk := os.read(leader, 4096):
+            said += chunk
+    except OSError:  # Linux: the other end is closed
+        pass
+    program.wait()
+    os.close(leader)
+
+    assert b"running" in said
+    assert b"33%" in said or b"17%" in said
