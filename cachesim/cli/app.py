@@ -106,6 +106,7 @@ def explain(
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
     report: Report = None,
+    step: Annotated[str | None, Parameter(help="One step: its name, or its number.")] = None,
 ) -> int:
     """Show a scenario step by step: tokens, checkpoints, caches, and the rule at work.
 
@@ -114,7 +115,7 @@ def explain(
     from cachesim.cli.explain import explain_command  # noqa: PLC0415
 
     return explain_command(
-        name, profiles=profile or (), seed=seed, arithmetic=arithmetic, report=report
+        name, profiles=profile or (), seed=seed, arithmetic=arithmetic, report=report, step=step
     )
 
 
@@ -125,14 +126,23 @@ def diff(
     *,
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
+    set_one: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A flag of the first server alone, as in ctx_checkpoints=0."),
+    ] = None,
+    set_other: Annotated[
+        list[str] | None, Parameter(negative="", help="A flag of the other server alone.")
+    ] = None,
 ) -> int:
     """Compare two profiles on a scenario: where they first differ, and by which rule.
 
     Example: cachesim diff b9538 b9538+24143 llama.cpp-24143-hybrid
     """
     from cachesim.cli.diff import diff_command  # noqa: PLC0415
+    from cachesim.cli.jobs import setting  # noqa: PLC0415
 
-    return diff_command(one, other, name, seed=seed, arithmetic=arithmetic)
+    settings = (dict(map(setting, set_one or ())), dict(map(setting, set_other or ())))
+    return diff_command(one, other, name, seed=seed, arithmetic=arithmetic, settings=settings)
 
 
 def bisect(

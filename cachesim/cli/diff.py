@@ -1,6 +1,6 @@
 """`cachesim diff`: two profiles on one scenario, and the first decision in which they differ."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from typing import Any, Final, NamedTuple
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from cachesim.cli.jobs import jobs_of
+from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.run import play
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.events import Event
@@ -51,17 +51,29 @@ def diff_command(
     *,
     seed: int | None = None,
     arithmetic: ArithmeticName = "float",
+    settings: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
 ) -> int:
     """Run both and say where they differ; 0 if they do not, 1 if they do."""
     screen = results()
-    jobs = jobs_of([name], [one, other], seed)
+    sides = zip((one, other), settings, strict=True)
+    jobs = [job for side, flags in sides for job in jobs_of([name], [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
     report = one_scenario(jobs[0].scenario, runs, source=jobs[0].source, width=screen.width)
-    show(screen, report)
+    show(screen, report, *flags_of(jobs, settings))
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
     for line in told(runs, differing):
         show(screen, line)
     return NOT_AS_EXPECTED if differing else AS_EXPECTED
+
+
+def flags_of(
+    jobs: Sequence[Job], settings: Sequence[Mapping[str, Any]]
+) -> Iterator[RenderableType]:
+    """Which flags each side was given beside those of the file."""
+    for which, job, flags in zip(("first", "other"), jobs, settings, strict=True):
+        if flags:
+            told = ", ".join(f"{key} = {value}" for key, value in flags.items())
+            yield Text(f"the {which} server, {job.profile}: {told}")
 
 
 def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:

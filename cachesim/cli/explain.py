@@ -5,12 +5,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cachesim.cli.jobs import jobs_of
+from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.run import play, status, write_report
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading
 from cachesim.report.story import story
+from cachesim.scenario.checks import step_name
+from cachesim.scenario.readers import nearest, short
 from cachesim.scenario.result import Run
 
 
@@ -21,18 +24,32 @@ def explain_command(
     seed: int | None = None,
     arithmetic: ArithmeticName = "float",
     report: Path | None = None,
+    step: str | None = None,
 ) -> int:
-    """Print the story of a scenario on each of its profiles."""
+    """Print the story of a scenario, or of one step, on each of its profiles."""
     screen = results()
     jobs = jobs_of([name], profiles, seed)
+    number = None if step is None else step_number(jobs[0], step)
     runs: list[Run] = []
     played = play(jobs, arithmetic, verify=True, detail=True)
     for job, run in zip(jobs, played, strict=True):
         if not runs:
             show(screen, heading(job.scenario, [run]))
         show(screen, Text(f"\non {run.profile}", style="name"))
-        show(screen, story(run))
+        show(screen, story(run, only=number))
         runs.append(run)
     if report is not None:
         write_report(runs, report)
     return status(runs)
+
+
+def step_number(job: Job, step: str) -> int:
+    """A step by its name, or by its number counted from 1."""
+    names = [step_name(job.scenario, index) for index in range(len(job.scenario.step))]
+    if step in names:
+        return names.index(step)
+    if step.isdecimal() and 1 <= int(step) <= len(names):
+        return int(step) - 1
+    hint = nearest(step, names) or f"; there are {', '.join(names[:20])}"
+    msg = f"{job.source}: there is no step {short(step)}{hint}"
+    raise InputError(msg)

@@ -16,10 +16,12 @@ from cachesim.scenario.result import Run, SlotCount, Step
 MOST_CHECKPOINTS: Final = 8
 
 
-def story(run: Run) -> RenderableType:
-    """A whole run."""
+def story(run: Run, *, only: int | None = None) -> RenderableType:
+    """A whole run, or one step of it."""
     parts: list[RenderableType] = [Text(LEGEND, style="quiet")]
     for index, step in enumerate(run.steps):
+        if only not in {None, index}:
+            continue
         parts += [Text(), step_before(run, index)]
         parts.append(event_lines(each for each in step.events if each.loudness() != "quiet"))
         parts.append(step_after(run, index))

@@ -24,6 +24,12 @@ from cachesim.scenario.writing import to_toml
 from cachesim.units import Array
 from cachesim.verify.oracle import Oracle
 
+MOST_SEEN: Final = 4_000_000
+"""Tokens and runs of cells in all moments together: who watches a long run sees its beginning."""
+
+UNSEEN: Final = -1
+"""The number of a moment after that."""
+
 ROWS: Final = 8
 """Generated tokens whose logits are told, from the first one on."""
 
@@ -40,6 +46,7 @@ class Watcher:
             raise ContractError(msg)
         self.session = session
         self.trace: Traced = session.trace
+        self.left = MOST_SEEN
         self.moments: dict[Held, int] = {}
         self.untils: list[int] = []  # how many tokens had been born when each was first seen
         self.at: list[int] = []  # the moment after each event
@@ -49,8 +56,11 @@ class Watcher:
         session.engine.after_each_event(self._hear)
 
     def _moment(self) -> int:
+        if self.left <= 0:
+            return UNSEEN
         held = self.session.engine.held()
         if held not in self.moments:
+            self.left -= size_of(held)
             self.moments[held] = len(self.moments)
             self.untils.append(self.trace.births)
         return self.moments[held]
@@ -105,6 +115,16 @@ class Watcher:
             )
             before = at[-1] if at else before
         return details
+
+
+def size_of(held: Held) -> int:
+    """How much a moment has to tell."""
+    tokens = sum(len(slot.tokens) for slot in held.slots)
+    tokens += sum(len(each.tokens) for each in held.entries)
+    tokens += sum(len(each) for entry in held.entries for _, each in entry.held)
+    runs = sum(len(each.runs) for each in (*held.cells, *held.companion_cells))
+    runs += sum(len(each.runs) for slot in held.slots for each in slot.checkpoints)
+    return 1 + tokens + runs
 
 
 def logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:

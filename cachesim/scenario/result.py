@@ -138,7 +138,7 @@ class StepDetail:
 
     prompt: Annotated[tuple[int, ...], "The prompt's tokens."]
     parts: Annotated[tuple[Stretch, ...], "The named parts that it is made of."]
-    before: Annotated[int, "The state before the step, as a number in the run's states."]
+    before: Annotated[int, "The state before the step, by its number in the run; -1: not seen."]
     at: Annotated[tuple[int, ...], "The state after each event."]
     logits: Annotated[tuple[LogitRow, ...], "The first generated tokens, cached and cold."]
 

@@ -140,3 +140,30 @@ def test_there_is_a_completion_script_for_every_shell(shell: str, capsys: Captur
 
     script = capsys.readouterr().out
     assert all(word in script for word in ("explain", "watch", "llama.cpp"))
+
+
+def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
+    command = ["diff", "b9538", "b9538", STALE, "--arithmetic", "ring"]
+
+    assert main(command) == 0
+    assert main([*command, "--set-one", "ctx-checkpoints=0"]) == 1
+
+    out = capsys.readouterr().out
+    assert "the first server, llama.cpp@b9538: ctx_checkpoints = 0" in out
+    assert "steps differ; the first is A" in out
+
+
+@pytest.mark.parametrize("step", ["C", "3"])
+def test_one_step_is_explained(step: str, capsys: Capture) -> None:
+    command = ["explain", STALE, "-p", "b9538", "--arithmetic", "ring", "--step", step]
+
+    assert main(command) == 0
+
+    out = capsys.readouterr().out
+    assert "3. C  a prompt of 40 tokens" in out
+    assert "1. A" not in out
+
+
+def test_a_step_that_is_not_there_is_wrong_usage(capsys: Capture) -> None:
+    assert main(["explain", STALE, "--step", "D"]) == 2
+    assert "there is no step 'D'; there are A, B, C" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_an_expected_wrong_answer_is_not_called_ok(capsys: pytest.CaptureFixture
 
 
 def test_a_profile_is_broken_between_its_patches() -> None:
-    assert "llama.cpp@b11549\n+erase-equal\n+24143" == broken(
-        "llama.cpp@b11549+erase-equal+24143", 18
-    )
+    profile = "llama.cpp@b11549+erase-equal+24143"
+
+    assert "llama.cpp@b11549\n+erase-equal+24143" == broken(profile, 18)
     assert "b11549+24143" == broken("b11549+24143", 18)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from cachesim.engines.events import Event, EventLog
+from cachesim.report.html import page
 from cachesim.scenario import full_profile, load, output_schema, run
 from cachesim.scenario.provenance import NOBODY, Origin, pieces
+from cachesim.scenario.shipped import shipped_files
 from tests.scenario.json_schema import errors
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -170,3 +172,24 @@ def test_a_log_of_events_tells_of_each_one_however_it_comes() -> None:
     log.extend([Event(), Event()])
 
     assert [1, 2, 3] == heard
+
+
+THREE = "llama.cpp-three-requests"
+
+
+def test_who_watches_a_long_run_sees_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page holds what fits; the run itself and its counts are whole."""
+    scenario = load(next(path for path in shipped_files() if path.stem == THREE))
+    profile = full_profile("llama.cpp", "b9538")
+    whole = run(scenario, profile, arithmetic="ring", detail=True)
+    monkeypatch.setattr("cachesim.scenario.detail.MOST_SEEN", 60)
+
+    part = run(scenario, profile, arithmetic="ring", detail=True)
+
+    seen = [[*each.detail.at] for each in part.steps if each.detail]
+    assert -1 in seen[-1]
+    assert -1 not in seen[0][:1]
+    assert max(number for each in seen for number in each) < len(part.detail.states)
+    assert len(part.detail.states) < len(whole.detail.states)
+    assert [step.cached for step in whole.steps] == [step.cached for step in part.steps]
+    page([part])
