@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +29,9 @@ from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.statements import side_by_side
 from cachesim.verify.oracle import Oracle
+
+STATES: Final = 20_000
+"""Moments of all runs together that a page might still hold."""
 
 SOON_DONE: Final = 8
 """So many runs are over before anyone looks at a bar."""
@@ -60,16 +64,30 @@ def run_command(
     )
     if output == "jsonl" and report is None:
         return _stream(played, detail=detail)
-    runs = list(played)
-    if report is not None:
-        write_report(runs, report)
+    runs = list(played if detail else seen_first(played))
     if output == "json":
         sys.stdout.write(json_output.document(runs, detail=detail) + "\n")
     elif output == "jsonl":
         _write_lines(runs, detail=detail)
     else:
         _show(jobs, runs, results())
+    if report is not None:
+        sys.stdout.flush()
+        write_report(runs, report)
     return status(runs)
+
+
+def seen_first(played: Iterable[Run]) -> Iterator[Run]:
+    """The runs, with what was held in each as long as that may fit on a page."""
+    left = STATES
+    for each in played:
+        states = 0 if each.detail is None else len(each.detail.states)
+        left -= states
+        if states and left < 0:
+            steps = tuple(replace(step, detail=None) for step in each.steps)
+            yield replace(each, steps=steps, detail=None)
+        else:
+            yield each
 
 
 def check_writable(report: Path | None) -> None:
@@ -88,13 +106,18 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     """The page of some runs, as one file; its name goes to standard error."""
     from cachesim.report import html  # noqa: PLC0415 - a page is rarely asked for
 
-    text = html.page(runs)
+    text, left_out = html.page_of_most(runs)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         msg = f"--report {path}: cannot be written: {error.strerror or error}"
         raise InputError(msg) from None
-    show(notes(), Text(f"report: {path}"))
+    told = f"report: {path}"
+    if left_out:
+        told += (
+            f", with {len(runs) - left_out} of {len(runs)} runs: those of most interest that fit"
+        )
+    show(notes(), Text(told))
 
 
 def status(runs: Sequence[Run]) -> int:

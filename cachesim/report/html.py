@@ -35,15 +35,48 @@ SCRIPTS: Final = (
 )
 
 
+class TooLargeError(InputError):
+    """A page that would pass its limit even without any state; `size` is what it would have."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        kilo = limit // 1000
+        super().__init__(
+            f"the report would be larger than {kilo} kB: name fewer scenarios or profiles"
+        )
+        self.size = size
+
+
+def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> tuple[str, int]:
+    """One page of as many runs as fit into the limit, and how many were left out.
+
+    Runs that were not as expected come first, then those that show a wrong answer.
+    """
+    kept = list(range(len(runs)))
+    urgent = sorted(kept, key=lambda i: (runs[i].as_expected, not is_wrong(runs[i]), i))
+    while True:
+        try:
+            return page([runs[i] for i in kept], limit=limit), len(runs) - len(kept)
+        except TooLargeError as error:
+            if len(kept) == 1:
+                raise
+            fits = int(0.9 * len(kept) * limit / error.size)
+            kept = sorted(urgent[: min(max(1, fits), len(kept) - 1)])
+
+
+def is_wrong(run: Run) -> bool:
+    """Whether any step shows a wrong answer."""
+    return any(step.answer == "diverged" for step in run.steps)
+
+
 def page(runs: Sequence[Run], *, limit: int = LIMIT) -> str:
     """One page of all runs; what is too much for the limit is told less often."""
     plain = "\n".join(fragment(run, styled=False) for run in runs)
     for each in thinner([run.to_json() for run in runs]):
         text = _filled(each, plain)
-        if len(text.encode()) <= limit:
+        size = len(text.encode())
+        if size <= limit:
             return text
-    msg = f"the report would be larger than {limit // 1000} kB: name fewer scenarios or profiles"
-    raise InputError(msg)
+    raise TooLargeError(size, limit)
 
 
 def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:

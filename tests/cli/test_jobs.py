@@ -1,6 +1,7 @@
 """What is played: profiles of the right engine, other flags, so many processes, one page."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,22 @@ def test_one_step_is_explained(step: str, capsys: Capture) -> None:
 def test_a_step_that_is_not_there_is_wrong_usage(capsys: Capture) -> None:
     assert main(["explain", STALE, "--step", "D"]) == 2
     assert "there is no step 'D'; there are A, B, C" in capsys.readouterr().err
+
+
+def test_a_page_of_too_many_runs_holds_those_of_most_interest_and_says_so(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("cachesim.report.html.page_of_most.__kwdefaults__", {"limit": 150_000})
+    page = tmp_path / "page.html"
+    names = ["llama.cpp-three-requests-dense", STALE, "llama.cpp-26191-f-keep"]
+
+    assert main(["run", *names, "--arithmetic", "ring", "--report", str(page)]) == 0
+
+    printed = capsys.readouterr()
+    assert "7 runs, 7 as expected" in printed.out
+    held = re.search(r"with (\d) of 7 runs: those of most interest that fit", printed.err)
+    assert held is not None
+    assert 1 <= int(held[1]) < 7
+    assert STALE in page.read_text()
+    assert page.stat().st_size <= 150_000
