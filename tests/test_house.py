@@ -95,3 +95,24 @@ def test_every_engine_is_registered() -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_stay_short_enough_to_read(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 420
+
+
+NAMES_AN_ENGINE = {"logs", "real", "lessons"}
+"""Rooms that are about one engine's logs, its package, or its story."""
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_an_engines_own_room_knows_its_name_and_releases(path: Path) -> None:
+    """Everybody else asks the families: a list of engines or releases would be a second one."""
+    room = room_of(path)
+    if room in NAMES_AN_ENGINE or (room == "engines" and path.parent.name != "engines"):
+        return
+
+    told = {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+    names = {name for family in FAMILIES.values() for name in (family.name, *family.names())}
+    assert told & names == set()

@@ -67,10 +67,12 @@ def _each(family: Family[Any, Any], table: tuple[Option, ...], release: str) -> 
 
 def _default(family: Family[Any, Any], option: Option, release: str) -> str:
     """The release's default, or all of them with the releases that they came with."""
-    if release:
-        return plain(family.default(option, release))
-    later = (f"{plain(value)} since {since}" for since, value in option.later.items())
-    return ", ".join((plain(option.default), *later))
+    first = next(iter(family.having(option)), family.names()[0])
+    if release or option.patch:
+        return plain(family.default(option, release or first))
+    begins = family.since(first)[1:]
+    later = (f"{plain(value)} since {at}" for at, value in option.later.items() if at in begins)
+    return ", ".join((plain(family.default(option, first)), *later))
 
 
 def plain(value: object) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.rope import Rope
 from cachesim.errors import UpstreamAbort
@@ -64,7 +65,8 @@ class Player:
         engine = Engine.create(profile, model=spec, options=dict(options), arithmetic="counts")
         assert isinstance(engine, LlamaCpp)  # noqa: S101 - the profile says so
         self.engine = engine
-        self.knows_messages = "b9093" not in profile
+        knowing = FAMILY.having(FAMILY.option("message_spans"))
+        self.knows_messages = engine.profile.release in knowing
         self.tickets: dict[int, Ticket] = {}
         self.asked: dict[int, Asked] = {}
         self.seen: dict[int, int] = {}  # events there were when a request came

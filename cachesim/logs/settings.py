@@ -212,7 +212,7 @@ def _options(log: ServerLog, release: str) -> dict[str, Setting]:
         options["ctx_checkpoints"] = Setting(int(facts["checkpoints"]), "printed")
     elif "checkpoints-off" in facts:
         options["ctx_checkpoints"] = Setting(0, "printed")
-    if "min-step" in facts and release != "b9093":
+    if "min-step" in facts and release in FAMILY.having(FAMILY.option("checkpoint_min_step")):
         options["checkpoint_min_step"] = Setting(int(facts["min-step"]), "printed")
     options |= _threshold(log)
     if "swa-full" in facts:

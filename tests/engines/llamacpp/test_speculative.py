@@ -95,6 +95,18 @@ def test_a_target_that_can_be_cut_and_a_companion_that_cannot_end_the_process(
         talk(engine, run(range(300, 340)), drafts=(as_tokens([3, 4, 5]),))
 
 
+@pytest.mark.parametrize(("batch_size", "predict"), [(2, 4), (3, 8)])
+def test_a_draft_longer_than_the_batch_ends_the_process(batch_size: int, predict: int) -> None:
+    """As the wheels of b9294 to b9873 do; one token more in the batch, and they answer."""
+    prompt, drafts = run(range(300, 320)), ((4, 5, 6), (4, 5, 6))
+    options = {"spec_type": "draft-mtp", "batch_size": batch_size}
+    with pytest.raises(UpstreamAbort, match="llama_batch size exceeded"):
+        talk(create(JUNE, "hybrid-mtp", **options), prompt, predict, drafts=drafts)
+
+    roomy = create(JUNE, "hybrid-mtp", **options | {"batch_size": batch_size + 1})
+    assert predict == len(talk(roomy, prompt, predict, drafts=drafts).generated)
+
+
 @both
 def test_a_draft_never_overshoots_the_budget_or_the_context(profile: str) -> None:
     engine = create(profile, "hybrid-mtp", spec_type="draft-mtp", ctx_size=256)
