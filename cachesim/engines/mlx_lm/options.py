@@ -78,6 +78,35 @@ class MlxOptions:
         unit="replies",
         tried=(32, 2, 1),
     )
+    kv_bits: int | None = option(
+        "--kv-bits",
+        "bits of a stored key or value; silent: they are not packed. No batches then",
+        default=None,
+        kind="whole number",
+        low=2,
+        high=8,
+        unit="bits",
+        since="0.32.0",
+        may_be_silent=True,
+    )
+    kv_group_size: int = option(
+        "--kv-group-size",
+        "numbers that share a scale",
+        default=64,
+        low=32,
+        high=128,
+        unit="numbers",
+        since="0.32.0",
+    )
+    quantized_kv_start: int = option(
+        "--quantized-kv-start",
+        "tokens from which on a layer is packed",
+        default=5000,
+        low=0,
+        high=MOST,
+        unit="tokens",
+        since="0.32.0",
+    )
     max_tokens: int = option(
         "--max-tokens",
         "the most tokens of a reply, where the request does not say",

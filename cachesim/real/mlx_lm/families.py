@@ -265,8 +265,8 @@ def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:  
 
 def toy_of(model: Mapping[str, Any], vocabulary: int) -> ModelSpec:
     """The small toy of a workload's model."""
-    window = {"window": model["window"]} if model.get("window") else {}
-    return spec_of(model["family"], small=True, vocabulary=vocabulary, **window)
+    changes = {name: model[name] for name in ("window", "head_size") if model.get(name)}
+    return spec_of(model["family"], small=True, vocabulary=vocabulary, **changes)
 
 
 def order_of(spec: ModelSpec, weights: Path) -> dict[str, Any]:

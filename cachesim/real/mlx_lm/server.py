@@ -81,7 +81,7 @@ class ServerAgreement:
             for request in group["requests"]
         )
         self.wrong_states[kind] += sum(
-            not all(layer["state_is_key"] for layer in insertion["layers"])
+            any(layer["state_is_key"] is False for layer in insertion["layers"])
             for group in line["results"]
             for insertion in group["inserted"]
         )

@@ -105,8 +105,9 @@ class StoreWatch:
         entry: Json = {"class": type(layer).__name__, "trimmable": layer.is_trimmable()}
         at_end = True
         if hasattr(layer, "offset"):
+            keys = layer.keys[0] if isinstance(layer.keys, (list, tuple)) else layer.keys
             entry["offset"] = layer.offset
-            entry["rows"] = 0 if layer.keys is None else layer.keys.shape[2]
+            entry["rows"] = 0 if keys is None else keys.shape[2]
             at_end = layer.offset == len(key)
         else:
             entry["filled"] = [each is not None for each in layer.cache]
@@ -114,7 +115,10 @@ class StoreWatch:
             entry["nbytes"] = layer.nbytes
         except (AttributeError, NotImplementedError) as error:
             entry["nbytes"] = {"error": type(error).__name__}
-        entry["state_is_key"] = at_end and self._close(_content(cold), _content(layer))
+        if isinstance(getattr(layer, "keys", None), (list, tuple)):
+            entry["state_is_key"] = None  # packed numbers are never the computed ones
+        else:
+            entry["state_is_key"] = at_end and self._close(_content(cold), _content(layer))
         return entry
 
     def _close(self, one: Sequence[Real], other: Sequence[Real]) -> bool:

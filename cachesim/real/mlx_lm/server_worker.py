@@ -150,9 +150,9 @@ class Provider:
             prompt_concurrency=options.get("prompt_concurrency", 8),
             decode_concurrency=options.get("decode_concurrency", 32),
             prefill_step_size=options.get("prefill_step_size", 2048),
-            kv_bits=None,
-            kv_group_size=64,
-            quantized_kv_start=5000,
+            kv_bits=options.get("kv_bits"),
+            kv_group_size=options.get("kv_group_size", 64),
+            quantized_kv_start=options.get("quantized_kv_start", 5000),
         )
 
     def load(self, *_: Real) -> tuple[Real, Real]:

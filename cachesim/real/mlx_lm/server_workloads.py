@@ -18,6 +18,9 @@ Request: TypeAlias = dict[str, Any]
 VOCABULARY: Final = 64
 END_MARK: Final = 3
 PLAYED: Final = (*CLASSES, *OTHERS)
+PACKABLE: Final = ("llama", "qwen3_5", "gemma3_text")
+"""Families whose heads can be as wide as a group; the last one's rings refuse to be packed."""
+
 WINDOWS: Final = (8, 16, 32, 64)
 OPTIONS: Final[Mapping[str, Sequence[int]]] = {
     "prompt_cache_size": (1, 2, 4, 6),
@@ -184,9 +187,19 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
         and not (name == "prompt_cache_bytes" and family in OTHERS)
         and not (name == "prefill_step_size" and reads_beyond(release, family))
     }
+    if family in PACKABLE and _is_set_on(release, "kv_bits") and random.random() < 0.2:
+        model["head_size"] = 64  # groups are never smaller than 32 numbers
+        options |= {
+            "kv_bits": random.choice((4, 8)),
+            "kv_group_size": random.choice((32, 64)),
+            "quantized_kv_start": random.choice((0, 12, 40)),
+        }
     tokenizer = WordTokenizer(template, VOCABULARY)
     drawer = Drawer(random, tokenizer, rules.stop_words_end_generation)
     steps = [drawer.group() for _ in range(random.randint(3, groups))]
+    if "kv_bits" in options:
+        for request in (each for group in steps for each in group):
+            request.pop("leaves_after", None)  # requests are served alone, with no turns between
     return {
         "id": f"{family}/{seed}/{number}",
         "version": release,

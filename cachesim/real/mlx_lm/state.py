@@ -5,6 +5,7 @@ import numpy as np
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
@@ -30,13 +31,15 @@ class ColdStates:
             self._known[key] = cache
         return self._known[key]
 
-    def agree(self, key: Tokens, cache: PromptCache) -> list[bool]:
+    def agree(self, key: Tokens, cache: PromptCache) -> list[bool | None]:
         """Layer by layer: the same tokens, at the same places, with the same bits."""
         pairs = zip(leaves(self.state(key)), leaves(cache), strict=True)
         return [_agrees(cold, layer, len(key)) for cold, layer in pairs]
 
 
-def _agrees(cold: LayerCache, layer: LayerCache, count: int) -> bool:
+def _agrees(cold: LayerCache, layer: LayerCache, count: int) -> bool | None:
+    if isinstance(layer, QuantizedKVCache):
+        return None  # packed numbers are never the computed ones
     if isinstance(cold, ArraysCache) and isinstance(layer, ArraysCache):
         return all(_same(one, two) for one, two in zip(cold.cache, layer.cache, strict=True))
     if getattr(layer, "offset", None) != count:

@@ -9,6 +9,7 @@ from cachesim.engines.mlx_lm.caches.cache_list import CacheList
 from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 
 
@@ -32,6 +33,7 @@ __all__ = [
     "ChunkedKVCache",
     "KVCache",
     "LayerCache",
+    "QuantizedKVCache",
     "RotatingKVCache",
     "can_trim_prompt_cache",
     "trim_prompt_cache",

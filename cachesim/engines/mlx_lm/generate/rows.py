@@ -14,6 +14,7 @@ import numpy as np
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.model.arithmetic import LayerShape
@@ -50,6 +51,7 @@ class CachedRows:
     landed: Integers  # (batch, columns), -1 where the cache lost the column
     offsets: Integers  # (batch,), the position of each row's first column
     window: int | None
+    quantized: QuantizedKVCache | None = None  # what rounds the numbers that are written
 
     @classmethod
     def place(
@@ -76,12 +78,15 @@ class CachedRows:
             landed=landed,
             offsets=offsets,
             window=window,
+            quantized=layer if isinstance(layer, QuantizedKVCache) else None,
         )
 
     def write(
         self, row: int, columns: Integers, positions: Integers, keys: Array, values: Array
     ) -> None:
         """Fill in columns of one row."""
+        if self.quantized is not None:
+            keys, values = self.quantized.rounded_keys(keys), self.quantized.rounded(values)
         places = self.landed[row, columns]
         kept = places >= 0
         places = places[kept]

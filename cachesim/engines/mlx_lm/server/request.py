@@ -40,6 +40,7 @@ class Job:
     generated: list[Token] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     should_stop: bool = False
+    quantized: bool = False  # keys and values were packed on the way
     finish_reason: str | None = None
     error: str | None = None
     message: str = ""
@@ -64,6 +65,7 @@ class Job:
             losses=self.ledger.losses,
             error=self.error,
             message=self.message,
+            approximated="quantised keys and values" if self.quantized else None,
         )
 
 

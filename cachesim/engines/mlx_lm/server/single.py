@@ -1,4 +1,4 @@
-"""Requests that are served alone: a seed, or a model whose layer caches cannot be merged.
+"""Requests that are served alone: a seed, `--kv-bits`, or layer caches that cannot be merged.
 
 prompt  [ cached | rest, in steps | last token ]   then one token after the other
 """
@@ -7,13 +7,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, UpstreamValueError, name_of
+from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.server.batch import Serving
 from cachesim.engines.mlx_lm.server.request import Job
 from cachesim.engines.mlx_lm.server.segments import cut
 from cachesim.engines.mlx_lm.server.snapshot_keys import snapshot_key
+from cachesim.model.layers.rope import halves_order
 from cachesim.units import Count, Token, Tokens
 
 
@@ -59,6 +63,7 @@ def _serve(serving: Serving, job: Job) -> None:
         if stop or job.should_stop:
             reason = "stop" if stop else reason
             break
+    job.quantized = any(isinstance(layer, QuantizedKVCache) for layer in held)
     serving.finish(job, reason)
     serving.store.insert(job, job.cache_key, held)
 
@@ -76,6 +81,7 @@ def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Ite
     while total - done > 1:
         count = min(serving.options.prefill_step_size, total - done - 1)
         serving.model(np.array([rest[done : done + count]], dtype=np.int64), cache)
+        _quantize(serving, cache)
         done += count
         _tell_progress(serving, job, done, total)
     token = _step(serving, job, rest[-1], cache)
@@ -89,7 +95,31 @@ def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Ite
 
 def _step(serving: Serving, job: Job, token: Token, cache: PromptCache) -> Token:
     logits = serving.model(np.array([[token]], dtype=np.int64), cache)
+    _quantize(serving, cache)
     return job.sampler(logits[0])
+
+
+def _quantize(serving: Serving, cache: PromptCache) -> None:
+    """`--kv-bits`: attention layers are packed once they are long enough.
+
+    Follows `maybe_quantize_kv_cache`, which changes the list in place. Rings refuse; recurrent
+    layers, and lists of caches, are passed over.
+    """
+    options = serving.options
+    if options.kv_bits is None:
+        return
+    shapes = serving.model.network.shapes
+    for index, (shape, layer) in enumerate(zip(shapes, cache, strict=False)):
+        long = getattr(layer, "offset", -1) >= options.quantized_kv_start
+        if shape.ledger or not long or isinstance(layer, QuantizedKVCache):
+            continue
+        if isinstance(layer, RotatingKVCache):
+            layer.to_quantized(options.kv_group_size, options.kv_bits)
+        elif isinstance(layer, KVCache):
+            packed = QuantizedKVCache(layer.rules, options.kv_group_size, options.kv_bits)
+            packed.key_order = halves_order(serving.model.network.spec)
+            packed.take(layer, shape.key)
+            cache[index] = packed
 
 
 def _tell_progress(serving: Serving, job: Job, done: int, total: int) -> None:

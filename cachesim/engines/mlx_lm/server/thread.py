@@ -60,8 +60,10 @@ class ResponseGenerator:
 
     @property
     def is_batchable(self) -> bool:
-        """Whether every layer cache of the model can be merged with others."""
-        return all(type(layer).has_merge for layer in self.serving.model.make_cache())
+        """Whether every layer cache of the model can be merged with others, and none is packed."""
+        return self.serving.options.kv_bits is None and all(
+            type(layer).has_merge for layer in self.serving.model.make_cache()
+        )
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do. Follows `_generate`."""
