@@ -1,32 +1,18 @@
-"""A slot on disk: tokens, state and checkpoints.
+"""A slot on disk: tokens, state and checkpoints, then the layers' elements in that order."""
 
-bytes   field (little-endian)
-4       magic "CSIK"
-4       format version, 1
-4       CRC-32 of everything that follows
-4       length of a JSON text
-...     the text: tokens, states (positions, sizes, layers with shape and element type)
-...     the layers' elements in the order of the text
-"""
-
-import json
 import math
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines import slot_file
 from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.state import SequenceState
-from cachesim.engines.llamacpp.save import tokens_of, whole
-from cachesim.errors import BlobError
+from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.units import Array, Count, Pos, Token
 
 MAGIC: Final = b"CSIK"
-VERSION: Final = 1
-HEAD: Final = struct.Struct("<4sIII")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,29 +38,14 @@ def encode(saved: SavedSlot) -> bytes:
             for c in saved.checkpoints
         ],
     }
-    head = json.dumps(text, separators=(",", ":")).encode()
-    body = head + b"".join(elements)
-    return HEAD.pack(MAGIC, VERSION, zlib.crc32(body), len(head)) + body
+    return slot_file.write(MAGIC, text, elements)
 
 
 def decode(data: bytes) -> SavedSlot:
     """Read a slot back; anything that is not whole is refused."""
-    if len(data) < HEAD.size or not data.startswith(MAGIC):
-        msg = "this is no slot file of ik_llama.cpp's engine: save one with slot-save"
-        raise BlobError(msg)
-    _, version, checksum, length = HEAD.unpack_from(data)
-    body = data[HEAD.size :]
-    if version != VERSION:
-        msg = f"slot file format {version}; this cachesim reads format {VERSION}"
-        raise BlobError(msg)
-    if zlib.crc32(body) != checksum:
-        msg = "the slot file is damaged: its checksum does not match; save the slot again"
-        raise BlobError(msg)
-    try:
-        return _read(json.loads(body[:length]), _Elements(body[length:]))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        msg = f"the slot file is damaged: {type(error).__name__}: {error}"
-        raise BlobError(msg) from error
+    return slot_file.read(
+        data, MAGIC, "ik_llama.cpp", lambda text, rest: _read(text, _Elements(rest))
+    )
 
 
 def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:

@@ -1,19 +1,16 @@
 """Slot save, restore and erase: what `POST /slots/{id}?action=...` does.
 
-A slot file: magic "CSSL", then little-endian format version (4), CRC-32 of the rest (4), the length
-of a JSON text (4), that text (tokens, what is approximate, and the numbers of each checkpoint), and
-packed states one after another: the slot's, then target and companion of each checkpoint.
+A slot file's text holds tokens, what is approximate, and the numbers of each checkpoint; packed
+states follow one after another: the slot's, then target and companion of each checkpoint.
 """
 
-import json
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines import slot_file
 from cachesim.engines.base import ByteStore, Reply
 from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.events import (
@@ -26,12 +23,11 @@ from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, Slot
 from cachesim.engines.llamacpp.task import Task
+from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.errors import BlobError, OptionError
 from cachesim.units import Array, Count, Pos, Token
 
 MAGIC: Final = b"CSSL"
-VERSION: Final = 1
-HEAD: Final = struct.Struct("<4sIII")
 NO_TASK: Final = -1
 """The task of a checkpoint that came from a file."""
 
@@ -183,9 +179,7 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
         "state": len(blobs[0]),
         "checkpoints": entries,
     }
-    text = json.dumps(head, separators=(",", ":")).encode()
-    body = text + b"".join(blobs)
-    return HEAD.pack(MAGIC, VERSION, zlib.crc32(body), len(text)) + body
+    return slot_file.write(MAGIC, head, blobs)
 
 
 def _row(drafter: Array | None) -> dict[str, Any] | None:
@@ -197,22 +191,7 @@ def _row(drafter: Array | None) -> dict[str, Any] | None:
 
 def decode(data: bytes) -> SlotFile:
     """Read what `encode` wrote; what is damaged or foreign is refused."""
-    if len(data) < HEAD.size or data[:4] != MAGIC:
-        msg = "this is no slot file of cachesim: it does not begin with CSSL"
-        raise BlobError(msg)
-    _, version, checksum, length = HEAD.unpack_from(data)
-    body = data[HEAD.size :]
-    if version != VERSION:
-        msg = f"the slot file has format {version}; this cachesim reads {VERSION}"
-        raise BlobError(msg)
-    if zlib.crc32(body) != checksum or length > len(body):
-        msg = "the slot file is damaged: its checksum differs"
-        raise BlobError(msg)
-    try:
-        return _read(json.loads(body[:length]), _Blobs(body[length:]))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        msg = f"the slot file is damaged: {type(error).__name__}: {error}"
-        raise BlobError(msg) from error
+    return slot_file.read(data, MAGIC, "llama.cpp", lambda head, rest: _read(head, _Blobs(rest)))
 
 
 def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
@@ -226,19 +205,6 @@ def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
         blob=unpack(blobs.take(head["state"])),
         checkpoints=[_checkpoint(each, blobs) for each in head["checkpoints"]],
     )
-
-
-def whole(value: object, low: int = -1) -> int:
-    """A count, a position or a token of a file; anything else is damage."""
-    if type(value) is not int or not low <= value < 1 << 31:
-        msg = f"{value!r} is no whole number that could stand there"
-        raise ValueError(msg)
-    return value
-
-
-def tokens_of(ids: list[Any]) -> list[Token]:
-    """Token ids that a file names."""
-    return [Token(whole(each, 0)) for each in ids]
 
 
 @dataclass(slots=True)

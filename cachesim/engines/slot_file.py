@@ -1,0 +1,65 @@
+"""A slot on disk: the frame that every engine's slot files share.
+
+bytes   field (little-endian)
+4       magic, an engine's own
+4       format version, 1
+4       CRC-32 of everything that follows
+4       length of a JSON text
+...     the text: what the engine says of the slot
+...     what the text describes, in its order
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from cachesim.errors import BlobError
+from cachesim.units import Token
+
+VERSION: Final = 1
+HEAD: Final = struct.Struct("<4sIII")
+
+T = TypeVar("T")
+
+
+def write(magic: bytes, head: Mapping[str, Any], parts: Iterable[bytes]) -> bytes:
+    """A slot as bytes: what is said of it, and the parts that this describes."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    body = text + b"".join(parts)
+    return HEAD.pack(magic, VERSION, zlib.crc32(body), len(text)) + body
+
+
+def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]) -> T:
+    """What `make` makes of a file's text and parts; what is damaged or foreign is refused."""
+    if len(data) < HEAD.size or data[:4] != magic:
+        begins = magic.decode()
+        msg = f"this is no slot file of {engine}: it does not begin with {begins}; save one anew"
+        raise BlobError(msg)
+    _, version, checksum, length = HEAD.unpack_from(data)
+    body = data[HEAD.size :]
+    if version != VERSION:
+        msg = f"the slot file has format {version}; this cachesim reads {VERSION}"
+        raise BlobError(msg)
+    if zlib.crc32(body) != checksum or length > len(body):
+        msg = "the slot file is damaged: its checksum differs; save the slot again"
+        raise BlobError(msg)
+    try:
+        return make(json.loads(body[:length]), body[length:])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        msg = f"the slot file is damaged: {type(error).__name__}: {error}"
+        raise BlobError(msg) from error
+
+
+def whole(value: object, low: int = -1) -> int:
+    """A count, a position or a token of a file; anything else is damage."""
+    if type(value) is not int or not low <= value < 1 << 31:
+        msg = f"{value!r} is no whole number that could stand there"
+        raise ValueError(msg)
+    return value
+
+
+def tokens_of(ids: list[Any]) -> list[Token]:
+    """Token ids that a file names."""
+    return [Token(whole(each, 0)) for each in ids]
