@@ -1,14 +1,19 @@
-"""How many examples the suite needs to catch a mutant."""
+"""How many examples a mutant takes until it is caught, and that without it none of them is.
+
+A crash of the changed code counts apart from a wrong answer or a wrong count: a suite that only
+sees the crash has not compared anything. The control is the same hunt with the mutant switched off.
+"""
 
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import Profile
-from cachesim.errors import CachesimError, InputError
+from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.real.vectors import ik_server, llama_server, mlx_classes, mlx_server
 from cachesim.testing.search import workloads
 from cachesim.testing.trial import play
@@ -16,9 +21,9 @@ from cachesim.testing.workloads import Shape
 from tests.mutants.switches import Mutant
 
 VECTORS: Final = Path(__file__).parent.parent / "vectors"
-PATIENCE: Final = 400
 
 Mismatch = Callable[[Mapping[str, Any]], object]
+How: TypeAlias = Literal["wrong answer", "wrong count", "crash"]
 
 REPLAYS: Final[Mapping[str, Mismatch]] = {
     "server-b9093": llama_server.mismatch,
@@ -31,6 +36,14 @@ REPLAYS: Final[Mapping[str, Mismatch]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """The example that showed it, counted from 1, and what it showed."""
+
+    after: int
+    how: How
+
+
 @cache
 def recorded(name: str) -> tuple[dict[str, Any], ...]:
     """The lines of a file of recorded workloads."""
@@ -38,38 +51,54 @@ def recorded(name: str) -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(line) for line in lines)
 
 
-def caught_after(mutant: Mutant) -> int | None:
-    """Examples until the mutant is caught; None: it got away."""
+def caught(mutant: Mutant) -> Catch | None:
+    """What the hunt finds with the mutant; None: it got away."""
     with mutant.on():
-        return _by_records(mutant) if mutant.caught_by == "records" else _by_answers(mutant)
+        return _hunt(mutant, mutant.profile, mutant.patience)
 
 
-def _by_answers(mutant: Mutant) -> int | None:
-    profile = Profile.parse(mutant.profile)
-    shape = Shape(**mutant.shape)
-    drawn = workloads(profile, mutant.model, shape=shape)
-    for number in range(PATIENCE):
+def control(mutant: Mutant, *, examples: int | None = None) -> Catch | None:
+    """What the same hunt finds without the mutant, which has to be nothing.
+
+    Where a profile is the bug, the control is the profile that is cured of it. `examples` may be
+    fewer than the hunt's own.
+    """
+    most = mutant.patience if examples is None else min(examples, mutant.patience)
+    return _hunt(mutant, mutant.cured or mutant.profile, most)
+
+
+def _hunt(mutant: Mutant, profile: str, examples: int) -> Catch | None:
+    if mutant.caught_by == "records":
+        return _by_records(mutant, profile, examples)
+    return _by_answers(mutant, Profile.parse(profile), examples)
+
+
+def _by_answers(mutant: Mutant, profile: Profile, examples: int) -> Catch | None:
+    drawn = workloads(Profile.parse(mutant.profile), mutant.model, shape=Shape(**mutant.shape))
+    for number in range(1, examples + 1):
         scenario = next(drawn)
         try:
             finding = play(scenario, profile).finding
         except InputError:
             raise  # what was asked does not fit the profile: nothing was caught
         except (CachesimError, ValueError, IndexError, AssertionError):
-            return number + 1  # the engine itself fell over it
+            return Catch(number, "crash")
         if finding is not None:
-            return number + 1
+            return Catch(number, "wrong answer")
     return None
 
 
-def _by_records(mutant: Mutant) -> int | None:
+def _by_records(mutant: Mutant, profile: str, examples: int) -> Catch | None:
     mismatch = REPLAYS[mutant.records]
-    for number, line in enumerate(recorded(mutant.records)):
-        if mutant.profile and line.get("version", mutant.profile) != mutant.profile:
+    for number, line in enumerate(recorded(mutant.records)[:examples], start=1):
+        if profile and line.get("version", profile) != profile:
             continue
         try:
             differs = mismatch(line) is not None
+        except UpstreamAbort:
+            return Catch(number, "wrong count")  # the real server answered here
         except (CachesimError, ValueError, IndexError, AssertionError):
-            differs = True
+            return Catch(number, "crash")
         if differs:
-            return number + 1
+            return Catch(number, "wrong count")
     return None

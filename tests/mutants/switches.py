@@ -5,8 +5,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from cachesim.engines.llamacpp.memory.capability import KNOWN
-
 Make: TypeAlias = Callable[[Any], Any]
 """From what is there to what takes its place."""
 
@@ -32,7 +30,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A bug, put back by swaps or by a profile that has it, and how the suite is to catch it.
+    """A bug, put back by swaps or by a profile that has it, and where the hunt looks for it.
 
     `answers`: random workloads until an answer is not the cold one, or an invariant breaks.
     `records`: recorded workloads of the real engine until one count differs.
@@ -42,6 +40,8 @@ class Mutant:
     about: str
     caught_by: Literal["answers", "records"]
     profile: str = ""
+    cured: str = ""  # where the profile is the bug: the same without it
+    patience: int = 400  # examples until the hunt gives up, with the mutant and without
     model: str = "hybrid"
     records: str = ""
     upstream: str = ""
@@ -50,10 +50,8 @@ class Mutant:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """With all its swaps in place; what contexts can cut is tried out with them, and again."""
+        """With all its swaps in place."""
         with ExitStack() as stack:
-            KNOWN.clear()
-            stack.callback(KNOWN.clear)
             for swap in self.swaps:
                 stack.enter_context(swap.on())
             yield

@@ -1,20 +1,51 @@
-"""The suite must catch every one of these; one that gets away fails here."""
+"""Every bug that is put back must be caught, and by what it does: without it nothing is found."""
 
 import pytest
 
-from tests.mutants.hunt import caught_after
+from tests.mutants import suite
+from tests.mutants.hunt import caught, control
 from tests.mutants.llama_cpp import LLAMA_CPP
 from tests.mutants.others import OTHERS
+from tests.mutants.subtle import SUBTLE, TESTS, Subtle
 from tests.mutants.switches import Mutant
 
 ALL = LLAMA_CPP + OTHERS
 
+SAMPLE = SUBTLE[:: len(SUBTLE) // 2]
+"""Each takes a process of its own; `python -m tests.mutants` tries all of them."""
+
+CRASHES = frozenset({"list-drops-nothing-for-its-length"})
+"""Mutants that break a contract before a count is compared."""
+
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_the_mutant_is_caught(mutant: Mutant) -> None:
-    assert caught_after(mutant) is not None
+def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
+    catch = caught(mutant)
+    assert catch is not None
+    assert (catch.how == "crash") == (mutant.name in CRASHES)
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_the_same_hunt_without_the_mutant_finds_nothing(mutant: Mutant) -> None:
+    """As many examples as the mutant took at most; `python -m tests.mutants` plays them all."""
+    assert control(mutant, examples=30) is None
 
 
 def test_there_are_enough_of_them_and_no_two_share_a_name() -> None:
+    names = [each.name for each in (*ALL, *SUBTLE)]
     assert len(ALL) >= 30
-    assert len({mutant.name for mutant in ALL}) == len(ALL)
+    assert len(SUBTLE) >= 30
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("subtle", SUBTLE, ids=lambda subtle: subtle.name)
+def test_a_subtle_bug_changes_its_source_in_one_place(subtle: Subtle) -> None:
+    source = subtle.path.read_text()
+    assert source != subtle.changed()
+    assert subtle.test
+    assert (suite.ROOT / TESTS / subtle.test.partition("::")[0]).exists()
+
+
+@pytest.mark.parametrize("subtle", SAMPLE, ids=lambda subtle: subtle.name)
+def test_the_ordinary_suite_notices_a_subtle_bug(subtle: Subtle) -> None:
+    assert suite.noticed(subtle) is not None

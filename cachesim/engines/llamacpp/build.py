@@ -31,7 +31,7 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
             saves_companion=rules.slots.companion_is_saved,
             refused_cut_aborts=rules.slots.refused_cut_aborts,
         ),
-        seq_rm_type=seq_rm_type(target, params),
+        seq_rm_type=seq_rm_type(target),
         n_swa=n_swa(options, rules, network),
         can_shift=target.can_shift,
         slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],

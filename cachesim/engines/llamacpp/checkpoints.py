@@ -169,7 +169,7 @@ def create_checkpoint(
 
 
 def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
-    """Drop checkpoints until one more fits."""
+    """Drop checkpoints until one more fits (upstream: the loop in `create_checkpoint`)."""
     checkpoints = slot.prompt.checkpoints
     eviction = server.rules.checkpoints.eviction
     if eviction in {"thinned", "thinned-always"}:

@@ -61,9 +61,9 @@ class Drafter(Protocol):
 class DraftModel:
     """A smaller model of its own (`draft-simple`)."""
 
-    def __init__(self, context: Context, params: ContextParams) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.seq_rm_type = seq_rm_type(context, params)
+        self.seq_rm_type = seq_rm_type(context)
 
     def process(self, batch: Batch, target: Context) -> int:  # noqa: ARG002 - reads tokens alone
         """Decode the same tokens."""
@@ -163,7 +163,7 @@ def open_drafter(
             raise OptionError(msg)
         return MtpHead(create_context(head, params, rules))
     draft = _draft_network(options.model_draft, network)
-    return DraftModel(create_context(draft, params, rules), params)
+    return DraftModel(create_context(draft, params, rules))
 
 
 def _draft_network(model: object, target: Network) -> Network:

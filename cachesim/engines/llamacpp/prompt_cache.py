@@ -1,19 +1,29 @@
 """The prompt cache: whole conversations parked in host memory (`--cache-ram`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from cachesim.engines.causes import Cause
+from cachesim.engines.events import Event
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.contexts import SavedState
+from cachesim.engines.llamacpp.holdings import Holdings
+from cachesim.engines.llamacpp.prompt_cache_events import (
+    CacheEntryCompared,
+    CacheEntryDropped,
+    CacheEntryObsolete,
+    CacheEntryTooLarge,
+    CacheSearchBegun,
+    PromptAlreadyCached,
+)
 from cachesim.engines.llamacpp.ratio import QUARTER, Float32, ratio, shown
 from cachesim.engines.llamacpp.rules import PromptCacheRules
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.units import Count, Token
+from cachesim.units import Count, SeqId, Token
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -36,32 +46,21 @@ class Entry:
         return self.state.size + sum(each.size for each in self.checkpoints)
 
 
-class CacheLog(Protocol):
-    """Who is told what the cache does."""
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Who asks the cache: a slot, and what the request that waits for it could reuse.
 
-    def already_cached(self, tokens: Sequence[Token]) -> None:
-        """The prompt is in the cache; it is not saved."""
+    Nobody waits where idle slots are saved.
+    """
 
-    def obsolete(self, entry: Entry) -> None:
-        """An entry is a prefix of what is being saved."""
+    slot: SeqId
+    emit: Callable[[Event], None]
+    holdings: Holdings | None = None
 
-    def too_large(self, size: int, limit: int) -> None:
-        """The prompt alone exceeds the limit; it is not saved."""
-
-    def making_room(self, entry: Entry) -> None:
-        """The oldest goes for one that is being saved."""
-
-    def limit_reached(self, entry: Entry, *, which: str, estimate: int) -> None:
-        """The oldest goes because there is too much."""
-
-    def looking(self, f_keep: Float32, f_sim: Float32) -> None:
-        """A search begins."""
-
-    def compared(self, entry: Entry, *, lcp: Count, f_keep: Float32, f_sim: Float32) -> None:
-        """One entry in it."""
-
-    def refused(self, entry: Entry, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
-        """One entry is out."""
+    def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
+        """An entry is out of the race."""
+        if self.holdings is not None:
+            self.holdings.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)
 
 
 class PromptCache:
@@ -92,33 +91,34 @@ class PromptCache:
         """True if a prompt equals an entry or is a prefix of one."""
         return any(get_common_prefix(each.tokens, tokens) == len(tokens) for each in self.entries)
 
-    def alloc(self, entry: Entry, log: CacheLog) -> bool:
+    def alloc(self, entry: Entry, swap: Swap) -> bool:
         """Append an entry unless another one covers it (upstream: `alloc`); False if it was not."""
         if self.contains(entry.tokens):
-            log.already_cached(entry.tokens)
+            swap.emit(PromptAlreadyCached(slot=swap.slot, n_tokens=entry.n_tokens))
             return False
         if self.rules.save_makes_room and 0 < self.limit_size < entry.size:
-            log.too_large(entry.size, self.limit_size)
+            swap.emit(CacheEntryTooLarge(slot=swap.slot, size=entry.size, limit=self.limit_size))
             return False
-        self._drop_prefixes_of(entry.tokens, log)
+        self._drop_prefixes_of(entry.tokens, swap)
         if self.rules.save_makes_room and self.limit_size > 0:
             while self.entries and self.size + entry.size > self.limit_size:
-                log.making_room(self.entries.pop(0))
+                oldest = self._drop_oldest(swap, "room", self.limit_size)
+                swap.rule_out(oldest, causes.CACHE_MAKING_ROOM, size=oldest.size)
         self.entries.append(entry)
         return True
 
-    def _drop_prefixes_of(self, tokens: Sequence[Token], log: CacheLog) -> None:
+    def _drop_prefixes_of(self, tokens: Sequence[Token], swap: Swap) -> None:
         kept = []
         for entry in self.entries:
             if get_common_prefix(entry.tokens, tokens) == entry.n_tokens:
-                log.obsolete(entry)
+                swap.emit(CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
+                swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
             else:
                 kept.append(entry)
         self.entries = kept
 
-    def find(self, held: Sequence[Token], prompt: Sequence[Token], log: CacheLog) -> Entry | None:
-        """The entry that beats the slot's own tokens on both ratios (upstream: first part of
-        `load`).
+    def find(self, held: Sequence[Token], prompt: Sequence[Token], swap: Swap) -> Entry | None:
+        """The entry that beats the slot's own tokens on both ratios (upstream: the head of `load`).
 
         The walk goes from the oldest to the newest, and each winner raises both bars: an older
         entry with a high keep and a low similarity blocks a younger one.
@@ -126,25 +126,30 @@ class PromptCache:
         lcp = get_common_prefix(held, prompt)
         best_keep = ratio(lcp, len(held)) if held else np.float32(-1.0)
         best_sim = ratio(lcp, len(prompt))
-        log.looking(best_keep, best_sim)
+        swap.emit(CacheSearchBegun(slot=swap.slot, f_keep=shown(best_keep), f_sim=shown(best_sim)))
         best: Entry | None = None
         for entry in self.entries:
             lcp = get_common_prefix(entry.tokens, prompt)
             keep, sim = ratio(lcp, entry.n_tokens), ratio(lcp, len(prompt))
-            log.compared(entry, lcp=lcp, f_keep=keep, f_sim=sim)
+            ratios = {"f_keep": shown(keep), "f_sim": shown(sim)}
+            swap.emit(
+                CacheEntryCompared(
+                    slot=swap.slot,
+                    n_tokens=entry.n_tokens,
+                    lcp=lcp,
+                    f_keep=shown(keep),
+                    f_sim=shown(sim),
+                )
+            )
             if keep < QUARTER:
-                log.refused(entry, causes.CACHE_KEEP, f_keep=shown(keep), below=0.25)
+                swap.rule_out(entry, causes.CACHE_KEEP, f_keep=shown(keep), below=0.25)
             elif self._beats(keep, sim, best_keep, best_sim):
                 if best is not None:
-                    log.refused(
-                        best, causes.CACHE_BETTER_ENTRY, f_keep=shown(keep), f_sim=shown(sim)
-                    )
+                    swap.rule_out(best, causes.CACHE_BETTER_ENTRY, **ratios)
                 best, best_keep, best_sim = entry, keep, sim
             else:
-                log.refused(
-                    entry, causes.CACHE_NOT_BETTER, f_keep=shown(keep), f_sim=shown(sim),
-                    best_keep=shown(best_keep), best_sim=shown(best_sim),
-                )  # fmt: skip
+                bests = {"best_keep": shown(best_keep), "best_sim": shown(best_sim)}
+                swap.rule_out(entry, causes.CACHE_NOT_BETTER, **ratios, **bests)
         return best
 
     def _beats(self, keep: Float32, sim: Float32, best_keep: Float32, best_sim: Float32) -> bool:
@@ -152,14 +157,27 @@ class PromptCache:
             return bool(best_sim < sim)
         return bool(best_keep < keep and best_sim < sim)
 
-    def update(self, log: CacheLog) -> None:
+    def update(self, swap: Swap) -> None:
         """Apply both limits, oldest first (upstream: `update`)."""
         least = 1 if self.rules.limits_keep_one else 0
         while 0 < self.limit_size < self.size and len(self.entries) > least:
-            log.limit_reached(self.entries.pop(0), which="size", estimate=self.limit_size)
+            self._drop_oldest(swap, "size", self.limit_size)
         estimate = self.token_limit()
         while self.n_tokens > estimate and len(self.entries) > least:
-            log.limit_reached(self.entries.pop(0), which="tokens", estimate=estimate)
+            self._drop_oldest(swap, "tokens", estimate)
+
+    def _drop_oldest(self, swap: Swap, reason: str, limit: int) -> Entry:
+        entry = self.entries.pop(0)
+        swap.emit(
+            CacheEntryDropped(
+                slot=swap.slot,
+                reason=reason,
+                n_tokens=entry.n_tokens,
+                size=entry.size,
+                limit=limit,
+            )
+        )
+        return entry
 
     def token_limit(self) -> int:
         """How many tokens may be parked: the context, or what the bytes would hold on average."""

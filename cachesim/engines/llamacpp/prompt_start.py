@@ -245,6 +245,8 @@ def _resume_from(
 ) -> Prefix:
     """A checkpoint of an exact state gives its tokens; one of a window gives one token less.
 
+    Upstream: `pos_next` and `n_past` after "restore the context checkpoint".
+
     Trap: one that was taken before a context shift stands for other tokens by now. What it brings
     back is no approximation that the server meant.
     """

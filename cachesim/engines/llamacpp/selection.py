@@ -97,7 +97,7 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
 
 
 def _by_similarity(server: ServerContext, task: Task, slot: Slot, sim: Float32) -> Choice:
-    """A slot that keeps half of its tokens or more is taken as it is."""
+    """A slot that keeps half of its tokens or more is taken as it is (upstream: `f_keep`)."""
     f_keep = _f_keep(sim, task, slot)
     if sim > 0:
         server.emit(
@@ -121,7 +121,7 @@ def _by_similarity(server: ServerContext, task: Task, slot: Slot, sim: Float32) 
 def _most_similar(
     server: ServerContext, task: Task, pinned: Slot | None, threshold: Float32
 ) -> tuple[Slot | None, Float32]:
-    """The idle slot that shares most of the prompt, more than the threshold; ties: lowest id."""
+    """The idle slot that shares most of the prompt, above the threshold (upstream: `sim_best`)."""
     best, sim_best = pinned, np.float32(0.0)
     for slot in server.slots:
         if slot.is_processing or not slot.prompt.tokens:

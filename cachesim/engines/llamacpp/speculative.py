@@ -33,7 +33,7 @@ def _most(server: ServerContext, slot: Slot) -> int:
 
 
 def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
-    """Let the companion run ahead, take it back to where it was, keep what it said.
+    """Let the companion run ahead, take it back, keep what it said (`common_speculative_draft`).
 
     What cannot be cut back later is saved now: the target's state if the draft is longer than its
     planes, the companion's if it is of the kind that only keeps whole sequences.
@@ -86,6 +86,7 @@ def verify_drafts(server: ServerContext, begin: int, end: int) -> None:
 
 
 def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
+    """Keep what the target agrees with, take back the rest (upstream: `use_ckpt_tgt`)."""
     drafted = slot.draft
     accepted, rows = _accepted(server, slot, first, count)
     rollback = len(drafted) + 1 - len(accepted)
@@ -132,7 +133,10 @@ def _accepted(
 
 
 def _go_back(server: ServerContext, slot: Slot, accepted: list[Token]) -> None:
-    """The memory cannot be cut: restore where the draft began, and run what was accepted again."""
+    """The memory cannot be cut: restore where the draft began, and run the accepted again.
+
+    Upstream: `spec_ckpt.load_tgt`, `spec_ckpt.load_dft`.
+    """
     checkpoint, contexts = slot.spec_checkpoint, server.contexts
     if checkpoint is None:
         msg = f"slot {slot.id} verifies a draft that has no beginning"

@@ -1,104 +1,21 @@
 """Slots and the prompt cache: saving, loading, clearing, idle slots, purging."""
 
-from collections.abc import Sequence
-from typing import Any
-
-from cachesim.engines.causes import Cause
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.events import SlotPurged
 from cachesim.engines.llamacpp.holdings import Holdings
-from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache
+from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache, Swap
 from cachesim.engines.llamacpp.prompt_cache_events import (
-    CacheEntryCompared,
-    CacheEntryDropped,
     CacheEntryLoaded,
-    CacheEntryObsolete,
-    CacheEntryTooLarge,
     CacheLoadFailed,
-    CacheSearchBegun,
     CacheState,
     IdleSlotSaved,
-    PromptAlreadyCached,
     PromptCacheUpdateBegun,
     PromptSaving,
 )
-from cachesim.engines.llamacpp.ratio import Float32, shown
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.units import Count, Token, Tokens
-
-
-class SwapLog:
-    """Turns what the cache does into events and into losses of the request that waits."""
-
-    def __init__(
-        self,
-        server: ServerContext,
-        cache: PromptCache,
-        slot: Slot,
-        holdings: Holdings | None = None,
-    ) -> None:
-        self.server = server
-        self.cache = cache
-        self.slot = slot
-        self.holdings = holdings
-
-    def already_cached(self, tokens: Sequence[Token]) -> None:
-        """Upstream: "prompt is already in the cache, skipping"."""
-        self.server.emit(PromptAlreadyCached(slot=self.slot.id, n_tokens=len(tokens)))
-
-    def obsolete(self, entry: Entry) -> None:
-        """Upstream: "removing obsolete cached prompt"."""
-        self.server.emit(CacheEntryObsolete(slot=self.slot.id, n_tokens=entry.n_tokens))
-        self.refused(entry, causes.CACHE_OBSOLETE_ENTRY)
-
-    def too_large(self, size: int, limit: int) -> None:
-        """The prompt is not saved at all."""
-        self.server.emit(CacheEntryTooLarge(slot=self.slot.id, size=size, limit=limit))
-
-    def making_room(self, entry: Entry) -> None:
-        """An entry goes before the one that needs its place is appended."""
-        self._dropped(entry, "room", limit=self.cache.limit_size)
-        self.refused(entry, causes.CACHE_MAKING_ROOM, size=entry.size)
-
-    def limit_reached(self, entry: Entry, *, which: str, estimate: int) -> None:
-        """An entry goes because a limit was reached."""
-        self._dropped(entry, which, limit=estimate)
-
-    def looking(self, f_keep: Float32, f_sim: Float32) -> None:
-        """The search begins with the slot's own ratios as the bar."""
-        self.server.emit(
-            CacheSearchBegun(slot=self.slot.id, f_keep=shown(f_keep), f_sim=shown(f_sim))
-        )
-
-    def compared(self, entry: Entry, *, lcp: Count, f_keep: Float32, f_sim: Float32) -> None:
-        """One entry of the search."""
-        self.server.emit(
-            CacheEntryCompared(
-                slot=self.slot.id,
-                n_tokens=entry.n_tokens,
-                lcp=lcp,
-                f_keep=shown(f_keep),
-                f_sim=shown(f_sim),
-            )
-        )
-
-    def refused(self, entry: Entry, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
-        """An entry is out of the race."""
-        if self.holdings is not None:
-            self.holdings.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)
-
-    def _dropped(self, entry: Entry, reason: str, *, limit: int) -> None:
-        self.server.emit(
-            CacheEntryDropped(
-                slot=self.slot.id,
-                reason=reason,
-                n_tokens=entry.n_tokens,
-                size=entry.size,
-                limit=limit,
-            )
-        )
+from cachesim.units import Tokens
 
 
 def update_prompt_cache(
@@ -112,16 +29,16 @@ def update_prompt_cache(
     if server.cache is None:
         return
     server.emit(PromptCacheUpdateBegun(slot=slot.id))
-    log = SwapLog(server, server.cache, slot, holdings)
-    prompt_save(server, server.cache, slot, log)
-    if not prompt_load(server, server.cache, slot, prompt, log):
+    swap = Swap(slot.id, server.emit, holdings)
+    prompt_save(server, server.cache, slot, swap)
+    if not prompt_load(server, server.cache, slot, prompt, swap):
         server.prompt_clear(slot)
         holdings.rule_out(slot, causes.SLOT_CLEARED, slot=int(slot.id))
-    server.cache.update(log)
+    server.cache.update(swap)
     emit_state(server, server.cache, slot)
 
 
-def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, log: SwapLog) -> bool:
+def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, swap: Swap) -> bool:
     """Copy a slot's prompt into the cache (upstream: `prompt_save`); True if an entry was made."""
     prompt = slot.prompt
     if not prompt.tokens:
@@ -141,29 +58,29 @@ def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, log: Swap
         checkpoints=tuple(prompt.checkpoints),
         approximate=prompt.approximate,
     )
-    return cache.alloc(entry, log)
+    return cache.alloc(entry, swap)
 
 
 def prompt_load(
-    server: ServerContext, cache: PromptCache, slot: Slot, prompt: Tokens, log: SwapLog
+    server: ServerContext, cache: PromptCache, slot: Slot, prompt: Tokens, swap: Swap
 ) -> bool:
     """Take the best entry, if one beats the slot's own tokens (upstream: `prompt_load`).
 
     False means that a blob did not load: the entry stays, and the slot's memory is empty already.
     """
-    entry = cache.find(slot.prompt.tokens, prompt, log)
+    entry = cache.find(slot.prompt.tokens, prompt, swap)
     if entry is None:
         return True
     state = entry.state
     if not server.contexts.load_target(state.target, slot.id):
         server.emit(CacheLoadFailed(slot=slot.id, part="target", size=state.target_size))
-        log.refused(entry, causes.CACHE_LOAD_FAILED)
+        swap.rule_out(entry, causes.CACHE_LOAD_FAILED)
         return False
     if not server.contexts.load_companion(state.companion, slot.id):
         server.emit(CacheLoadFailed(slot=slot.id, part="companion", size=state.companion_size))
         if cache.rules.load_consumes:
             entry.state = state.emptied()
-        log.refused(entry, causes.CACHE_LOAD_FAILED)
+        swap.rule_out(entry, causes.CACHE_LOAD_FAILED)
         return False
     slot.prompt.tokens = entry.tokens[:]
     slot.prompt.checkpoints = list(entry.checkpoints)
@@ -179,13 +96,13 @@ def prompt_load(
             shared=get_common_prefix(entry.tokens, prompt),
         )
     )
-    if log.holdings is not None:
-        log.holdings.takes_over(slot, entry)
+    if swap.holdings is not None:
+        swap.holdings.takes_over(slot, entry)
     return True
 
 
 def save_idle_slots(server: ServerContext) -> None:
-    """After a launch: copy what the idle slots hold into the cache (`--cache-idle-slots`)."""
+    """After a launch: copy idle slots into the cache (upstream: `slot_save_and_clear`)."""
     unified = server.options.unified
     if server.cache is None or not server.options.cache_idle_slots:
         return
@@ -195,14 +112,14 @@ def save_idle_slots(server: ServerContext) -> None:
         if slot.is_processing or not slot.prompt.tokens:
             continue
         server.emit(IdleSlotSaved(slot=slot.id))
-        log = SwapLog(server, server.cache, slot)
-        made = prompt_save(server, server.cache, slot, log)
+        swap = Swap(slot.id, server.emit)
+        made = prompt_save(server, server.cache, slot, swap)
         if server.rules.selection.idle_save_needs_unified:
             server.prompt_clear(slot)
-            server.cache.update(log)
+            server.cache.update(swap)
         else:
             if made:
-                server.cache.update(log)
+                server.cache.update(swap)
             if unified:
                 server.prompt_clear(slot)
         emit_state(server, server.cache, slot)

@@ -276,7 +276,7 @@ def _checkpoint_here(server: ServerContext, slot: Slot, task: Task, n_tokens_sta
 
 
 def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> bool:
-    """No need for checkpoints that are too close together."""
+    """No need for checkpoints that are too close together (upstream: `do_checkpoint`, its end)."""
     rules, checkpoints = server.rules.checkpoints, slot.prompt.checkpoints
     if not checkpoints or n_tokens_start == slot.split_at:
         return True
@@ -357,7 +357,7 @@ def abort_all_slots(server: ServerContext, failure: Failure) -> None:
 
 
 def post_decode(server: ServerContext, begin: int, end: int) -> None:
-    """Children, sampled tokens, verified drafts of the piece just decoded."""
+    """Children, sampled tokens, verified drafts of the piece just decoded (`post_decode`)."""
     copy_to_children(server)
     for slot in server.slots:
         if not begin <= slot.i_batch < end:

@@ -1,14 +1,12 @@
 """What can be removed from a context's sequences (`common_context_can_seq_rm`)."""
 
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final
 
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK, Context
-from cachesim.engines.llamacpp.memory.create import ContextParams
-from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.model.arithmetic import LayerShape
-from cachesim.model.spec import ModelSpec
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 
 
 class SeqRm(IntEnum):
@@ -20,30 +18,23 @@ class SeqRm(IntEnum):
     RS = 3
 
 
-Kind: TypeAlias = tuple[ModelSpec, tuple[LayerShape, ...], ContextParams, MemoryRules]
-"""What two contexts have in common that answer alike."""
-
-KNOWN: Final[dict[Kind, SeqRm]] = {}
-"""What contexts of each kind said when the first one of them was tried out."""
-
-MOST_KINDS: Final = 256
-"""Kinds known before all are forgotten."""
+PROBE: Final = 2
+"""Tokens that the trial decodes."""
 
 
-def seq_rm_type(context: Context, params: ContextParams) -> SeqRm:
-    """What `can_seq_rm` says of a new context, found out once for all of a kind.
+def seq_rm_type(context: Context) -> SeqRm:
+    """What `can_seq_rm` says of a new context, without trying it out.
 
-    A network that keeps a ledger writes down every token that it is given, those two as well.
+    Recurrent rows cannot be cut, everything else can; a context that keeps some more rows goes back
+    by as many. A property holds this to the trial. Trap: a batch of one token has no room for the
+    trial, which ends the process before the server is up.
     """
-    network = context.network
-    if any(shape.ledger for shape in network.shapes):
+    if context.n_batch < PROBE:
         return can_seq_rm(context)
-    kind = (network.spec, network.shapes, params, context.rules)
-    if kind not in KNOWN:
-        if len(KNOWN) >= MOST_KINDS:
-            KNOWN.clear()
-        KNOWN[kind] = can_seq_rm(context)
-    return KNOWN[kind]
+    if context.n_rs_seq > 0 and context.rules.probe != "unknown":
+        return SeqRm.RS
+    recurrent = isinstance(context.memory, RecurrentMemory | HybridMemory)
+    return SeqRm.FULL if recurrent else SeqRm.PART
 
 
 def can_seq_rm(context: Context) -> SeqRm:
@@ -56,7 +47,7 @@ def can_seq_rm(context: Context) -> SeqRm:
         return SeqRm.RS
     context.clear(data=True)
     answer = SeqRm.NO
-    if context.decode(Batch.of((0, 0), start=0)) == OK:
+    if context.decode(Batch.of((0,) * PROBE, start=0)) == OK:
         if context.n_rs_seq > 0 and context.rules.probe == "after-probe":
             answer = SeqRm.RS
         else:

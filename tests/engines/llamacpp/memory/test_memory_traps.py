@@ -3,7 +3,7 @@
 import pytest
 
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm
+from cachesim.engines.llamacpp.memory.capability import SeqRm, can_seq_rm, seq_rm_type
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
@@ -343,3 +343,11 @@ def test_a_shift_of_a_window_pair_whose_base_has_no_layers_aborts(rules: MemoryR
 
     with pytest.raises(UpstreamAbort, match="no layer gave the shifts a buffer"):
         lab.context.decode(Batch.of((300,), start=4))
+
+
+@pytest.mark.parametrize("rules", [B9094, B9509, B11434], ids=lambda rules: rules.name)
+@pytest.mark.parametrize("preset", ["dense", "swa", "recurrent", "hybrid", "hybrid-delta"])
+@pytest.mark.parametrize("n_rs_seq", [0, 3])
+def test_the_kind_is_known_without_a_trial(rules: MemoryRules, preset: str, n_rs_seq: int) -> None:
+    context = Lab(preset, rules, n_rs_seq=n_rs_seq).context
+    assert can_seq_rm(context) == seq_rm_type(context)

@@ -1,0 +1,88 @@
+"""The port can be laid beside upstream: the table is true, functions name what they follow."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import cachesim
+
+ROOM: Final = Path(cachesim.__file__).parent / "engines" / "llamacpp"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "architecture.md"
+
+PORTED: Final = (
+    "update_slots.py", "prompt_start.py", "checkpoints.py", "generation.py", "speculative.py",
+    "selection.py", "swap.py", "prompt_cache.py",
+)  # fmt: skip
+"""Files that upstream has a counterpart of, function by function."""
+
+OURS: Final = {
+    "update_slots.py": {"_decode"},
+    "checkpoints.py": {"numbers_of", "_drop"},
+    "speculative.py": {"_report"},
+    "selection.py": {"take_stock", "_rule_out_slots", "_settle"},
+    "swap.py": {"emit_state"},
+    "prompt_cache.py": {"_drop_oldest"},
+}
+"""Functions that only say what happened, or hand on."""
+
+NAMES_UPSTREAM: Final = re.compile(r"upstream|`[a-z_]+(::\w+)?\(?\)?`|#\d{4,5}", re.IGNORECASE)
+
+
+def functions(file: str) -> Iterator[ast.FunctionDef]:
+    tree = ast.parse((ROOM / file).read_text())
+    yield from (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+
+
+def rows() -> list[list[str]]:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+def table() -> Iterator[tuple[str, list[str]]]:
+    """Each function of the table, and the files it may stand in."""
+    for row in rows():
+        files = re.findall(r"`(\w+\.py)`", row[-1])
+        for name in re.findall(r"`([\w.]+)`", row[-2]) if files else ():
+            yield name, files
+
+
+@pytest.mark.parametrize("file", PORTED)
+def test_a_ported_function_of_ten_lines_or_more_names_what_it_follows(file: str) -> None:
+    silent = [
+        each.name
+        for each in functions(file)
+        if (each.end_lineno or 0) - each.lineno >= 10
+        and each.name not in OURS.get(file, set())
+        and not NAMES_UPSTREAM.search(ast.get_docstring(each) or "")
+    ]
+    assert silent == []
+
+
+def test_every_function_of_the_table_stands_where_it_says() -> None:
+    named = list(table())
+    missing = [
+        (name, files)
+        for name, files in named
+        if not any(f"{kind} {name.split('.')[-1]}" in (ROOM / file).read_text()
+                   for file in files for kind in ("def", "class"))
+    ]  # fmt: skip
+    assert len(named) > 40
+    assert missing == []
+
+
+@pytest.mark.parametrize("file", ["update_slots.py", "prompt_start.py"])
+def test_every_function_that_others_may_call_is_in_the_table(file: str) -> None:
+    named = {name for name, _ in table()}
+    public = {each.name for each in functions(file) if not each.name.startswith("_")}
+    assert public - named == set()
+
+
+@pytest.mark.parametrize("anchor", ["[TAG_PROMPT_LOGITS]", "[TAG_CHECKPOINTS_FIX_POS_MIN]"])
+def test_upstreams_anchors_are_found(anchor: str) -> None:
+    found = [path.name for path in ROOM.glob("*.py") if anchor in path.read_text()]
+    assert found
+    assert anchor in PAGE.read_text()
