@@ -2,7 +2,6 @@
 
 import ast
 import re
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -67,16 +66,6 @@ def test_every_target_of_make_that_is_named_is_there() -> None:
     text = "".join((ROOT / guide).read_text() for guide in GUIDES)
 
     assert set(re.findall(r"\bmake ([a-z]+)\b(?=`|\s\s)", text)) <= targets
-
-
-def test_the_port_has_the_functions_that_the_table_names() -> None:
-    ours = chain.from_iterable(
-        named(row[1]) for row in rows(section("llama.cpp's `update_slots` and ours"))
-    )
-    for name in ours:
-        module, _, function = name.rpartition(".")
-        folder = PACKAGE if module.startswith("engines.") else PORT
-        assert function in functions(folder / f"{module.replace('.', '/')}.py"), name
 
 
 def test_the_traps_that_tests_refer_to_are_in_the_list() -> None:
