@@ -1,0 +1,160 @@
+"""Every command line of the README, the guides and the help texts, run as a user runs it.
+
+    python -m tests.commands [PYTHON ...]
+
+The wheel is built and installed into a fresh environment of each interpreter (without arguments
+this one and the newest that is found), and the commands run in an empty folder outside the
+repository. What needs a real engine, a terminal or an answer is left to other tests.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PLAYS: Final = {"run", "explain", "diff"}
+LEFT_OUT: Final = {"real", "bench"}
+"""Commands that need a real engine, or the source tree."""
+
+NEWER: Final = ("3.15", "3.14", "3.13", "3.12")
+VERSIONS: Final = Path.home() / ".pyenv" / "versions"
+OUTSIDE: Final = re.compile(r"(?<![\w/.-])(scenarios|tests|docs)/")
+"""Paths of the repository, which a user elsewhere has not."""
+
+
+def pages() -> list[Path]:
+    """The README and the pages that are written by hand."""
+    made = {"_generated", "_build"}
+    found = (path for path in (ROOT / "docs").rglob("*.md") if not made & set(path.parts))
+    return [ROOT / "README.md", *sorted(found)]
+
+
+def written() -> Iterator[str]:
+    """The commands of all console blocks; in sentences they are often pieces of one."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            yield from (line for line in block.splitlines() if "cachesim " in line)
+
+
+def examples() -> Iterator[str]:
+    """The example of every help text."""
+    from cachesim.cli.app import COMMANDS  # noqa: PLC0415
+    from cachesim.cli.check import check  # noqa: PLC0415
+
+    for command in (*COMMANDS.values(), check):
+        found = re.search(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
+        if found:
+            yield found[1]
+
+
+def commands() -> list[list[str]]:
+    """The words of each command that can be run anywhere, without `cachesim`."""
+    found: dict[tuple[str, ...], None] = {}
+    for line in (*written(), *examples()):
+        words = shlex.split(line.removeprefix("$ ").partition(" > ")[0], comments=True)
+        words = [word for word in words if word != "$"]
+        if not words or Path(words[0]).name != "cachesim" or len(words) < 2:
+            continue
+        names = [word.upper() == word and word.isalpha() for word in words[1:]]
+        if words[1] in LEFT_OUT or any(names) or OUTSIDE.search(" ".join(words)):
+            continue
+        found[tuple(words[1:])] = None
+    return [list(words) for words in found]
+
+
+def quicker(words: list[str]) -> list[str]:
+    """The same command in exact arithmetic, and with fewer examples."""
+    if words[0] in PLAYS and "--arithmetic" not in words:
+        return [*words, "--arithmetic", "ring"]
+    if words[0] == "check":
+        return [*words, "--examples", "5"] if "--examples" not in words else words
+    return words
+
+
+def run(program: list[str], words: list[str], folder: Path) -> str:
+    """Run one; what is wrong with it, or nothing."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(  # noqa: S603 - our own commands
+        [*program, *quicker(words)],
+        cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, timeout=600,
+    )  # fmt: skip
+    command = f"cachesim {shlex.join(words)}"
+    if done.returncode not in {0, 1} or "Traceback" in done.stderr:
+        return f"{command}: exit {done.returncode}\n{done.stderr[-800:]}"
+    if not done.stdout and not {"-o", "--output", "--report"} & set(words):
+        return f"{command}: printed nothing"
+    return ""
+
+
+def installed(python: str, wheel: Path, folder: Path) -> list[str]:
+    """The program in an environment of its own."""
+    place = Path(tempfile.mkdtemp(dir=folder))
+    subprocess.run([python, "-m", "venv", str(place)], check=True)  # noqa: S603
+    pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True)  # noqa: S603
+    return [str(place / "bin" / "cachesim")]
+
+
+def built(folder: Path) -> Path:
+    """The wheel."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), "."]
+    subprocess.run([*pip, "--disable-pip-version-check"], cwd=ROOT, check=True)  # noqa: S603
+    return next(folder.glob("*.whl"))
+
+
+def interpreters() -> list[str]:
+    """This one, and the newest there is."""
+    named = (shutil.which(f"python{version}") for version in NEWER)
+    kept = (str(each) for v in NEWER for each in VERSIONS.glob(f"{v}.*/bin/python3"))
+    newest = next((each for each in (*named, *kept) if is_python(each)), None)
+    return [sys.executable, *([newest] if newest else [])]
+
+
+def is_python(program: str | None) -> bool:
+    """Whether it starts: a version manager has names for interpreters that are not there."""
+    if program is None:
+        return False
+    done = subprocess.run([program, "-c", ""], capture_output=True, check=False)  # noqa: S603
+    return done.returncode == 0
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wheel = built(folder)
+        failed = sum(tried(python, wheel, folder) for python in sys.argv[1:] or interpreters())
+    return 1 if failed else 0
+
+
+def tried(python: str, wheel: Path, folder: Path) -> int:
+    """Run all commands on one interpreter; how many failed."""
+    program = installed(python, wheel, folder)
+    version = subprocess.run(  # noqa: S603
+        [python, "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    asked = commands()
+    with ThreadPoolExecutor(2) as pool:
+        told = pool.map(lambda words: run(program, words, fresh(folder)), asked)
+        wrong = [each for each in told if each]
+    sys.stdout.write(f"{version}: {len(asked) - len(wrong)} of {len(asked)} commands run\n")
+    sys.stdout.writelines(f"  {each}\n" for each in wrong)
+    return len(wrong)
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder."""
+    return Path(tempfile.mkdtemp(dir=folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Command lines of the README, the guides and the help texts, as a user types them elsewhere."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import commands, examples, run
+
+SAMPLE = [words for words in commands() if words[0] not in {"learn", "check"}][::4]
+
+
+@pytest.mark.parametrize("words", SAMPLE, ids=" ".join)
+def test_a_command_runs_in_an_empty_folder(words: list[str], tmp_path: Path) -> None:
+    assert "" == run([sys.executable, "-m", "cachesim"], words, tmp_path)
+
+
+def test_every_kind_of_command_is_among_them() -> None:
+    assert {"run", "explain", "diff", "list", "show", "new", "learn", "check"} <= {
+        words[0] for words in commands()
+    }
+    assert 9 <= len(list(examples()))
+
+
+def test_what_does_not_run_is_noticed(tmp_path: Path) -> None:
+    assert "exit 2" in run([sys.executable, "-m", "cachesim"], ["run", "nothing"], tmp_path)
