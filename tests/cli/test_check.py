@@ -4,8 +4,11 @@ from itertools import islice
 
 import pytest
 
+from cachesim.cli.check.telling import tell_comparison
 from cachesim.cli.main import main
 from cachesim.engines import Profile
+from cachesim.errors import InputError
+from cachesim.testing.against import Comparison, Side
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
 
@@ -66,3 +69,21 @@ def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str])
 def test_there_is_at_least_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", SOUND, "--jobs", "0"]) == 2
     assert "--jobs is 0; write a whole number from 1" in capsys.readouterr().err
+
+
+def test_engines_are_not_compared_on_each_others_workloads(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["check", "llama.cpp@b9538", "--against", "mlx-lm@0.32.2", "--examples", "3"]
+
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert "" == printed.out
+    assert "mlx-lm@0.32.2 is another engine than llama.cpp@b9538" in printed.err
+
+
+def test_a_comparison_of_nothing_is_no_success() -> None:
+    sides = [Side(profile=Profile.parse(f"llama.cpp@{each}")) for each in ("b9538", "b11549")]
+
+    with pytest.raises(InputError, match="no workload could be played on both"):
+        tell_comparison(Comparison(one=sides[0], other=sides[1]))

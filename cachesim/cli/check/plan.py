@@ -60,6 +60,13 @@ class Plan:
         if self.examples < 1:
             msg = f"--examples is {self.examples}; write a whole number from 1"
             raise InputError(msg)
+        for profile in self.profiles:
+            if self.against is not None and self.against.engine != profile.engine:
+                msg = (
+                    f"{self.against} is another engine than {profile}: its flags and requests are"
+                    " others; --against takes a profile of the same one, `cachesim diff` any"
+                )
+                raise InputError(msg)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
             try_flags(profile, self.model, self.shape.fixed)
 

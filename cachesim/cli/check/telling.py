@@ -8,6 +8,7 @@ from rich.table import Table
 from cachesim.cli.check.plan import WORDS, Plan
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
 from cachesim.report.consoles import results, show
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side
@@ -94,6 +95,9 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
 
 def tell_comparison(found: Comparison) -> int:
     """Say who reuses more and who answers wrong; the exit status."""
+    if not found.workloads:
+        msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
+        raise InputError(msg)
     show(results(), _table(found), *found.verdict)
     return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
 
