@@ -110,6 +110,21 @@ MLX_LM: Final = (
         upstream="ml-explore/mlx-lm#1169",
     ),
     answers(
+        "shorter-rest-is-lost",
+        "the scan takes the last row of a batch, and keeps nothing where it is padding",
+        profile="mlx-lm@0.32.0",
+        model="hybrid",
+        shape={"together": True, "longest": 60, "flags": False},
+        upstream="ml-explore/mlx-lm#1908",
+    ),
+    answers(
+        "padding-decays-the-state",
+        "the chunked scan lets padding fade what earlier turns left",
+        profile="mlx-lm@0.32.0",
+        model="recurrent",
+        shape={"together": True, "longest": 60, "flags": False},
+    ),
+    answers(
         "trim-resets-the-state",
         "a recurrent cache forgets instead of refusing",
         swap(ArraysCache, "is_trimmable", always(True))
