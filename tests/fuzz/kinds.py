@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,13 +20,20 @@ from cachesim.engines.ik_llama.options import Options as IkOptions
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
+from cachesim.logs.dump import is_dump, read_dump
+from cachesim.logs.recorded import told_of_dump
+from cachesim.logs.telling import worst as worst_of
+from cachesim.logs.whole import Wanted, read_files, replays_of
+from cachesim.logs.whole import why as why_of
 from cachesim.model.presets import preset
 from cachesim.real.vectors.replay import kind_of, played
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.findings import one_scenario
 from cachesim.report.html import page
+from cachesim.report.recorded import dump_page
 from cachesim.report.story import story
+from cachesim.report.why import page as why_page
 from cachesim.scenario import full_profile, loads, run, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.session import MemoryStore
@@ -272,6 +280,74 @@ def _own_keys(step: Any) -> Any:
 
 STEP_KEYS: Final = frozenset(each.name for each in fields(Step))
 
+
+@cache
+def logs() -> tuple[str, ...]:
+    """Short logs of real servers of every release that the tests have one of."""
+    found = [(ROOT / "docs" / "examples" / "hybrid.log").read_text()]
+    for path in sorted((ROOT / "tests" / "logs" / "data").glob("*.json.gz")):
+        with gzip.open(path, "rt") as file:
+            found += [each["log"] for each in json.load(file)["servers"][:2]]
+    return tuple(text[:20_000] for text in found)
+
+
+def damage_log(seed: str, chance: Chance) -> bytes:
+    """Lines lost, doubled and moved; characters and numbers changed."""
+    lines = seed.splitlines()
+    for _ in range(chance.choice((0, 1, 3))):
+        at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
+        lines[at] = chance.choice(("", lines[other], lines[at] * 2, lines[at][: other % 80]))
+    return damage_file("\n".join(lines), chance)
+
+
+def play_log(mutant: bytes) -> None:
+    """As `why` does."""
+    read = read_files([("mutant.log", BytesIO(mutant))])
+    requests = sum(len(each.requests) for each in read.servers)
+    replays = replays_of(read, Wanted(profile=None, model=None, window=None, options={}))
+    found = why_of(read, replays)
+    json.dumps(found)
+    if requests % 4 == 0:
+        plain_text(why_page(found, worst=worst_of(found["requests"], 3)))
+
+
+@cache
+def recordings() -> tuple[dict[str, Any], ...]:
+    """Requests as a client or a recorder writes them down, one per line."""
+    turns = [
+        {"role": "system", "content": "Be kind. Today is 2026-10-01."},
+        {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Well."},
+        {"role": "user", "content": "And then?"},
+    ]
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {"a": 1}}}]
+    chats = [
+        {"request": {"model": "m", "messages": turns[:count], "tools": tools}, "usage": usage}
+        for count, usage in ((2, {"prompt_tokens": 70}), (4, {"prompt_tokens": 99}))
+    ]
+    chats[1]["timings"] = {"cache_n": 50, "prompt_n": 49, "predicted_n": 7}
+    plain = {"request": {"prompt": "a b c"}, "timings": {"cache_n": 5, "prompt_n": 7}}
+    return ({"lines": [*chats, plain]}, {"lines": [plain, *chats, *chats]})
+
+
+def damage_recording(seed: Any, chance: Chance) -> bytes:
+    keys = ("messages", "content", "role", "tools", "usage", "timings", "prompt", "segments")
+    tree = damaged_tree(seed, chance, others=recordings(), keys=keys)
+    listed = tree.get("lines") if isinstance(tree, dict) else tree
+    lines = listed if isinstance(listed, list) else [listed]
+    text = "\n".join(json.dumps(each) for each in lines)
+    return damage_file(text, chance) if chance.random() < 0.2 else text.encode()
+
+
+def play_recording(mutant: bytes) -> None:
+    """As `why` does with recorded requests."""
+    if not is_dump(mutant[: 1 << 16]):
+        return
+    found = told_of_dump(read_dump("mutant.jsonl", BytesIO(mutant)), source="mutant.jsonl")
+    json.dumps(found)
+    plain_text(dump_page(found, worst=3))
+
+
 KINDS: Final[Mapping[str, Kind]] = {
     each.name: each
     for each in (
@@ -282,9 +358,17 @@ KINDS: Final[Mapping[str, Kind]] = {
             damage=damage_scenario,
             play=play_scenario,
         ),
-        Kind(name="file", share=20, seeds=scenario_texts, damage=damage_file, play=play_file),
-        Kind(name="vector", share=20, seeds=vector_lines, damage=damage_vector, play=play_vector),
-        Kind(name="slot", share=10, seeds=slot_files, damage=damage_slot, play=play_slot),
+        Kind(name="file", share=18, seeds=scenario_texts, damage=damage_file, play=play_file),
+        Kind(name="vector", share=15, seeds=vector_lines, damage=damage_vector, play=play_vector),
+        Kind(name="slot", share=5, seeds=slot_files, damage=damage_slot, play=play_slot),
         Kind(name="workload", share=5, seeds=workloads, damage=damage_workload, play=play_workload),
+        Kind(name="log", share=2, seeds=logs, damage=damage_log, play=play_log),
+        Kind(
+            name="recording",
+            share=10,
+            seeds=recordings,
+            damage=damage_recording,
+            play=play_recording,
+        ),
     )
 }

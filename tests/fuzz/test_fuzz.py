@@ -7,7 +7,7 @@ from tests.fuzz.guard import Outcome, guarded
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.search import mutant, portions, search
 
-SAMPLE = {"scenario": 120, "file": 120, "vector": 120, "slot": 60, "workload": 40}
+SAMPLE = {"scenario": 120, "file": 120, "vector": 100, "slot": 60, "workload": 40, "log": 20}
 
 
 @pytest.mark.parametrize("name", KINDS)
