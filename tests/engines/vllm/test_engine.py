@@ -1,0 +1,141 @@
+from typing import Any
+
+import pytest
+
+from cachesim.engines.base import Engine, Reply, Request
+from cachesim.errors import OptionError
+from cachesim.model.presets import preset
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+
+def text(first: int, count: int) -> Tokens:
+    return as_tokens(range(first, first + count))
+
+
+def server(profile: str, model: str = "hybrid", **options: Any) -> Engine:
+    return Engine.create(f"vllm@{profile}", model=preset(model), options=options)
+
+
+def ask(engine: Engine, prompt: Tokens, count: int = 1, **wishes: Any) -> Reply:
+    ticket = engine.submit(Request(prompt=prompt, predict=count, **wishes))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    return reply
+
+
+def why(reply: Reply) -> list[tuple[str, int, int]]:
+    return [(loss.rule, loss.before, loss.after) for loss in reply.losses]
+
+
+def test_the_account_of_a_resend_names_the_last_token_and_whole_blocks() -> None:
+    engine = server("0.33.0", "dense")
+    ask(engine, text(300, 64))
+
+    reply = ask(engine, text(300, 64))
+
+    assert 48 == reply.cached
+    assert [("last-token", 64, 63), ("whole-blocks", 63, 48)] == why(reply)
+
+
+def test_the_second_sharer_has_no_state_and_the_third_one_has() -> None:
+    engine = server("0.33.0")
+    shared = text(300, 40)
+    ask(engine, shared + text(400, 60))
+
+    second, third = (ask(engine, shared + text(265 + 15 * at, 15)) for at in range(2))
+
+    assert (0, 32) == (second.cached, third.cached)
+    assert [("whole-blocks", 40, 32), ("state-missing", 32, 0)] == why(second)
+    assert [("whole-blocks", 40, 32)] == why(third)
+
+
+def test_what_was_evicted_is_told_apart_from_what_never_was() -> None:
+    engine = server("0.33.0", "dense", num_gpu_blocks_override=6)
+    ask(engine, text(300, 64))
+    ask(engine, text(400, 64))
+
+    reply = ask(engine, text(300, 64))
+
+    assert ("attention-evicted", 48) == why(reply)[-1][:2]
+
+
+def test_a_drafter_costs_the_last_block() -> None:
+    options = {"speculative_method": "eagle", "num_speculative_tokens": 1}
+    engine = server("0.33.0", "dense", **options)
+    ask(engine, text(300, 70))
+
+    reply = ask(engine, text(300, 70))
+
+    assert ("look-ahead-block", 64, 48) == why(reply)[-1]
+
+
+def test_a_request_that_does_not_read_the_cache_says_so() -> None:
+    engine = server("0.33.0", "dense")
+    ask(engine, text(300, 64))
+
+    reply = ask(engine, text(300, 64), cache_prompt=False)
+
+    assert [("cache-not-read", 64, 0)] == why(reply)
+
+
+def test_salts_keep_conversations_apart() -> None:
+    engine = server("0.33.0", "dense")
+    ask(engine, text(300, 64), options={"cache_salt": "a"})
+
+    other = ask(engine, text(300, 65), options={"cache_salt": "b"})
+    same = ask(engine, text(300, 65), options={"cache_salt": "a"})
+
+    assert (0, 64) == (other.cached, same.cached)
+
+
+def test_a_reset_forgets_everything() -> None:
+    engine: Any = server("0.33.0", "dense")
+    ask(engine, text(300, 64))
+
+    done = engine.reset_prefix_cache()
+
+    assert done
+    assert 0 == ask(engine, text(300, 64)).cached
+
+
+def test_accepted_drafts_and_preemption_leave_the_answer_as_it_is() -> None:
+    network = preset("hybrid-delta")
+    reply = text(320, 12)
+    options = {"speculative_method": "eagle", "num_speculative_tokens": 3, "block_size": 4}
+    engine = Engine.create("vllm@0.33.0", model=network, options=options)
+
+    found = ask(engine, text(300, 10), 12, reply=reply)
+    verdict = judge(found, Oracle(engine.network))
+
+    assert verdict is not None
+    assert "same" == verdict.answer
+    assert any(event.name() == "drafts-verified" for event in engine.events)
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "match"),
+    [
+        ("0.19.1", {"prefix_cache_retention_interval": 0}, "has no option"),
+        ("0.19.1", {"mamba_block_size": 32}, "blocks of one size"),
+        ("0.33.0", {"mamba_cache_mode": "all"}, "has no mamba_cache_mode 'all'"),
+        ("0.33.0", {"prefix_match_unit": 5}, "must divide"),
+        ("0.33.0", {"block_sise": 8}, "did you mean 'block_size'"),
+        ("0.33.0", {"num_gpu_blocks_override": 2}, "more blocks for a single request"),
+        ("0.33.0", {"num_gpu_blocks_override": 8, "max_model_len": 4096}, "holds no request"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    profile: str, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(OptionError, match=match):
+        server(profile, **options)
+
+
+def test_a_prompt_beyond_the_longest_is_refused_by_the_server() -> None:
+    reply = ask(server("0.33.0", "dense", max_model_len=32), text(300, 40))
+
+    assert "BadRequestError" == reply.error
+    assert "maximum context length is 32 tokens" in reply.message
