@@ -31,7 +31,7 @@ from cachesim.report.why_page import html_page
 from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.writing import to_toml
 
-FEW: Final = 1_000
+FEW: Final = 300
 """So many requests are played on other servers too without being asked."""
 
 SLOW: Final = 2_000

@@ -14,6 +14,7 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.model.spec import ModelSpec
@@ -25,6 +26,11 @@ MOST_TURNS: Final = 200_000
 AT_ONCE: Final = 1 << 30
 ENDLESS_REPLY: Final = 1 << 20
 """Tokens of a reply that is going to be cancelled."""
+
+
+def knows_messages(profile: str) -> bool:
+    """Whether a release can be told where messages begin."""
+    return FAMILY.has(FAMILY.option("message_spans"), Profile.parse(profile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +71,7 @@ class Player:
         engine = Engine.create(profile, model=spec, options=dict(options), arithmetic="counts")
         assert isinstance(engine, LlamaCpp)  # noqa: S101 - the profile says so
         self.engine = engine
-        knowing = FAMILY.having(FAMILY.option("message_spans"))
-        self.knows_messages = engine.profile.release in knowing
+        self.knows_messages = knows_messages(profile)
         self.tickets: dict[int, Ticket] = {}
         self.asked: dict[int, Asked] = {}
         self.seen: dict[int, int] = {}  # events there were when a request came

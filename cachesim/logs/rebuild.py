@@ -90,14 +90,13 @@ class Rebuilder:
         self.log = log
         self.settings = settings
         self.window = int(settings.window.value or 0)
-        self.verbose = settings.release.value != "b11549" or any(
-            r.first_cut is not None or r.created for r in log.requests
+        self.verbose = bool({"b9093", "b9538"} & log.styles) or any(
+            r.first_cut is not None or r.created or r.checked for r in log.requests
         )
         self.player = Player(settings.profile, settings.spec, settings.values)
         self.hints = hints
         marks = {text: set(places) for text, places in hints.marks.items()}
         self.replay = Replay(log, settings, hints=hints, marks=marks)
-        self.pinned = settings.release.value != "b11549"
         self.progress = progress
 
     def play(self) -> Replay:
@@ -243,11 +242,9 @@ class Rebuilder:
         )
 
     def _slot_wanted(self, request: Observed) -> int:
-        """The slot that the client asked for; the older releases print nothing of it."""
-        if request.road == "id" or (request.road == "unknown" and self.pinned
-                                    and not request.started_before):  # fmt: skip
-            return request.slot
-        return -1
+        """The slot that the client asked for; the older releases print no line of it."""
+        silent = request.road == "unknown" and not request.started_before
+        return request.slot if request.road == "id" or silent else -1
 
     def _reply_length(self, rebuilt: Rebuilt, prompt: int) -> int:
         """As many tokens as the slot held more at the end, and the last, which is not held."""
@@ -332,7 +329,7 @@ class Rebuilder:
             found += with_slot(request, whole, held, exact)
         if not self.verbose and request.road in {"age", "id", "similarity"}:
             found += guessed(rebuilt, held, parked)
-        if declined(request, held, found, release=str(self.settings.release.value)):
+        if declined(request, held, found, prints_depth="b9093" in self.log.styles):
             found = [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
             # or the request wanted nothing of the cache

@@ -87,9 +87,7 @@ def missing_of(replay: Replay) -> list[str]:
     missing = []
     if not replay.log.begins_at_start:
         missing.append("The log does not begin with the server's start: what was held is unknown.")
-    quiet = replay.settings.release.value == "b11549" and all(
-        each.observed.first_cut is None for each in replay.requests
-    )
+    quiet = not any(each.is_told for each in replay.requests)
     if quiet:
         missing.append(
             "This release prints restores, checkpoints and full re-processing only with `-lv 4`: "

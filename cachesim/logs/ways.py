@@ -104,7 +104,9 @@ def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one:
     return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
 
 
-def declined(request: Observed, held: Rope, found: Sequence[Possible], *, release: str) -> bool:
+def declined(
+    request: Observed, held: Rope, found: Sequence[Possible], *, prints_depth: bool
+) -> bool:
     """Whether the log shows that a request wanted nothing of the cache (`cache_prompt: false`).
 
     Tokens were equal, and yet the prompt was begun at position 0 without a word on why: checkpoints
@@ -115,5 +117,5 @@ def declined(request: Observed, held: Rope, found: Sequence[Possible], *, releas
         return False
     if any(following == 0 for _, following in request.erased):
         return True
-    silent = release == "b9093" and request.depth is None and request.first_cut == 0
+    silent = prints_depth and request.depth is None and request.first_cut == 0
     return silent and equal < len(held) and request.search.found_keep is None

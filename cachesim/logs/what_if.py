@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cachesim.errors import InputError
-from cachesim.logs.other import Otherwise, default_step, options_for, play_otherwise
+from cachesim.logs.answers import wrong_answers
+from cachesim.logs.other import Otherwise, default_step, options_for, play_otherwise, workload_of
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import RELEASES, Settings
 
@@ -61,7 +62,17 @@ def answers(replays: Sequence[Replay], asked: Sequence[str]) -> Iterator[dict[st
                 raise
             del error
             continue
-        yield entry(name, replays, played)
+        counts = [
+            wrong_answers(workload_of(replay), other.profile, dict(other.options))
+            for replay, other in zip(replays, played, strict=True)
+        ]
+        yield entry(name, replays, played) | {"wrong_answers": summed(counts)}
+
+
+def summed(counts: Sequence[int | None]) -> int | None:
+    """All of them, where all are known."""
+    known = [each for each in counts if each is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _play(replay: Replay, question: Question) -> Otherwise:

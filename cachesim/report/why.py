@@ -174,7 +174,7 @@ def what_if(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The same requests elsewhere; the first row is the server of the log."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what if")
-    for head in ("tokens read", "than now", "hits", "MiB held"):
+    for head in ("tokens read", "than now", "hits", "wrong", "MiB held"):
         table.add_column(head, justify="right")
     cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
     table.add_row(f"{cells[0][0]} (the log)", *cells[0][1:])
@@ -188,7 +188,9 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
     failed = f", {each['failed']} failed" if each["failed"] else ""
     difference = "" if each is first else f"{each['processed'] - first['processed']:+,}"
     held = f"{each['peak_bytes'] / MIB:,.1f}"
-    return (f"{each['processed']:,}{failed}", difference, str(each["hits"]), held)
+    wrong = each["wrong_answers"]
+    judged = "not judged" if wrong is None else str(wrong)
+    return (f"{each['processed']:,}{failed}", difference, str(each["hits"]), judged, held)
 
 
 def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:

@@ -56,7 +56,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         )
     if found["what_if"]:
         yield "<h2>What if</h2>" + _table(
-            ("", "tokens read", "hits", "MiB held"), map(_row, found["what_if"])
+            ("", "tokens read", "hits", "wrong answers", "MiB held"), map(_row, found["what_if"])
         )
     yield "<h2>Requests</h2>" + _table(
         ("request", "prompt", "cached", "processed", "slot", "reused", "why"),
@@ -78,7 +78,9 @@ def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
-    return each["name"], each["processed"], each["hits"], round(each["peak_bytes"] / MIB, 1)
+    wrong = "not judged" if each["wrong_answers"] is None else each["wrong_answers"]
+    held = round(each["peak_bytes"] / MIB, 1)
+    return each["name"], each["processed"], each["hits"], wrong, held
 
 
 def _request(each: Mapping[str, Any]) -> tuple[object, ...]:
