@@ -1,0 +1,89 @@
+"""Bytes of a real model: from the log's lines, from a file's fields, and in a scenario."""
+
+import pytest
+
+from cachesim.engines.base import Engine, Request
+from cachesim.errors import SpecError
+from cachesim.logs.observed import ServerLog
+from cachesim.logs.sizes import MIB, sizes_of, sizes_of_fields
+from cachesim.model.presets import preset
+from cachesim.model.spec import Sizes
+from cachesim.scenario.format import Model
+from cachesim.scenario.models import spec_of
+from cachesim.units import as_tokens
+
+
+def test_a_log_of_a_real_hybrid_gives_state_and_tokens() -> None:
+    log = ServerLog(first_line=1)
+    log.checkpoint_mib = [(2064, 149.063), (2576, 149.063)]
+    log.sizes = [(80_000, 149.063 + 80_000 * 0.0625), (40_000, 149.063 + 40_000 * 0.0625)]
+
+    assert sizes_of(log, preset("hybrid-delta")) == Sizes(
+        token=65_536, window=0, state=round(149.063 * MIB)
+    )
+
+
+def test_three_decimals_of_a_toy_say_less_than_its_preset() -> None:
+    log = ServerLog(first_line=1)
+    log.checkpoint_mib, log.sizes = [(64, 0.011)], [(3000, 0.829)]
+
+    assert sizes_of(log, preset("hybrid-delta")) is None
+
+
+def test_a_file_of_gated_delta_nets() -> None:
+    fields = {
+        "general.architecture": "qwen35",
+        "qwen35.block_count": 8,
+        "qwen35.full_attention_interval": 4,
+        "qwen35.attention.head_count": 16,
+        "qwen35.attention.head_count_kv": 2,
+        "qwen35.attention.key_length": 256,
+        "qwen35.attention.value_length": 256,
+        "qwen35.embedding_length": 4096,
+        "qwen35.ssm.inner_size": 4096,
+        "qwen35.ssm.state_size": 128,
+        "qwen35.ssm.conv_kernel": 4,
+        "qwen35.ssm.group_count": 16,
+    }
+
+    found = sizes_of_fields(fields)
+    assert found.token == 2 * (2 * 2 * (256 + 256))
+    assert found.state == 6 * 4 * (128 * 4096 + 3 * (4096 + 2 * 16 * 128))
+
+
+def test_a_file_with_windows() -> None:
+    fields = {
+        "general.architecture": "gemma3",
+        "gemma3.block_count": 12,
+        "gemma3.attention.head_count": 8,
+        "gemma3.attention.head_count_kv": 4,
+        "gemma3.attention.key_length": 256,
+        "gemma3.attention.value_length": 256,
+        "gemma3.attention.sliding_window": 1024,
+        "gemma3.attention.sliding_window_pattern": 6,
+    }
+
+    per_layer = 2 * 4 * 512
+    assert sizes_of_fields(fields) == Sizes(token=2 * per_layer, window=10 * per_layer)
+
+
+def test_sizes_in_a_scenario_decide_what_is_parked() -> None:
+    parked = []
+    for token in (1000, 100_000):
+        spec = spec_of(Model(preset="dense", sizes={"token": token}))
+        engine = Engine.create(
+            "llama.cpp@b9538", model=spec, options={"cache_ram": 2}, arithmetic="counts"
+        )
+        for first in (300, 1300, 2300):
+            prompt = tuple(300 + (first + each) % 200 for each in range(40))
+            engine.submit(Request(prompt=as_tokens(prompt), predict=1, reply=as_tokens([301])))
+            engine.run()
+        parked.append(len(engine.snapshot()["prompt_cache"]))
+
+    assert parked[0] >= parked[1]
+    assert spec_of(Model(preset="dense", sizes={"token": 7})).key_bytes(0) == 7
+
+
+def test_a_size_of_another_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="has no 'tokens'"):
+        spec_of(Model(preset="dense", sizes={"tokens": 7}))
