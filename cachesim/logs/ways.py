@@ -113,7 +113,9 @@ def declined(
     were erased against 0, or (in May) no line says how deep memory reaches.
     """
     equal = max((bounds.low for _, _, bounds, _ in found), default=0)
-    if equal == 0 or request.forced or request.restored is not None or request.checked:
+    if equal == 0 or request.forced or request.refused_cut:
+        return False
+    if request.restored is not None or request.checked:
         return False
     if any(following == 0 for _, following in request.erased):
         return True
