@@ -1,0 +1,163 @@
+"""What is said of a step: how a wrong memory is worded, what a step came to, who had what."""
+
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.model.arithmetic import Place
+from cachesim.model.trace import Fault
+from cachesim.report.ribbon import prompt_parts
+from cachesim.scenario import full_profile, load, run, scenario_of
+from cachesim.scenario.evidence import culprit
+from cachesim.scenario.result import Run
+from cachesim.scenario.wrong import because
+from cachesim.units import Pos, Token, as_tokens
+
+FOLDER = Path(__file__).parents[2] / "scenarios"
+PAD = Token(0)
+
+
+def played(name: str, profile: str) -> Run:
+    scenario = load(FOLDER / f"{name}.toml")
+    return run(scenario, full_profile(scenario.engine.name, profile), arithmetic="ring")
+
+
+def said(place: Place, holds: list[int], expected: list[int], position: int = 0) -> str:
+    fault = Fault(
+        layer=2,
+        place=place,
+        token=Pos(len(expected)),
+        position=Pos(position),
+        holds=as_tokens(holds),
+        expected=as_tokens(expected),
+    )
+    return because(culprit(fault, [], PAD)).partition(" of layer 2 ")[2]
+
+
+@pytest.mark.parametrize(
+    ("holds", "expected", "words"),
+    [
+        ([5, 6, 7, 8], [5, 6], "is right up to 2, then 2 tokens too many"),
+        ([5, 6, 0, 0, 0], [5, 6], "is right up to 2, then 3 padding tokens too many"),
+        ([5, 6, 7], [5, 6], "is right up to 2, then 1 token too many"),
+        ([5], [5, 6, 7], "is right up to 1, then 2 tokens missing"),
+        ([], [5, 6, 7], "has 3 tokens missing"),
+        ([9, 6], [5, 6], "has folded in token 9 at position 0, where this prompt has 5"),
+        ([5, 9], [5, 6], "is right up to 1, then has folded in token 9, where this request has 6"),
+        (
+            [5, 9, 9],
+            [5, 6],
+            (
+                "is right up to 1, then has folded in token 9, where this request has 6;"
+                " 1 token more than it should"
+            ),
+        ),
+        ([0, 0, 5], [5], "has 2 padding tokens where this request has 5"),
+    ],
+)
+def test_a_row_is_right_up_to_a_token_and_then_has_too_many_too_few_or_others(
+    holds: list[int], expected: list[int], words: str
+) -> None:
+    assert words == said("recurrent", holds, expected)
+
+
+@pytest.mark.parametrize(
+    ("holds", "expected", "words"),
+    [
+        ([], [5, 6], "holds nothing at position 1, where token 6 belongs"),
+        ([5, 7], [5, 6], "holds token 7 at position 1, where this request has 6"),
+        (
+            [4, 6],
+            [5, 6],
+            (
+                "holds the right token at position 1, but computed after other tokens:"
+                " its history is right up to 0"
+            ),
+        ),
+        ([5, 6], [5, 6], "is right up to 2; the next token was computed after other tokens"),
+    ],
+)
+def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
+    holds: list[int], expected: list[int], words: str
+) -> None:
+    assert words == said("attention", holds, expected, position=1)
+
+
+def test_hangs_aborts_and_refusals_are_three_things() -> None:
+    fates = {
+        name: {step.finding.fate for step in played(name, profile).steps}
+        for name, profile in (
+            ("llama.cpp-pinned-turns-for-ever", "b11549"),
+            ("llama.cpp-pinned-ends-the-process", "b11549"),
+            ("llama.cpp-context-limit", "b9538"),
+        )
+    }
+    assert "hung" in fates["llama.cpp-pinned-turns-for-ever"]
+    assert "aborted" in fates["llama.cpp-pinned-ends-the-process"]
+    assert "refused" in fates["llama.cpp-context-limit"]
+
+
+def test_a_foreign_token_is_not_drawn_as_reused() -> None:
+    wrong = played("llama.cpp-three-requests", "b11549").steps[2]
+    assert [("R", 0), ("F", 1), ("r", 19), ("C", 20)] == prompt_parts(wrong)
+
+
+def test_a_step_that_loses_tokens_says_why_in_every_shipped_scenario() -> None:
+    silent = []
+    for file in sorted(FOLDER.glob("llama.cpp-24*.toml")):
+        scenario = load(file)
+        for profile in scenario.engine.profiles:
+            steps = played(file.stem, profile).steps
+            silent += [
+                f"{file.stem} {step.name}"
+                for step in steps
+                if step.finding.fate == "lost"
+                and not {"rule", "gone", "consumed"} & {fact.word for fact in step.facts}
+            ]
+    assert [] == silent
+
+
+def test_a_slot_that_cannot_be_restored_is_not_as_expected() -> None:
+    mapping = {
+        "format": 1,
+        "name": "restore",
+        "model": {"preset": "dense"},
+        "engine": {"name": "llama.cpp", "profiles": ["b11549"]},
+        "step": [{"prompt": [300, 301]}, {"do": "slot-restore", "file": "nothing.bin"}],
+    }
+    done = run(scenario_of(mapping), full_profile("llama.cpp", "b11549"), arithmetic="ring")
+    assert not done.as_expected
+    assert ["right", "failed"] == [step.finding.fate for step in done.steps]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "name", "step", "sides"),
+    [
+        (
+            ("b9538", "b11549+erase-equal"),
+            "llama.cpp-three-requests",
+            "B",
+            ("checkpoint 1[0..0] stays", "checkpoint 1[0..0] is erased"),
+        ),
+        (
+            ("b9093", "b9538"),
+            "llama.cpp-window-one-beyond",
+            "B",
+            ("nothing of the kind", "checkpoint 36[0..35] is saved"),
+        ),
+    ],
+)
+def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
+    profiles: tuple[str, str],
+    name: str,
+    step: str,
+    sides: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["diff", *profiles, name, "--arithmetic", "ring"])
+    printed = " ".join(capsys.readouterr().out.split())
+    _, _, parting = printed.partition(f"the first decision that differs is in step {step}: ")
+    one, _, other = parting.partition(f"llama.cpp@{profiles[1]} ")
+    assert sides[0] in one
+    assert sides[1] in other
