@@ -68,7 +68,19 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     computed = next((each for each in past.earlier if _text(each)[: len(wanted)] == wanted), None)
     if computed is None:
         return
-    groups = _by_moment(past.earlier)
+    if computed.snapshot is record.snapshot:
+        yield Fact(
+            word="together",
+            sentence=(
+                f"step {computed.name}, which came in together with this one, computed these"
+                f" {len(wanted)} tokens"
+            ),
+            fields={"computed": computed.name, "n_tokens": len(wanted)},
+        )
+        return
+    groups = [each for each in _by_moment(past.earlier) if each[-1].snapshot is not record.snapshot]
+    if not any(group[-1].holds for group in groups):
+        return  # this server does not say what it holds
     held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
     if held[-1]:
         return

@@ -59,7 +59,7 @@ class Explanation:
     equal_with: str
     parting: Parting | None  # None where the whole prompt was equal
     losses: tuple[Loss, ...]
-    ideal: Count  # what a cache that had every state would have reused
+    ideal: Count  # what an ideal cache, one with every state, would have reused
     lost: Count  # against that one: the loss of the policy, as one number
     sentences: tuple[str, ...]
 
@@ -146,4 +146,4 @@ def _beginning(
         return f"{equal}; what follows{where} is new."
     if matched is not None:
         return f"{equal}, which has no more; what follows{where} is not there."
-    return f"{equal}; token {parting.index}{where} is the first that does not."
+    return f"{equal}; nothing more was found from token {parting.index}{where} on."

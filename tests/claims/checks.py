@@ -242,7 +242,7 @@ def _parting(case: Case, text: str, equal: int, matched: Tokens | None) -> None:
         assert found, text
         within = found[1]
     else:
-        found = re.search(r"; token (\d+)(?: in (.*))? is the first that does not\.$", text)
+        found = re.search(r"; nothing more was found from token (\d+)(?: in (.*))? on\.$", text)
         assert found, text
         within = found[2]
         case.claim("parting", int(found[1]) == equal, text)
@@ -392,6 +392,8 @@ def _gone(case: Case, fact: Fact) -> None:
     wanted = case.record.prompt[: int(found[2])]
     case.claim("gone", len(wanted) == _due(case), fact.sentence)
     computed = case.played.records[_numbered(case, found[1])]
+    case.claim("gone", any(each.holds for each in case.played.records), fact.sentence)
+    case.claim("gone", computed.snapshot is not case.record.snapshot, fact.sentence)
     case.claim("gone", text_of(computed)[: len(wanted)] == wanted, fact.sentence)
     since = _numbered(case, found[3].split(" and ")[0])
     later = {id(r.snapshot): r for r in case.played.records[since : case.index]}.values()
@@ -401,6 +403,19 @@ def _gone(case: Case, fact: Fact) -> None:
     computing = case.played.records[since].snapshot is computed.snapshot
     kept = any(each[: len(wanted)] == wanted for each in before)
     case.claim("gone", kept or computing, fact.sentence)
+
+
+def _together(case: Case, fact: Fact) -> None:
+    found = re.match(
+        r"step (.*), which came in together with this one, computed these (\d+) tokens$",
+        fact.sentence,
+    )
+    assert found, fact.sentence
+    computed = case.played.records[_numbered(case, found[1])]
+    wanted = case.record.prompt[: int(found[2])]
+    case.claim("together", computed.snapshot is case.record.snapshot, fact.sentence)
+    case.claim("together", text_of(computed)[: len(wanted)] == wanted, fact.sentence)
+    case.claim("together", len(wanted) == _due(case), fact.sentence)
 
 
 def _numbered(case: Case, name: str) -> int:
@@ -626,6 +641,7 @@ CHECKS: Final[Mapping[str, Callable[[Case, Fact], None]]] = {
     "ideal": _ideal,
     "consumed": _consumed,
     "gone": _gone,
+    "together": _together,
     "wrong": _wrong,
     "because": _because,
     "restored": _restored,

@@ -160,7 +160,7 @@ class FullReprocessing(
     tone="loss",
     says="no saved state is usable: the whole prompt is processed again",
 ):
-    """Nothing usable was found: the whole prompt is read again."""
+    """Nothing usable was found: the whole prompt is processed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ class OneTokenNeeded(
     tone="plain",
     says="all {n_tokens} tokens are there; the last one is processed again",
 ):
-    """Everything is cached; the last token is read again for its logits."""
+    """Everything is cached; the last token is processed again for its logits."""
 
     n_past: int
     n_tokens: int
