@@ -151,6 +151,7 @@ class Session:
             self.vocabulary.server = self.engine.render_chat
         self.seen = 0  # events that already belong to a step
         self.turns = 0
+        self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
 
     def _create(self) -> Engine:
         try:
@@ -185,7 +186,7 @@ class Session:
         for group in groups_of(self.scenario):
             records = [self._record(index) for index in group]
             if len(records) == 1 and self.looks:
-                records[0].before = tuple(holders(self.engine))
+                records[0].before = self.known
             ended = self._play(records)
             self._collect(records)
             yield from records
@@ -314,7 +315,8 @@ class Session:
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
         snapshot = self.engine.snapshot() if self.looks else {}
-        holds = tuple(each for _, each in holders(self.engine)) if self.looks else ()
+        self.known = tuple(holders(self.engine)) if self.looks else ()
+        holds = tuple(tokens for _, tokens in self.known)
         for record in records:
             record.snapshot, record.holds = snapshot, holds
             record.reply = None if record.ticket is None else self.engine.reply(record.ticket)
