@@ -29,6 +29,9 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, every senten
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
 
+newest: $(VENV)/.run         ## the newest wheel of llama.cpp: as the newest release known here, or what is new
+	@$(BIN)/cachesim real llama.cpp --newest --workloads 300
+
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks
 

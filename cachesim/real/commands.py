@@ -23,6 +23,7 @@ from cachesim.real.llama_cpp.fit.command import real_fit
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
 from cachesim.real.llama_cpp.logs import COLUMNS, agreements
+from cachesim.real.llama_cpp.newest import real_newest
 from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome
@@ -77,6 +78,8 @@ def real_llama_cpp(
     logs: bool = False,
     requests: int = 2500,
     fit: str | None = None,
+    newest: bool = False,
+    wheel: str = "",
 ) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -108,8 +111,14 @@ def real_llama_cpp(
     fit
         A build (b9713) or a version of its package: look for the rules that come nearest to it.
         What its servers answered is kept, so a second search plays nothing.
+    newest
+        Look up the newest wheel and say whether it still is as the newest release known here.
+    wheel
+        With `newest`: another wheel to hold against it, as b11063 or 2026.9.11063.
 
     """
+    if newest or wheel:
+        return real_newest(wheel, workloads=workloads, seed=seed, table=table_of)
     if fit is not None:
         return real_fit(fit, workloads=workloads, seed=seed)
     if logs:

@@ -1,0 +1,151 @@
+"""The alarm: which wheel is the newest, and what is said of it."""
+
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from cachesim.errors import ProfileError
+from cachesim.real.commands import real_llama_cpp
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.llama_cpp import differences, newest, wheels
+from cachesim.real.llama_cpp.calls import RealServerError
+from cachesim.real.llama_cpp.compare import Difference, Played
+from cachesim.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
+from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
+from cachesim.real.registry import read_versions
+from cachesim.units import as_tokens
+
+SAID = """xllamacpp (2026.11.12000)
+Available versions: 2026.11.12000, 2026.10.11549, 2026.4.8672.1, 0.2.14
+  INSTALLED: 0.1.0
+"""
+WORKLOAD = Workload(
+    name="w",
+    release="b11549",
+    preset="dense",
+    options={},
+    steps=(Step(name="a", prompt=as_tokens(range(300, 310))),),
+)
+OUTCOME = Outcome(cached=0, processed=10, reply=as_tokens([400]), slot=0)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(wheels, "versions_of", lambda name: read_versions(name, SAID))
+    return SAID
+
+
+def test_versions_are_read_from_what_pip_says() -> None:
+    assert ("2026.11.12000", "2026.10.11549", "2026.4.8672.1", "0.2.14") == read_versions("x", SAID)
+
+
+def test_a_registry_that_names_no_version_is_said() -> None:
+    with pytest.raises(EnvironmentUnavailableError, match="versions of xllamacpp"):
+        read_versions("xllamacpp", "nothing here")
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_newest_wheel_is_the_first_whose_version_names_a_build() -> None:
+    assert Wheel(release="b12000", version="2026.11.12000") == newest_wheel()
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize(
+    ("name", "release", "version"),
+    [
+        ("b9713", "b9713", "2026.6.9713"),
+        ("2026.6.9713", "b9713", "2026.6.9713"),
+        ("2026.4.8672.1", "b8672", "2026.4.8672.1"),
+        ("b12000", "b12000", "2026.11.12000"),
+    ],
+)
+def test_a_wheel_goes_by_its_build_or_its_version(name: str, release: str, version: str) -> None:
+    assert Wheel(release=release, version=version) == wheel_named(name)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("name", ["b1", "newest", "2026"])
+def test_a_wheel_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ProfileError, match="write a build such as b9713"):
+        wheel_named(name)
+
+
+class Pair:
+    """A wheel that is played: it answers as expected, otherwise, or not at all."""
+
+    difference: Difference | None = None
+    error: Exception | None = None
+
+    def __init__(self, release: str, *, version: str) -> None:
+        assert (release, version) == ("b11549", "2026.11.12000")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def play_random(self, **_: object) -> Played:
+        if self.error is not None:
+            raise self.error
+        return Played(workload=WORKLOAD, outcomes=(OUTCOME,), difference=self.difference)
+
+    def shrunk(self, difference: Difference) -> Difference:
+        return difference
+
+
+class Ready:
+    def ready(self) -> None: ...
+
+
+@pytest.fixture
+def pair(registry: str, monkeypatch: pytest.MonkeyPatch) -> type[Pair]:
+    assert registry
+    played = type("Played", (Pair,), {})
+    monkeypatch.setattr(newest, "SideBySide", played)
+    monkeypatch.setattr(newest, "environment_for", lambda *_: Ready())
+    monkeypatch.setattr(differences, "real_log_of", lambda *_, **__: ["the log"])
+    return played
+
+
+@pytest.mark.usefixtures("pair")
+def test_nothing_new_is_said_with_the_release_it_is_as(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == real_llama_cpp(newest=True, workloads=3)
+
+    assert (
+        "b12000 (xllamacpp 2026.11.12000) is as b11549: all 3 requests agree"
+        in capsys.readouterr().out
+    )
+
+
+def test_what_is_new_is_shown_as_a_scenario(
+    pair: type[Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Outcome(cached=5, processed=5, reply=OUTCOME.reply, slot=0)
+    pair.difference = Difference(
+        workload=WORKLOAD, step=0, real=OUTCOME, simulated=other, outcomes=(OUTCOME,)
+    )
+
+    assert 1 == real_llama_cpp(newest=True, workloads=2)
+
+    said = capsys.readouterr().out
+    assert "is NOT as b11549: 2 of 2 requests" in said
+    assert 'profiles = ["b11549"]' in said
+    assert "cached in step a: real 0, simulated 5" in said
+    assert "the log" in said
+    assert "--fit 2026.11.12000" in said
+
+
+def test_a_wheel_that_does_not_start_is_new_too(
+    pair: type[Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair.error = RealServerError("the real server does not start: AttributeError: clear_idle")
+
+    assert 1 == real_llama_cpp(newest=True, workloads=2)
+
+    assert "is NOT as b11549: the real server does not start" in capsys.readouterr().out
