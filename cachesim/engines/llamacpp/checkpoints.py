@@ -46,7 +46,7 @@ THRESHOLD: Final = Accept(  # a checkpoint from position 0 always passes (#21510
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold or cur.pos_min == 0,
     refused_if="pos_min >= pos_min_thold",
 )
-BEFORE_21510: Final = Accept(  # trap: where the threshold is 0 nothing passes
+BEFORE_21510: Final = Accept(  # Trap: where the threshold is 0 nothing passes
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold,
     refused_if="pos_min >= pos_min_thold",
 )

@@ -86,3 +86,9 @@ def test_upstreams_anchors_are_found(anchor: str) -> None:
     found = [path.name for path in ROOM.glob("*.py") if anchor in path.read_text()]
     assert found
     assert anchor in PAGE.read_text()
+
+
+def test_oddities_are_marked_one_way() -> None:
+    other = re.compile(r"\(traps?\b|Traps? of|# trap")
+    found = [path.name for path in ROOM.rglob("*.py") if other.search(path.read_text())]
+    assert found == []

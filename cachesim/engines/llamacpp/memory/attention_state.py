@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def write(cache: "AttentionCache", seq: int) -> list[Field]:
     """Per stream: how many cells, which ones, the layers' keys, the layers' values.
 
-    No pending update is done first (trap): after `seq_add` the blob has new positions with keys
+    Trap: no pending update is done first. After `seq_add` the blob has new positions with keys
     still at the old rotation, and nothing will turn them after a restore.
     """
     if seq != -1:
@@ -142,7 +142,7 @@ def _read_sequence(cache: "AttentionCache", reader: Reader, seq: int, count: int
 def _read_whole_stream(cache: "AttentionCache", reader: Reader, stream: int, count: int) -> None:
     """Fill a stream from cell 0 with what was saved.
 
-    Trap of the older releases: every stream that holds something clears all of them first, so
+    Trap: in older releases every stream that holds something clears all of them first, so
     only the last one survives; and a blob without any cells clears nothing.
     """
     cells = cache.streams.cells[stream]
@@ -170,7 +170,7 @@ def _read_rows(
 ) -> None:
     """Queue the rows behind a header that must be equal.
 
-    Trap of the older releases: when the bytes run out here, the new cells stay, with whatever
+    Trap: in older releases, when the bytes run out here, the new cells stay, with whatever
     their rows held before. Later ones take the cells back and zero the rows.
     """
     try:

@@ -262,7 +262,7 @@ class Cells:
     def _twice(self, seq: int, pos: int) -> None:
         """A sequence is added to a cell that it already sees.
 
-        Trap of the releases that count positions: the count goes up by two while the cell leaves
+        Trap: releases that count positions count up by two while the cell leaves
         once, so the position stays behind as a phantom that only a reset removes.
         """
         if self.counts_positions:

@@ -69,7 +69,7 @@ class RecurrentMemory:
         0        p0        P    p1       P: the position of the state, the only one there is
         [        |  cut    |    )        0 < p0 <= P < p1: needs a rollback, maybe refused
         [  all of it       |    )        p0 = 0: the sequence is gone
-        [  p0   p1 )       |             ends at or before P: true, and nothing happens (trap)
+        [  p0   p1 )       |             ends at or before P: true, and nothing happens
         """
         foreign = not 0 <= seq < self.n_seq_max
         if foreign and self.rules.refuses_foreign_ids:
@@ -83,7 +83,7 @@ class RecurrentMemory:
             return False
         cells = self.cells
         if seq < 0:
-            # Trap of the older releases: the cells go, the tails stay, the next decode aborts.
+            # Trap: in older releases the cells go, the tails stay, the next decode aborts.
             if p0 != p1 and (p0, p1) != (0, MAX):
                 return False
             cells.erase_all(p0, p1)
@@ -181,7 +181,7 @@ class RecurrentMemory:
     ) -> list[Ubatch] | None:
         """The splitter for recurrent states, alone or in a hybrid.
 
-        Trap of the release that splits by sequence: the last tokens of a batch may come in a short
+        Trap: where a release splits by sequence, the last tokens of a batch may come in a short
         ubatch of their own, and the planes behind them are then not what a rollback needs.
         """
         if all_outputs:

@@ -70,7 +70,7 @@ def _header(memory: "RecurrentMemory") -> Header:
 
 
 def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
-    """Restore one sequence, or (-1) everything. A blob without cells does clear here (trap)."""
+    """Restore one sequence, or (-1) everything. Trap: a blob without cells does clear here."""
     count = reader.word()
     if memory.rules.checks_count_first and count > memory.size:
         _take_back(memory, seq, [])

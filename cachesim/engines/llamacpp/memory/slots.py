@@ -184,9 +184,10 @@ def _fill(cells: Cells, found: Integers, positions: tuple[int, ...], seqs: tuple
 def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     """Follows `llama_kv_cache::prepare`: a dry run that finds the cells of a whole batch.
 
-    Afterwards the found cells and the heads are put back, last one first. Two things are not
-    (traps): cells that a purge emptied beside them stay empty, so a failed decode can cost
-    window positions; and heads are put back by list number instead of stream number.
+    Afterwards the found cells and the heads are put back, last one first.
+
+    Traps: cells that a purge emptied beside them stay empty, so a failed decode can cost window
+    positions; and heads are put back by list number instead of stream number.
     """
     if len(ubatches) == 1 and len(streams) == 1:  # what it would leave, its own apply does too
         slot = find_slot(streams, ubatches[0])

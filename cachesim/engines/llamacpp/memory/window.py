@@ -32,7 +32,7 @@ class WindowPair:
         self.swa.clear(data=data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Both; always true, although a window may lack what a cut-back sequence needs (trap)."""
+        """Both. Trap: always true, although a window may lack what a cut-back sequence needs."""
         base = self.base.seq_rm(seq, p0, p1)
         swa = self.swa.seq_rm(seq, p0, p1)
         return base and swa
