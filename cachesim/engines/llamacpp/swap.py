@@ -102,14 +102,23 @@ def prompt_load(
 
 
 def save_idle_slots(server: ServerContext) -> None:
-    """After a launch: copy idle slots into the cache (upstream: `slot_save_and_clear`)."""
+    """After a launch: copy idle slots into the cache (upstream: `slot_save_and_clear`).
+
+    Trap: an empty slot file leaves a slot without tokens and its cells as they were. Where slots
+    share their cells, later releases clear such a slot here; in earlier ones the cells are lost.
+    """
     unified = server.options.unified
     if server.cache is None or not server.options.cache_idle_slots:
         return
     if server.rules.selection.idle_save_needs_unified and not unified:
         return
     for slot in server.slots:
-        if slot.is_processing or not slot.prompt.tokens:
+        if slot.is_processing:
+            continue
+        if not slot.prompt.tokens:
+            left = server.contexts.target.seq_pos_max(slot.id) >= 0
+            if left and unified and not server.rules.selection.idle_save_needs_unified:
+                server.prompt_clear(slot)
             continue
         server.emit(IdleSlotSaved(slot=slot.id))
         swap = Swap(slot.id, server.emit)

@@ -179,3 +179,26 @@ def test_what_a_drafter_carried_keeps_its_type_in_a_file(arithmetic: str) -> Non
         assert old.drafter.dtype == new.drafter.dtype
         assert old.drafter.tolist() == new.drafter.tolist()
     assert play.ask(run(range(90), range(500, 520)), 4)[0] is not None
+
+
+@pytest.mark.parametrize(
+    ("profile", "answered"),
+    [
+        ("llama.cpp@b9093", (None, None, "server_error")),
+        ("llama.cpp@b9538", (None, None, "server_error")),
+        (OCTOBER, (12, 113, None)),
+    ],
+)
+def test_an_empty_file_leaves_cells_that_only_october_frees(
+    profile: str, answered: tuple[int | None, int | None, str | None]
+) -> None:
+    """As on the three wheels; found by random workloads with empty prompts."""
+    play = Play(profile, "dense", parallel=3, ctx_size=256, kv_unified=True)
+    play.act("slot-save", 0, "empty")
+    play.ask(run(range(14)), slot=2)
+    play.ask(run(range(9), range(300, 450)), slot=0)
+    play.act("slot-restore", 0, "empty")
+    assert play.tokens(0) == 0
+
+    reply = play.reply(run(range(12), range(500, 613)))
+    assert answered == (reply.cached, reply.processed, reply.error)
