@@ -55,7 +55,8 @@ class Watch:
         real -= real // 2 if layers.paired else 0
 
         def look(insertion: Insertion, cache: PromptCache) -> None:
-            self.by_numbers.append(all(cold.agree(insertion.key, cache[:real])))
+            agree = cold.agree(insertion.key, cache[:real])
+            self.by_numbers.append(all(each is not False for each in agree))
 
         engine.server.store.watch = look
 
@@ -107,7 +108,7 @@ def _judged(engine: MlxLm, oracle: Oracle, ticket: Ticket, *, alone: bool) -> An
     reply = engine.reply(ticket)
     assert reply is not None
     same = None
-    if reply.error is None:
+    if reply.error is None and reply.approximated is None:
         cold = oracle.logits(reply.prompt, reply.generated)
         same = bool((cold == reply.logits).all())
     return Answered(reply, same, alone)
