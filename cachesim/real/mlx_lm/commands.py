@@ -10,10 +10,11 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.mlx_lm.classes import Agreement, compare_classes
 from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
-from cachesim.real.mlx_lm.process import environment_for
+from cachesim.real.mlx_lm.process import environment_for, played_by
 from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.playing import Stage, console, not_compared
+from cachesim.real.registry import versions_of
 from cachesim.real.vectors.replay import differing
 
 MOST_LINES = 12
@@ -28,6 +29,8 @@ def real_mlx_lm(
     first: int = 0,
     logits: bool = False,
     scenario: str | None = None,
+    newest: bool = False,
+    wheel: str = "",
 ) -> int:
     """Play random operations on mlx-lm's own classes, and random requests on its own server.
 
@@ -51,8 +54,14 @@ def real_mlx_lm(
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name
         of a shipped one.
+    newest
+        Look up the newest version and say whether it still is as the newest release known here.
+    wheel
+        With `newest`: another version to hold against it, as 0.31.3.
 
     """
+    if newest or wheel:
+        return _newest(wheel, seed=seed, workloads=workloads, sequences=sequences, first=first)
     if scenario is not None:
         return Stage(
             family=FAMILY,
@@ -78,6 +87,25 @@ def real_mlx_lm(
         out.print(line, markup=False)
     agree = not classes.differences and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
+
+
+def _newest(version: str, *, seed: int, workloads: int, sequences: int, first: int) -> int:
+    """The newest version under the newest release's rules: as it, or what is new."""
+    release = FAMILY.real()[-1]
+    try:
+        version = version or versions_of("mlx-lm")[0]
+    except EnvironmentUnavailableError as error:
+        return not_compared(error)
+    with played_by(release, version):
+        try:
+            environment_for(release).ready()
+        except EnvironmentUnavailableError as error:
+            return not_compared(error)
+        status = real_mlx_lm(
+            release=release, seed=seed, workloads=workloads, sequences=sequences, first=first
+        )
+    console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
+    return status
 
 
 def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:

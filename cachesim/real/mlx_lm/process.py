@@ -2,6 +2,10 @@
 
 import json
 import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,10 +19,28 @@ class RealMlxError(CachesimError):
     """The process with the real mlx-lm is gone."""
 
 
+_STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default={})  # noqa: B039 - never changed
+"""Release -> the version of the package that is played in its place."""
+
+
+@contextmanager
+def played_by(release: str, version: str) -> Iterator[None]:
+    """Have another version of the package answer where a release is asked for."""
+    token = _STAND_IN.set({**_STAND_IN.get(), release: version})
+    try:
+        yield
+    finally:
+        _STAND_IN.reset(token)
+
+
 def environment_for(release: str) -> Environment:
-    """The environment that holds a release of mlx-lm on a CPU."""
+    """The environment that holds a release of mlx-lm on a CPU, or what stands in for it."""
     name, package = package_of(FAMILY, release)
-    return Environment(name=f"mlx-{name}", requirements=package.requirements)
+    version = _STAND_IN.get().get(name, package.version)
+    if version == package.version:
+        return Environment(name=f"mlx-{name}", requirements=package.requirements)
+    other = replace(package, version=version)
+    return Environment(name=f"mlx-lm-{version}", requirements=other.requirements)
 
 
 class RealProcess:
