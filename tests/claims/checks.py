@@ -396,7 +396,9 @@ def _gone(case: Case, fact: Fact) -> None:
     case.claim("gone", computed.snapshot is not case.record.snapshot, fact.sentence)
     case.claim("gone", text_of(computed)[: len(wanted)] == wanted, fact.sentence)
     since = _numbered(case, found[3].split(" and ")[0])
-    later = {id(r.snapshot): r for r in case.played.records[since : case.index]}.values()
+    own = case.record.snapshot  # taken after this step: what came in together is there by then
+    between = [r for r in case.played.records[since : case.index] if r.snapshot is not own]
+    later = {id(r.snapshot): r for r in between}.values()
     there = [r.name for r in later if any(t[: len(wanted)] == wanted for t in r.holds)]
     case.claim("gone", not there, fact.sentence)
     before = case.played.held_before(since)
