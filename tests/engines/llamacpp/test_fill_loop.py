@@ -26,6 +26,7 @@ def fillings(draw: st.DrawFn) -> dict[str, Any]:
         "n_batch": draw(st.integers(1, 12)),
         "n_ubatch": draw(st.integers(1, 12)),
         "min_step": draw(st.sampled_from([0, 1, 3, 8])),
+        "heeds_spacing": draw(st.booleans()),
         "split_at": draw(st.sampled_from([-1, -1, 5, 17])),
     }
 
@@ -40,7 +41,8 @@ def walked(case: dict[str, Any]) -> int:
         eligible = case["do_checkpoint"]
         if case["placement"] == "user-starts" and eligible and n_tokens in case["starts"]:
             held = case["checkpoints"]
-            if n_tokens == case["last"] or not held or n_tokens > held[-1] + case["min_step"]:
+            far = not held or n_tokens > held[-1] + case["min_step"]
+            if far or n_tokens == case["last"] or not case["heeds_spacing"]:
                 break
         offsets = (4 + case["n_ubatch"], 4) if eligible else ()
         if any(case["whole"] == n_tokens + min(case["n_batch"], each) for each in offsets):
@@ -57,7 +59,11 @@ def jumped(case: dict[str, Any]) -> int:
             n_ubatch=case["n_ubatch"],
             checkpoint_min_step=case["min_step"],
         ),
-        rules=SimpleNamespace(checkpoints=SimpleNamespace(placement=case["placement"])),
+        rules=SimpleNamespace(
+            checkpoints=SimpleNamespace(
+                placement=case["placement"], cuts_heed_spacing=case["heeds_spacing"]
+            )
+        ),
     )
     checkpoints = [SimpleNamespace(n_tokens=each) for each in case["checkpoints"]]
     prompt = SimpleNamespace(n_tokens=case["n_tokens"], checkpoints=checkpoints)
@@ -72,7 +78,7 @@ def jumped(case: dict[str, Any]) -> int:
     case={
         "n_tokens": 0, "whole": 20, "starts": {7}, "last": 7, "placement": "user-starts",
         "do_checkpoint": True, "checkpoints": [], "n_batch": 12, "n_ubatch": 8, "min_step": 8,
-        "split_at": -1,
+        "split_at": -1, "heeds_spacing": True,
     }
 )  # fmt: skip
 def test_the_jump_lands_where_the_loop_breaks(case: dict[str, Any]) -> None:
