@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check fuzz bench docs clean help
+.PHONY: run test check fuzz newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
