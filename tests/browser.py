@@ -17,10 +17,10 @@ from typing import Any, Final
 from cachesim.report.html import page as page_of
 from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.result import Run
+from cachesim.scenario.shipped import shipped_file
 from cachesim.scenario.statements import side_by_side
 from tests.report.hostile import hostile_runs
 
-SCENARIOS: Final = Path(__file__).parents[1] / "scenarios"
 FLAGS: Final = (
     "--no-sandbox",
     "--disable-gpu",
@@ -252,7 +252,7 @@ def _(tab: Any) -> None:
 
 def runs_of(name: str) -> list[Run]:
     """A shipped scenario on all its profiles, in detail, as `run --report` puts them together."""
-    scenario = load(SCENARIOS / f"{name}.toml")
+    scenario = load(shipped_file(name))
     return side_by_side(
         [
             run(scenario, full_profile(scenario.engine.name, each), detail=True)

@@ -29,7 +29,13 @@ def shipped_folder() -> Path | None:
 def shipped_files() -> list[Path]:
     """Every shipped scenario, by name."""
     folder = shipped_folder()
-    return [] if folder is None else sorted(folder.glob("*.toml"))
+    return [] if folder is None else sorted(folder.rglob("*.toml"), key=lambda each: each.stem)
+
+
+def shipped_file(name: str) -> Path:
+    """Where the shipped scenario of that name lies, in the folder of its engine."""
+    (file,) = (each for each in shipped_files() if each.stem == name)
+    return file
 
 
 def load_all(names: Iterable[str]) -> "list[tuple[str, Scenario]]":

@@ -16,6 +16,7 @@ from cachesim.engines.family import FAMILIES
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.scenario import load
+from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import workloads
 from tests.claims.checks import Tally, every
 from tests.claims.played import all_profiles, play
@@ -24,14 +25,13 @@ WORKLOADS: Final = 10_000
 BATCH: Final = 50
 SECONDS: Final = 1800
 MODELS: Final = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
-FOLDER: Final = Path(__file__).parents[2] / "scenarios"
 
 Job = tuple[str, str, int] | Path
 
 
 def jobs(many: int) -> Iterator[Job]:
     """All scenarios; then batches of workloads, round by round over releases and models."""
-    yield from sorted(FOLDER.glob("*.toml"))
+    yield from shipped_files()
     kinds = [
         (f"{engine}@{release.name}", model)
         for engine, family in FAMILIES.items()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -21,12 +20,12 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.scenario import evidence, load, scenario_of, statements
 from cachesim.scenario.result import Culprit, Fact
+from cachesim.scenario.shipped import shipped_file
 from cachesim.scenario.wrong import Past
 from cachesim.testing.search import workloads
 from tests.claims.checks import CHECKS, Tally, every
 from tests.claims.played import all_profiles, play
 
-FOLDER: Final = Path(__file__).parents[2] / "scenarios"
 SAMPLE: Final = (
     "llama.cpp-three-requests",
     "llama.cpp-24143-load-consumes-entry",
@@ -54,7 +53,7 @@ TWO_SLOTS: Final = {
 
 def claims_of(name: str) -> Tally:
     found = TWO_SLOTS if name == "two-slots" else None
-    return every(all_profiles(scenario_of(found) if found else load(FOLDER / f"{name}.toml")))
+    return every(all_profiles(scenario_of(found) if found else load(shipped_file(name))))
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -84,7 +83,7 @@ def test_every_kind_of_statement_has_its_check() -> None:
     words = {
         fact.word
         for name in SAMPLE
-        for played in all_profiles(load(FOLDER / f"{name}.toml"))
+        for played in all_profiles(load(shipped_file(name)))
         for step in played.steps
         for fact in step.facts
     }

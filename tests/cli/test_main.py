@@ -14,6 +14,7 @@ from cachesim.cli import run as run_module
 from cachesim.cli.main import main
 from cachesim.errors import ContractError
 from cachesim.scenario import load, output_schema
+from cachesim.scenario.shipped import shipped_file
 from tests.scenario.json_schema import errors
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ def test_a_wrong_answer_nobody_expected_is_1(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     file = tmp_path / "unexpected.toml"
-    text = (ROOT / "scenarios" / f"{STALE}.toml").read_text()
+    text = shipped_file(STALE).read_text()
     file.write_text(text.partition("[[expect]]")[0])
 
     assert main(["run", str(file), "--arithmetic", "ring", "-p", "b9538"]) == 1
@@ -172,7 +173,7 @@ def test_json_lines_hold_a_line_per_step_and_one_per_run(capsys: Capture) -> Non
 
 def test_a_scenario_comes_through_a_pipe(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pipe:
-        buffer = io.BytesIO((ROOT / "scenarios" / f"{DENSE}.toml").read_bytes())
+        buffer = io.BytesIO(shipped_file(DENSE).read_bytes())
 
     monkeypatch.setattr(sys, "stdin", Pipe)
 

@@ -7,6 +7,7 @@ import pytest
 
 from cachesim.scenario import load, run
 from cachesim.scenario.checks import full_profile
+from cachesim.scenario.shipped import shipped_file
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "mlx-lm-hit-rates.md").read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def rows(heading: str) -> dict[str, tuple[str, ...]]:
 def test_a_table_of_hit_rates_holds_what_its_scenario_gives(
     heading: str, scenario: str, prompts: tuple[int, ...]
 ) -> None:
-    loaded = load(ROOT / "scenarios" / f"{scenario}.toml")
+    loaded = load(shipped_file(scenario))
     table = rows(heading)
     assert table
     for name, (cached, answers, *_) in table.items():

@@ -37,6 +37,7 @@ from cachesim.report.why import page as why_page
 from cachesim.scenario import full_profile, loads, run, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.session import MemoryStore
+from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
 
@@ -62,7 +63,7 @@ def scenario_contents() -> Sequence[dict[str, Any]]:
 
 @cache
 def scenario_texts() -> tuple[str, ...]:
-    return tuple(path.read_text() for path in sorted((ROOT / "scenarios").glob("*.toml")))
+    return tuple(path.read_text() for path in shipped_files())
 
 
 @cache

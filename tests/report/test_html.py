@@ -19,14 +19,14 @@ from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
 from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.result import Run
+from cachesim.scenario.shipped import shipped_file
 from tests.report.hostile import hostile_runs
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 JUDGED = ("llama.cpp-three-requests", "llama.cpp-24143-load-consumes-entry")
 
 
 def runs_of(name: str) -> list[Run]:
-    scenario = load(SCENARIOS / f"{name}.toml")
+    scenario = load(shipped_file(name))
     return [
         run(scenario, full_profile(scenario.engine.name, each), detail=True)
         for each in scenario.engine.profiles
@@ -182,7 +182,7 @@ def _pick(entry: Mapping[str, Any], numbers: list[int]) -> list[Any]:
 
 
 def test_runs_without_detail_make_a_page_too() -> None:
-    scenario = load(SCENARIOS / "llama.cpp-three-requests-dense.toml")
+    scenario = load(shipped_file("llama.cpp-three-requests-dense"))
     entry = run(scenario, full_profile("llama.cpp", "b9538"))
 
     assert "llama.cpp-three-requests-dense" in page([entry])
@@ -192,7 +192,7 @@ def test_the_command_writes_a_page_and_prints_what_it_prints_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "out.html"
-    words = ["run", str(SCENARIOS / "llama.cpp-three-requests-dense.toml"), "--format", "json"]
+    words = ["run", "llama.cpp-three-requests-dense", "--format", "json"]
     plain = (main(words), capsys.readouterr().out)
     written = (main([*words, "--report", str(target)]), capsys.readouterr())
 

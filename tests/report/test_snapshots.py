@@ -16,9 +16,9 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 PAGES = {
     "first-screen": "run llama.cpp-three-requests",
     "consumed-entry": "run llama.cpp-24143-load-consumes-entry",
-    "stale-neighbour": "run scenarios/llama.cpp-stale-neighbour-hybrid.toml --arithmetic ring",
-    "window": "explain scenarios/llama.cpp-24411-window-beyond.toml --profile b9538",
-    "refused": "run scenarios/llama.cpp-context-limit.toml --arithmetic ring --profile b9538",
+    "stale-neighbour": "run llama.cpp-stale-neighbour-hybrid --arithmetic ring",
+    "window": "explain llama.cpp-24411-window-beyond --profile b9538",
+    "refused": "run llama.cpp-context-limit --arithmetic ring --profile b9538",
     "explain": "explain llama.cpp-three-requests --profile b11549",
     "diff": "diff b9538 b9538+24143 llama.cpp-24143-hybrid --arithmetic ring",
     "many": "run llama.cpp-three-requests-dense llama.cpp-26191-f-keep --arithmetic ring",

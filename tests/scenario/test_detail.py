@@ -1,7 +1,6 @@
 """What a server held after each event, and whose tokens it were."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +9,12 @@ from cachesim.engines.events import Event, EventLog
 from cachesim.report.html import page
 from cachesim.scenario import full_profile, load, output_schema, run
 from cachesim.scenario.provenance import NOBODY, Origin, pieces
-from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.shipped import shipped_file, shipped_files
 from tests.scenario.json_schema import errors
-
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def played(name: str, profile: str, *, detail: bool = True, **options: Any) -> dict[str, Any]:
-    scenario = load(SCENARIOS / f"{name}.toml")
+    scenario = load(shipped_file(name))
     whole = full_profile(scenario.engine.name, profile)
     return run(scenario, whole, detail=detail, **options).to_json()
 

@@ -6,10 +6,9 @@ import pytest
 
 from cachesim.engines.profile import Profile
 from cachesim.scenario import full_profile, load, run
-from cachesim.scenario.shipped import load_all, shipped_files
+from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
 
-FOLDER = Path(__file__).parents[2] / "scenarios"
-FILES = sorted(FOLDER.glob("*.toml"))
+FILES = shipped_files()
 
 
 def runs() -> list[tuple[Path, Profile]]:
@@ -25,6 +24,7 @@ def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) ->
     scenario = load(file)
 
     assert file.stem == scenario.name
+    assert file.parent.name == scenario.engine.name
     assert len(scenario.about.split()) > 8
     assert scenario.kind is not None
     assert scenario.source.issue or scenario.source.upstream
@@ -50,7 +50,7 @@ def test_the_touchstones_are_there() -> None:
 
 def test_a_scenario_is_called_what_finds_it_again(tmp_path: Path) -> None:
     name = "llama.cpp-three-requests"
-    (file,) = (path for path in shipped_files() if path.stem == name)
+    file = shipped_file(name)
     copy = tmp_path / "mine.toml"
     copy.write_bytes(file.read_bytes())
 

@@ -11,15 +11,16 @@ from cachesim.report.ribbon import prompt_parts
 from cachesim.scenario import full_profile, load, run, scenario_of
 from cachesim.scenario.evidence import culprit
 from cachesim.scenario.result import Run
+from cachesim.scenario.shipped import shipped_file
 from cachesim.scenario.wrong import because
 from cachesim.units import Pos, Token, as_tokens
 
-FOLDER = Path(__file__).parents[2] / "scenarios"
+FOLDER = Path(__file__).parents[2] / "scenarios" / "llama.cpp"
 PAD = Token(0)
 
 
 def played(name: str, profile: str) -> Run:
-    scenario = load(FOLDER / f"{name}.toml")
+    scenario = load(shipped_file(name))
     return run(scenario, full_profile(scenario.engine.name, profile), arithmetic="ring")
 
 
