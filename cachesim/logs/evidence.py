@@ -154,10 +154,15 @@ def common_with_holder(
 
     n_past = N      May's releases print it
     against N       it is N and the window more; one more still where nothing new follows
+    evaluate 1      all of the prompt: one token is processed for its logits all the same
+    [N, end)        refused: memory was asked to keep what is equal, and could not
     cached          where nothing stood in the way, and the log would say so if it did
     """
-    if request.depth is not None:
-        return printed(request.depth[0])
+    seen = request.refused_at if request.depth is None else request.depth[0]
+    if request.depth is None and request.one_token and whole is not None:
+        seen = whole
+    if seen is not None:
+        return printed(seen)
     if request.checked:
         return _from_bound(request, whole, window)
     if request.restored is not None or request.forced or not verbose or whole is None:

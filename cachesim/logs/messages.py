@@ -82,6 +82,7 @@ SLOT_PATTERNS: Final = (
     _pattern(
         "removed", "memory_seq_rm [", r"n_tokens = (?P<n_tokens>\d+), memory_seq_rm \[(?P<p0>\d+),"
     ),
+    _pattern("empty", "empty prompt - releasing slot", r"(?P<all>empty)"),
     _pattern("refused-cut", "failed to truncate", r"(?P<all>failed)"),
     _pattern("progress", "prompt processing progress", r"n_tokens = (?P<n_tokens>\d+)"),
     _pattern("read", "prompt processing done", r"n_tokens = (?P<n_tokens>\d+)"),

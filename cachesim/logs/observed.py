@@ -49,6 +49,7 @@ class Observed:
     restored_at: int | None = None  # tokens of the restored checkpoint
     forced: bool = False
     refused_cut: bool = False
+    refused_at: int | None = None  # where memory would not be cut
     erased: list[tuple[int, int | None]] = field(default_factory=list)  # tokens, pos_next
     created: list[tuple[int, int, int]] = field(default_factory=list)  # pos_min, pos_max, n_tokens
     one_token: bool = False

@@ -305,8 +305,13 @@ def _removed(_: Reader, request: Observed, fields: Fields) -> None:
 
 def _refused_cut(_: Reader, request: Observed, fields: Fields) -> None:
     del fields
-    request.refused_cut = True
+    request.refused_cut, request.refused_at = True, request.first_cut
     request.first_cut = 0
+
+
+def _empty(_: Reader, request: Observed, fields: Fields) -> None:
+    del fields
+    request.n_tokens = request.first_cut = 0
 
 
 def _read(_: Reader, request: Observed, fields: Fields) -> None:
@@ -349,6 +354,7 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "one-token": _one_token,
     "removed": _removed,
     "refused-cut": _refused_cut,
+    "empty": _empty,
     "read": _read,
     "prompt-time": _prompt_time,
     "reply-time": _reply_time,

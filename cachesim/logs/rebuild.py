@@ -9,16 +9,18 @@ a copy of the server, and the first whose answer is the log's is taken.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.rope import LONGEST, Rope
 from cachesim.logs.evidence import (
+    Lengths,
     common_with_holder,
     counts_of,
     lengths_of,
     with_length_from_ratios,
 )
-from cachesim.logs.known import bounded, computed
+from cachesim.logs.known import Known, bounded, computed
 from cachesim.logs.observed import Moment, Observed, ServerLog
 from cachesim.logs.player import Asked, Player
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
@@ -34,48 +36,6 @@ FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 TURN: Final = 3
 """Tokens between what a reply leaves in the slot and the next message."""
 
-PASSES: Final = 3
-"""Times that a log is gone through: what a later request shows may concern an earlier one."""
-
-
-def rebuild(
-    log: ServerLog,
-    settings: Settings,
-    *,
-    passes: int = PASSES,
-    progress: Callable[[int], None] | None = None,
-) -> Replay:
-    """Play a log; again where a request shows what an earlier one must have been."""
-    best = Rebuilder(log, settings, Hints(), progress).play()
-    for _ in range(passes - 1):
-        hints = Hints(
-            marks=_merged(best.marks, _marks_wanted(best)), grafts=best.hints.grafts | best.grafts
-        )
-        if hints.grafts == best.hints.grafts and hints.marks == best.hints.marks:
-            break
-        again = Rebuilder(log, settings, hints, progress).play()
-        if again.agreeing < best.agreeing:
-            break
-        best = again
-    return best
-
-
-def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:
-    return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
-
-
-def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
-    """Places of states that were restored and that the replay lacks: a message begins there."""
-    wanted: dict[int, set[int]] = {}
-    for each in replay.requests:
-        cached = each.lengths.cached.value
-        if each.agrees or each.asked is None or not cached or each.common.value is None:
-            continue
-        if cached < len(each.asked.prompt) and cached < each.common.value:
-            text, place = place_of(each.asked.prompt, cached)
-            wanted.setdefault(text, set()).add(place)
-    return wanted
-
 
 class Rebuilder:
     """Goes through a log's moments with a player."""
@@ -86,8 +46,11 @@ class Rebuilder:
         settings: Settings,
         hints: Hints,
         progress: Callable[[int], None] | None = None,
+        *,
+        likeliest_first: bool = True,
     ) -> None:
         self.log = log
+        self.likeliest_first = likeliest_first
         self.settings = settings
         self.window = int(settings.window.value or 0)
         self.verbose = bool({"b9093", "b9538"} & log.styles) or any(
@@ -102,7 +65,7 @@ class Rebuilder:
     def play(self) -> Replay:
         """Every moment in order."""
         for request in self.log.requests:
-            rebuilt = Rebuilt(request, lengths_of(request), is_told=self.verbose)
+            rebuilt = Rebuilt(request, self._lengths(request), is_told=self.verbose)
             self.replay.requests.append(rebuilt)
         running: list[int] = []
         for moment in self.log.moments:
@@ -118,6 +81,13 @@ class Rebuilder:
         for number in running:
             self._finish(number)
         return self.replay
+
+    def _lengths(self, request: Observed) -> Lengths:
+        lengths = lengths_of(request)
+        shown = self.hints.lengths.get(request.number)
+        if shown is None or lengths.prompt.is_sure:
+            return lengths
+        return replace(lengths, prompt=Known(shown, "assumed"))
 
     def _finish(self, number: int) -> None:
         self.replay.requests[number].replayed = self.player.run_until(number)
@@ -157,6 +127,8 @@ class Rebuilder:
         if lengths.prompt.value is None or request.is_child:
             return False
         ways = self._ways(rebuilt)
+        if not self.likeliest_first:
+            ways = ways[::-1]
         chosen = ways[0]
         if len(ways) > 1:
             chosen = self._tried(rebuilt, ways)
@@ -303,7 +275,9 @@ class Rebuilder:
         """
         request, whole = rebuilt.observed, len(way.prompt)
         common = way.common.value or 0
-        if self.player.knows_messages or not request.is_chat or not 0 < common < whole - TURN:
+        if self.player.knows_messages or not request.is_chat or not way.goes_on:
+            return
+        if common >= whole - TURN:
             return
         text, place = place_of(way.prompt, common)
         if place == 0:
@@ -327,8 +301,9 @@ class Rebuilder:
         found += with_entries(request, whole, parked, exact)
         if request.search.found_keep is None:
             found += with_slot(request, whole, held, exact)
-        if not self.verbose and request.road in {"age", "id", "similarity"}:
-            found += guessed(rebuilt, held, parked)
+        if not self.verbose and request.road != "unknown":
+            most = max((bounds.high for _, _, bounds, _ in found), default=0)
+            found += guessed(rebuilt, held, parked, known=most)
         if declined(request, held, found, prints_depth="b9093" in self.log.styles):
             found = [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
@@ -390,7 +365,9 @@ class Rebuilder:
                 seen.add((name, common, cache_prompt))
                 prompt = self._filled(rebuilt.observed, rope[:common], rope, whole)
                 known = bounded(common, bounds.low, bounds.high)
-                ways.append(Way(prompt, known, name if common else "nothing", cache_prompt))
+                goes_on = 0 < common == len(rope)
+                holder = name if common else "nothing"
+                ways.append(Way(prompt, known, holder, cache_prompt, goes_on))
             spelt.append(ways)
         for rank in range(max(map(len, spelt), default=0)):
             yield from (ways[rank] for ways in spelt if rank < len(ways))

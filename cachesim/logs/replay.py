@@ -42,6 +42,7 @@ class Hints:
 
     marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
     grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+    lengths: dict[int, int] = field(default_factory=dict)  # cancelled request -> its prompt's
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ class Way:
     common: Known
     holder: str
     cache_prompt: bool = True
+    goes_on: bool = False  # it has all of what it shares something with
 
 
 def with_entries(
@@ -68,14 +69,22 @@ def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterat
             yield held, name, bounds, False  # the request wanted nothing of the cache
 
 
-def guessed(rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope]) -> Iterator[Possible]:
-    """Where no line tells: whatever there is that would give as many cached tokens."""
+def guessed(
+    rebuilt: Rebuilt, held: Rope, parked: Sequence[Rope], *, known: int
+) -> Iterator[Possible]:
+    """Where no line tells: whatever there is that would give as many cached tokens.
+
+    More is cached than the prompt and its slot have in common at most (`known`): then a parked
+    conversation was loaded, though the log's level does not print it.
+    """
     cached = rebuilt.lengths.cached.value
     whole = rebuilt.lengths.prompt.value or 0
-    if not cached or rebuilt.observed.road == "similarity":
+    if not cached or (rebuilt.observed.road == "similarity" and cached <= known):
         return
-    names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)]
-    for rope, name in [(held, f"slot {rebuilt.observed.slot}"), *reversed(names)]:
+    names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(parked)][::-1]
+    if rebuilt.observed.road != "similarity":  # else a ratio says what the slot shares
+        names.insert(0, (held, f"slot {rebuilt.observed.slot}"))
+    for rope, name in names:
         if len(rope) >= cached:
             yield rope, name, Interval(cached, min(whole, len(rope))), True
 

@@ -7,7 +7,14 @@ from typing import Any, Final
 
 from cachesim.errors import InputError
 from cachesim.logs.answers import wrong_answers
-from cachesim.logs.other import Otherwise, default_step, options_for, play_otherwise, workload_of
+from cachesim.logs.doubt import workloads_of
+from cachesim.logs.other import (
+    Otherwise,
+    Workload,
+    default_step,
+    options_for,
+    play_workload,
+)
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import RELEASES, Settings
 
@@ -53,18 +60,21 @@ def value_of(text: str) -> object:
 
 def answers(replays: Sequence[Replay], asked: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One entry for each question, over all servers of the log."""
-    names = [each.name for each in questions(replays[0].settings, asked)]
-    for index, name in enumerate(names):
+    allowed = [workloads_of(replay) for replay in replays]
+    for index, name in enumerate(each.name for each in questions(replays[0].settings, asked)):
         try:
-            played = [_play(replay, questions(replay.settings, asked)[index]) for replay in replays]
+            played = [
+                list(_play(replay, workloads, questions(replay.settings, asked)[index]))
+                for replay, workloads in zip(replays, allowed, strict=True)
+            ]
         except InputError as error:
             if asked:
                 raise
             del error
             continue
         counts = [
-            wrong_answers(workload_of(replay), other.profile, dict(other.options))
-            for replay, other in zip(replays, played, strict=True)
+            wrong_answers(workloads[0], others[0].profile, dict(others[0].options))
+            for workloads, others in zip(allowed, played, strict=True)
         ]
         yield entry(name, replays, played) | {"wrong_answers": summed(counts)}
 
@@ -75,32 +85,48 @@ def summed(counts: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _play(replay: Replay, question: Question) -> Otherwise:
+def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> Iterator[Otherwise]:
+    """The likeliest workload, then the others that the log allows."""
     settings = replay.settings
     release = question.profile.partition("@")[2]
     values = dict(settings.values)
     if release.partition("+")[0] != settings.release.value:
         values = {n: v for n, v in values.items() if n not in default_step(settings)}
     options = options_for(release, values) | dict(question.options)
-    return play_otherwise(replay, question.profile, options)
+    if question.profile == settings.profile and not question.options:
+        workloads = workloads[:1]  # the log itself
+    for workload in workloads:
+        yield play_workload(workload, question.profile, options)
 
 
-def entry(name: str, replays: Sequence[Replay], played: Sequence[Otherwise]) -> dict[str, Any]:
+def entry(
+    name: str, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
+) -> dict[str, Any]:
     """One row: tokens that are read, requests that reuse something, bytes at most."""
-    hits = read = failed = 0
-    for replay, other in zip(replays, played, strict=True):
-        for each in replay.requests:
-            if each.asked is None:
-                continue
-            answer = other.replayed[each.observed.number]
-            failed += answer.cached is None
-            hits += bool(answer.cached)
-            read += answer.processed or 0
+    hits = failed = 0
+    for replay, others in zip(replays, played, strict=True):
+        answers = [others[0].replayed[n] for n in _numbers(replay)]
+        failed += sum(each.cached is None for each in answers)
+        hits += sum(bool(each.cached) for each in answers)
+    read = [
+        [_read(replay, other) for other in others]
+        for replay, others in zip(replays, played, strict=True)
+    ]
     return {
         "name": name,
-        "processed": read,
+        "processed": sum(each[0] for each in read),
+        "processed_bounds": [sum(map(min, read)), sum(map(max, read))],
         "hits": hits,
         "failed": failed,
-        "peak_bytes": max(each.peak_bytes for each in played),
-        "options": dict(played[0].options),
+        "peak_bytes": max(others[0].peak_bytes for others in played),
+        "options": dict(played[0][0].options),
     }
+
+
+def _numbers(replay: Replay) -> list[int]:
+    return [each.observed.number for each in replay.requests if each.asked is not None]
+
+
+def _read(replay: Replay, other: Otherwise) -> int:
+    """Tokens that are processed in all."""
+    return sum(other.replayed[number].processed or 0 for number in _numbers(replay))

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError
 from cachesim.logs.lines import Tally, lines_of
 from cachesim.logs.observed import ServerLog
+from cachesim.logs.passes import rebuild
 from cachesim.logs.reading import Reader
-from cachesim.logs.rebuild import rebuild
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
 from cachesim.logs.telling import told

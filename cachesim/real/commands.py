@@ -22,7 +22,7 @@ from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.command import real_fit
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
-from cachesim.real.llama_cpp.logs import COLUMNS, agreements
+from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements
 from cachesim.real.llama_cpp.newest import real_newest
 from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
@@ -146,8 +146,8 @@ def real_logs(*, seed: int, requests: int) -> int:
     except EnvironmentUnavailableError as error:
         return not_compared(error)
     table = Table(title=f"logs of the real servers, replayed, seed {seed}", title_style="")
-    for head in ("log", "requests", "proven", "reused as logged", "foretold"):
-        table.add_column(head, justify="left" if head == "log" else "right")
+    for head in HEADS:
+        table.add_column(head, justify="left" if head in {"log", "other release"} else "right")
     wrong: list[str] = []
     for each in agreements(seed=seed, requests=requests):
         table.add_row(*each.row())

@@ -190,7 +190,14 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
     held = f"{each['peak_bytes'] / MIB:,.1f}"
     wrong = each["wrong_answers"]
     judged = "not judged" if wrong is None else str(wrong)
-    return (f"{each['processed']:,}{failed}", difference, str(each["hits"]), judged, held)
+    return (f"{tokens_read(each)}{failed}", difference, str(each["hits"]), judged, held)
+
+
+def tokens_read(each: Mapping[str, Any]) -> str:
+    """The likeliest number, and the bounds that the log leaves."""
+    low, high = each["processed_bounds"]
+    bounds = "" if low == high else f" ({low:,} to {high:,})"
+    return f"{each['processed']:,}{bounds}"
 
 
 def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any, Final
 
 from cachesim.printable import printable
-from cachesim.report.why import KINDS, MIB, shown
+from cachesim.report.why import KINDS, MIB, shown, tokens_read
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -80,7 +80,7 @@ def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
 def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
     wrong = "not judged" if each["wrong_answers"] is None else each["wrong_answers"]
     held = round(each["peak_bytes"] / MIB, 1)
-    return each["name"], each["processed"], each["hits"], wrong, held
+    return each["name"], tokens_read(each), each["hits"], wrong, held
 
 
 def _request(each: Mapping[str, Any]) -> tuple[object, ...]:

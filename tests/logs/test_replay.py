@@ -10,8 +10,8 @@ import pytest
 
 from cachesim.logs.lines import lines_of
 from cachesim.logs.other import options_for, play_otherwise
+from cachesim.logs.passes import rebuild
 from cachesim.logs.reading import Reader
-from cachesim.logs.rebuild import rebuild
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
 

@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 from time import sleep
 from typing import Any, Final
 
+from cachesim.logs.doubt import cached_over, workloads_of
 from cachesim.logs.lines import lines_of
-from cachesim.logs.other import default_step, options_for, play_otherwise
+from cachesim.logs.other import default_step, options_for, play_workload
+from cachesim.logs.passes import rebuild
 from cachesim.logs.reading import Reader
-from cachesim.logs.rebuild import rebuild
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
 from cachesim.real.llama_cpp.abilities import Abilities
@@ -40,6 +41,18 @@ COLUMNS: Final[Sequence[tuple[Release, int, Release]]] = (
     ("b11549", DEFAULT, "b9538"),
 )
 """Whose log, at which verbosity, and the release that is foretold from it."""
+
+HEADS: Final = (
+    "log",
+    "requests",
+    "proven",
+    "reused as logged",
+    "other release",
+    "foretold",
+    "settled",
+    "settled and right",
+    "within bounds",
+)
 
 SECONDS_TO_WRITE: Final = 0.05
 
@@ -66,7 +79,11 @@ class Agreement:
             f"{self.counts['requests']:,}",
             f"{self.share('sure', 'requests'):.1f} %",
             f"{self.share('right', 'comparable'):.1f} %",
-            f"{self.share('foretold', 'foretellable'):.1f} % ({self.other})",
+            self.other,
+            f"{self.share('foretold', 'foretellable'):.1f} %",
+            f"{self.share('settled', 'foretellable'):.1f} %",
+            f"{self.share('rightly settled', 'settled'):.1f} %",
+            f"{self.share('within', 'foretellable'):.1f} %",
         )
 
 
@@ -158,13 +175,23 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             for name, value in replay.settings.values.items()
             if name not in default_step(replay.settings)
         }
-        foretold = play_otherwise(replay, f"llama.cpp@{other}", options_for(other, values)).replayed
+        options = options_for(other, values)
+        foretold = [
+            play_workload(each, f"llama.cpp@{other}", options).replayed
+            for each in workloads_of(replay)
+        ]
+        bounds, counts = cached_over(foretold), self.agreement.counts
         for number, answer in enumerate(real):
             if number >= len(outcomes) or answer.cached is None:
                 continue
-            self.agreement.counts["foretellable"] += 1
-            said = foretold.get(number)
-            self.agreement.counts["foretold"] += said is not None and said.cached == answer.cached
+            counts["foretellable"] += 1
+            said, settled = foretold[0].get(number), bounds.get(number)
+            right = said is not None and said.cached == answer.cached
+            counts["foretold"] += right
+            if settled is not None:
+                counts["settled"] += settled.is_sure
+                counts["rightly settled"] += settled.is_sure and right
+                counts["within"] += settled.low <= answer.cached <= settled.high
 
 
 def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:

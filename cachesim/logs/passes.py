@@ -1,0 +1,107 @@
+"""A log gone through several times: what a later request shows may concern an earlier one.
+
+request 3 (cancelled)   [ prompt, length unknown ... reply )
+request 4               restores the state of 2 tokens     so 3's prompt had 6: one lies 4 before
+request 9               restores the state of 75 tokens    so a message of the user begins there
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from cachesim.engines.rope import Rope
+from cachesim.logs.observed import ServerLog
+from cachesim.logs.rebuild import FRESH, Rebuilder
+from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
+from cachesim.logs.settings import Settings
+
+PASSES: Final = 3
+"""Times that a log is gone through."""
+
+BEFORE_END: Final = 4
+"""Tokens between the last checkpoint of a prompt and its end."""
+
+
+def rebuild(
+    log: ServerLog,
+    settings: Settings,
+    *,
+    passes: int = PASSES,
+    progress: Callable[[int], None] | None = None,
+) -> Replay:
+    """Play a log; again where a request shows what an earlier one must have been."""
+    best = Rebuilder(log, settings, Hints(), progress).play()
+    for _ in range(passes - 1):
+        hints = Hints(
+            marks=_merged(best.marks, _marks_wanted(best)),
+            grafts=best.hints.grafts | best.grafts,
+            lengths=best.hints.lengths | _lengths_wanted(best),
+        )
+        if hints == best.hints:
+            break
+        again = Rebuilder(log, settings, hints, progress).play()
+        if again.agreeing < best.agreeing:
+            break
+        best = again
+    return best
+
+
+def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:
+    return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
+
+
+def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
+    """Requests that resumed from a state the replay lacks, and the text and place of it."""
+    for each in replay.requests:
+        cached, common = each.lengths.cached.value, each.common
+        if each.agrees or each.asked is None or not cached or common.value is None:
+            continue
+        if cached < len(each.asked.prompt) and cached < common.value:
+            yield (each, *place_of(each.asked.prompt, cached))
+        elif cached == common.value:  # what was held went on; the prompt did not
+            text, last = place_of(each.asked.prompt, cached - 1)
+            yield each, text, last + 1
+
+
+def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
+    """A message of the user begins where a state was restored that nothing else explains."""
+    wanted: dict[int, set[int]] = {}
+    for _, text, place in _states_wanted(replay):
+        wanted.setdefault(text, set()).add(place)
+    return wanted
+
+
+def _lengths_wanted(replay: Replay) -> dict[int, int]:
+    """Prompts of cancelled requests, whose length no line has: their last state shows it."""
+    wanted: dict[int, int] = {}
+    for each, text, _ in _states_wanted(replay):
+        number, use = text // 8 - 1, text % 8
+        if use != FRESH or not 0 <= number < each.observed.number:
+            continue
+        owner, cached = replay.requests[number], each.lengths.cached.value or 0
+        held = owner.observed.held_after
+        if owner.observed.cancelled and held is not None and cached + BEFORE_END <= held:
+            wanted[number] = cached + BEFORE_END
+    return wanted
+
+
+HEADER: Final = 3
+"""Tokens with which a template begins every chat: a mark, a role, the end of a line."""
+
+
+def other_ways(replay: Replay) -> Replay | None:
+    """The same log with the last instead of the first way where several agree with it.
+
+    Prompts that no line compares with anything begin with the same few tokens, as chats do. None
+    where nothing was open, or where the log is not met as well as before.
+    """
+    strangers = {
+        each.observed.number: Rope.of(8 * (replay.requests[0].observed.number + 1) + FRESH, HEADER)
+        for each in replay.requests[1:]
+        if not each.common.value and each.observed.road in {"age", "id"} and not each.is_told
+    }
+    if not strangers and all(each.ways < 2 for each in replay.requests):
+        return None
+    hints = replace(replay.hints, grafts=strangers | replay.hints.grafts)
+    other = Rebuilder(replay.log, replay.settings, hints, likeliest_first=False).play()
+    return other if other.agreeing >= replay.agreeing else None

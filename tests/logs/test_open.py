@@ -1,0 +1,181 @@
+"""What a log shows only later, and what it leaves open altogether."""
+
+from io import BytesIO
+from typing import Any
+
+from cachesim.logs.doubt import workloads_of
+from cachesim.logs.replay import Replay
+from cachesim.logs.what_if import answers
+from cachesim.logs.whole import Wanted, read_files, replays_of
+
+OCTOBER = "0.10.000.000 I "
+"""What October's releases put before a line; at the default verbosity only a few are printed."""
+
+SIMILAR = "LCP similarity, f_sim_best = {sim} (> 0.100 thold), f_keep = {keep}"
+
+
+def launched(task: int, chosen: str, *, level: str = OCTOBER) -> str:
+    return (
+        f"{level}slot get_availabl: id  0 | task -1 | selected slot by {chosen}\n"
+        f"{level}slot launch_slot_: id  0 | task {task} | processing task, is_child = 0\n"
+    )
+
+
+def says(task: int, *messages: str, level: str = OCTOBER) -> str:
+    return "".join(f"{level}slot update_slots: id  0 | task {task} | {m}\n" for m in messages)
+
+
+def answered(task: int, *, read: int, said: int, level: str = OCTOBER) -> str:
+    return says(
+        task,
+        f"prompt eval time =  100.00 ms / {read} tokens (1.00 ms per token)",
+        f"       eval time =  10.00 ms / {said} tokens (1.00 ms per token)",
+        level=level,
+    )
+
+
+def released(task: int, held: int, *, level: str = OCTOBER) -> str:
+    return says(task, f"stop processing: n_tokens = {held}, truncated = 0", level=level)
+
+
+def replayed(text: str, **wanted: Any) -> Replay:
+    (replay,) = replays_of(read_files([("a.log", BytesIO(text.encode()))]), Wanted(**wanted))
+    return replay
+
+
+def cached(replay: Replay) -> list[tuple[int | None, int | None]]:
+    return [(each.lengths.cached.value, each.replayed.cached) for each in replay.requests]
+
+
+def test_an_empty_prompt_has_no_tokens_whatever_its_slot_holds() -> None:
+    replay = replayed(
+        launched(1, "LRU, t_last = -1")
+        + answered(1, read=30, said=2)
+        + released(1, 31)
+        + launched(2, "LRU, t_last = 7")
+        + says(2, "empty prompt - releasing slot")
+        + answered(2, read=0, said=0)
+        + released(2, 31),
+        model="dense",
+        profile="b11549",
+    )
+
+    assert replay.requests[1].lengths.prompt.value == 0
+    assert cached(replay) == [(0, 0), (0, 0)]
+
+
+def test_what_is_more_than_the_slot_shares_was_parked() -> None:
+    """The slot keeps a quarter of itself, so what it held is parked, and the search finds more."""
+    replay = replayed(
+        launched(1, "LRU, t_last = -1")
+        + answered(1, read=130, said=1)
+        + released(1, 130)
+        + launched(2, SIMILAR.format(sim="0.219", keep="0.262"))
+        + answered(2, read=121, said=5)
+        + released(2, 159)
+        + launched(3, SIMILAR.format(sim="0.241", keep="0.214"))
+        + answered(3, read=11, said=4)
+        + released(3, 144),
+        model="dense",
+        profile="b11549",
+    )
+
+    first, _, third = (each.asked for each in replay.requests)
+    assert first is not None
+    assert third is not None
+    assert third.prompt.common(first.prompt) == 130
+    assert cached(replay)[2] == (130, 130)
+    assert replay.requests[2].holder == "prompt cache entry 0"
+
+
+def test_a_cancelled_prompt_is_as_long_as_its_last_state_shows() -> None:
+    """A recurrent state of 2 tokens was restored: it lay 4 tokens before the end of a prompt."""
+    replay = replayed(
+        launched(1, "LRU, t_last = -1")
+        + released(1, 177)
+        + launched(2, SIMILAR.format(sim="0.400", keep="0.011"))
+        + answered(2, read=3, said=4)
+        + released(2, 8),
+        model="recurrent",
+        profile="b11549",
+    )
+
+    assert cached(replay)[1] == (2, 2)
+    assert replay.requests[0].lengths.prompt.value == 6
+    assert replay.requests[0].lengths.prompt.how == "assumed"
+
+
+MAY = ""
+"""May's releases put nothing before a line."""
+
+
+def a_chat_of_may() -> str:
+    """A chat that is sent again with another ending: where its last message begins is not said."""
+    chat = "srv  params_from_: Chat format: peg-native\n"
+    first = "LRU, t_last = -1"
+    again = "LCP similarity, sim_best = 0.925 (> 0.100 thold), f_keep = 0.881"
+    depth = "n_past = 185, slot.prompt.tokens.size() = 210, seq_id = 0, pos_min = 209, n_swa = 0"
+    tried = "Checking checkpoint with [{0}, {0}] against 185..."
+    return (
+        f"{chat}{launched(1, first, level=MAY)}"
+        + says(1, "new prompt, n_ctx_slot = 4096, n_keep = 0, task.n_tokens = 200", level=MAY)
+        + says(1, "n_tokens = 0, memory_seq_rm [0, end)", level=MAY)
+        + answered(1, read=200, said=11, level=MAY)
+        + released(1, 210, level=MAY)
+        + f"{chat}{launched(2, again, level=MAY)}"
+        + says(2, "new prompt, n_ctx_slot = 4096, n_keep = 0, task.n_tokens = 200", level=MAY)
+        + says(2, depth, tried.format(195), level=MAY)
+        + says(2, "forcing full prompt re-processing due to lack of cache data", level=MAY)
+        + says(2, "n_tokens = 0, memory_seq_rm [0, end)", level=MAY)
+        + answered(2, read=200, said=1, level=MAY)
+        + released(2, 200, level=MAY)
+    )
+
+
+def test_a_message_that_no_line_shows_leaves_bounds_for_releases_that_stop_at_it() -> None:
+    replay = replayed(a_chat_of_may(), model="recurrent", profile="b9093")
+    own, june, without = answers([replay], ["b9538", "ctx_checkpoints=0"])
+
+    assert len(workloads_of(replay)) == 3
+    assert cached(replay) == [(0, 0), (0, 0)]
+    assert own["processed_bounds"] == [400, 400]
+    assert without["processed_bounds"] == [400, 400]
+    assert june["processed"] == 400
+    low, high = june["processed_bounds"]
+    assert low < 400 == high  # June's restores a state where the message begins
+
+
+def test_a_raw_prompt_has_no_messages_and_leaves_nothing_open() -> None:
+    raw = a_chat_of_may().replace("Chat format", "format")
+    replay = replayed(raw, model="recurrent", profile="b9093")
+    _, june = answers([replay], ["b9538"])
+
+    assert len(workloads_of(replay)) == 1
+    assert june["processed_bounds"] == [400, 400]
+
+
+def test_where_memory_would_not_be_cut_the_equal_prefix_is_known() -> None:
+    replay = replayed(
+        launched(1, "LRU, t_last = -1", level=MAY)
+        + says(1, "new prompt, n_ctx_slot = 1024, n_keep = 0, task.n_tokens = 685", level=MAY)
+        + says(1, "n_tokens = 0, memory_seq_rm [0, end)", level=MAY)
+        + answered(1, read=685, said=20, level=MAY)
+        + released(1, 704, level=MAY)
+        + launched(2, "id 0", level=MAY)
+        + says(
+            2,
+            "new prompt, n_ctx_slot = 1024, n_keep = 0, task.n_tokens = 704",
+            "need to evaluate at least 1 token for each active slot (n_past = 704, "
+            "task.n_tokens() = 704)",
+            "n_tokens = 703, memory_seq_rm [703, end)",
+            "failed to truncate tokens with position >= 703 - clearing the memory",
+            level=MAY,
+        )
+        + answered(2, read=704, said=40, level=MAY)
+        + released(2, 743, level=MAY),
+        model="hybrid",
+        profile="b9093",
+    )
+
+    assert (replay.requests[1].common.value, replay.requests[1].common.is_sure) == (704, True)
+    assert cached(replay) == [(0, 0), (0, 0)]
