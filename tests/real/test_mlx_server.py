@@ -16,7 +16,7 @@ from cachesim.errors import ScenarioError
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
-from cachesim.real.mlx_lm.server_tokenizer import WordVocabulary
+from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.playing import releases_of
 from cachesim.real.vectors.mlx_server import Mismatch
@@ -34,9 +34,26 @@ def conversations(template: str) -> list[list[dict[str, str]]]:
     return found
 
 
+class Vocabulary:
+    """The real server's template and words, as its tokenizer reads them."""
+
+    def __init__(self, template: str, size: int) -> None:
+        jinja2 = pytest.importorskip("jinja2")
+        blocks = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+        self._template = blocks.from_string(TEMPLATES[template])
+        self._tokens = {text: token for token, text in enumerate(texts_of(template, size))}
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, add_generation_prompt: bool
+    ) -> list[int]:
+        """Rendered, then cut at every blank."""
+        text = self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+        return [self._tokens.get(word, 0) for word in text.split(" ") if word]
+
+
 @pytest.mark.parametrize("template", WORD_TEMPLATES)
 def test_both_tokenizers_render_alike(template: str) -> None:
-    ours, theirs = WordTokenizer(template, 64), WordVocabulary(template, 64)
+    ours, theirs = WordTokenizer(template, 64), Vocabulary(template, 64)
 
     for messages in conversations(template):
         for prompt in (True, False):
@@ -66,8 +83,9 @@ def test_workloads_have_every_kind_of_request() -> None:
         for request in group
     ]
 
-    assert {"text", "messages", "seed", "stop_words"} <= {key for each in requests for key in each}
-    assert all(1 <= len(each["reply"]) <= each["max_tokens"] for each in requests)
+    kinds = {"text", "messages", "seed", "stop_words", "at", "leaves_after", "stream", "refused"}
+    assert kinds <= {key for each in requests for key in each}
+    assert all(1 <= len(each["reply"]) <= max(1, each["max_tokens"]) for each in requests)
 
 
 def test_a_workload_that_differs_is_made_smaller() -> None:
@@ -86,7 +104,7 @@ def test_a_workload_that_differs_is_made_smaller() -> None:
 def test_bytes_and_marks_become_words_one_for_one(template: str) -> None:
     tokenizer = ByteTokenizer(template)
     words, random = Words(tokenizer), Random(0)  # noqa: S311 - not for secrets
-    real = WordVocabulary(template, words.size)
+    real = Vocabulary(template, words.size)
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "[300][301]"},
@@ -102,7 +120,7 @@ def test_bytes_and_marks_become_words_one_for_one(template: str) -> None:
 def test_reasoning_is_stripped_alike() -> None:
     tokenizer = ByteTokenizer("strip-reasoning")
     words = Words(tokenizer)
-    real = WordVocabulary("strip-reasoning", words.size)
+    real = Vocabulary("strip-reasoning", words.size)
     messages = [
         {"role": "user", "content": "[300]"},
         {"role": "assistant", "content": "[301]</think>[302]"},

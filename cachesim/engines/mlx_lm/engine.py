@@ -100,9 +100,15 @@ class MlxLm(Engine):
         """How many tokens a request has got so far."""
         return len(self._jobs[ticket].generated)
 
+    def trimmed(self, ticket: Ticket) -> int:
+        """How many of the last tokens the HTTP side keeps to itself: a stop word, before #1072."""
+        watcher = self._jobs[ticket].watcher
+        return 0 if watcher is None else watcher.met
+
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away; the server notices when it next has something for it."""
-        self._jobs[ticket].should_stop = True
+        """The client goes away; a server that notices does when it next has something for it."""
+        if self.server.rules.notices_leaving:
+            self._jobs[ticket].should_stop = True
 
     def snapshot(self) -> dict[str, Any]:
         """What the server holds now, as plain data."""

@@ -102,13 +102,19 @@ _R0_30_7: Final = ServerRules(reports_cached=False)
 _AFTER_906: Final = replace(_R0_30_7, reports_cached=True)
 _R0_31_0: Final = replace(_AFTER_906, checkpoint=True, binds_late=True)
 _R0_31_1: Final = replace(_R0_31_0, binds_late=False)
-_R0_31_2: Final = replace(
+_R0_31_3: Final = replace(
     _R0_31_1,
     segments=True,
     checkpoint=False,
     stop_words_end_generation=True,
+    notices_leaving=True,
+    no_tokens="one",
 )
-_R0_32_2: Final = replace(_R0_31_2, refuses_empty_prompts=True, when_dead="refused")
+_R0_31_2: Final = replace(_R0_31_3, tells_marks=False)
+_R0_32_0: Final = replace(
+    _R0_31_3, refuses_empty_prompts=True, when_dead="refused", no_tokens="dies"
+)
+_R0_32_2: Final = replace(_R0_32_0, no_tokens="refused")
 
 
 def _wheel(version: str, runtime: str) -> Package:
@@ -172,7 +178,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
     Release(
         name="0.31.3",
         about="segments (#1072)",
-        rules=MlxRules(caches=_C_0_31_3, store=_G4, server=_R0_31_2),
+        rules=MlxRules(caches=_C_0_31_3, store=_G4, server=_R0_31_3),
         date="2026-04-22",
         upstream="v0.31.3",
         package=_wheel("0.31.3", "0.32.4"),
@@ -180,7 +186,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
     Release(
         name="0.32.0",
         about="segments; empty prompts refused",
-        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
+        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_0),
         date="2026-08",
         upstream="v0.32.0",
         package=_wheel("0.32.0", "0.32.4"),

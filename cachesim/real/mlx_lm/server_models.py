@@ -1,89 +1,52 @@
-"""Tiny models of mlx-lm's own classes, for the real server; runs in a release's environment."""
+"""Tiny models of mlx-lm's own classes, in folders that its loader reads.
+
+Runs in a release's environment, where nothing of cachesim is.
+"""
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
 
-COMMON = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-}
 
-LLAMA = {"model_type": "llama", "tie_word_embeddings": False}
-GEMMA3 = {
-    "model_type": "gemma3_text",
-    "query_pre_attn_scalar": 8,
-    "sliding_window_pattern": 2,
-    "rope_local_base_freq": 10000.0,
-}
-QWEN3_NEXT = {
-    "model_type": "qwen3_next",
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 1,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 0,
-    "num_experts_per_tok": 1,
-    "decoder_sparse_step": 1,
-    "shared_expert_intermediate_size": 32,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 32,
-    "partial_rotary_factor": 1.0,
-    "max_position_embeddings": 4096,
-    "full_attention_interval": 2,
-}
-MODELS = {
-    "attn": ("llama", LLAMA),
-    "swa": ("gemma3_text", GEMMA3),
-    "hyb": ("qwen3_next", QWEN3_NEXT),
-}
+def write_model(folder: Path, model: Mapping[str, Any]) -> None:
+    """Configuration and weights, given ones or random ones.
 
-
-def arguments_of(model: Mapping[str, Any], vocabulary: int) -> tuple[str, Mapping[str, Any]]:
-    """The module of a model, and what its class is built with."""
-    if "module" in model:
-        return model["module"], model["arguments"]
-    name, own = MODELS[model["kind"]]
-    window = {"sliding_window": model["window"]} if "window" in model else {}
-    return name, {**COMMON, "vocab_size": vocabulary, **own, **window}
-
-
-def build(model: Mapping[str, Any], vocabulary: int, on_call: Callable[[int, int], None]) -> Real:
-    """A model in float32 that tells of every call, with given weights or random ones."""
+    The type of the model is one that only mlx-lm knows: the library of tokenizers has classes of
+    its own for some real types, whatever the files of the tokenizer say.
+    """
     mx = importlib.import_module("mlx.core")
-    name, arguments = arguments_of(model, vocabulary)
-    module = importlib.import_module(f"mlx_lm.models.{name}")
-    args = module.ModelArgs.from_dict(arguments)
+    kind = f"toy_{model['module']}"
+    importlib.import_module("mlx_lm.utils").MODEL_REMAPPING[kind] = model["module"]
+    tensors = dict(mx.load(model["weights"])) if "weights" in model else _random(mx, model)
+    (folder / "config.json").write_text(json.dumps({**model["arguments"], "model_type": kind}))
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, metadata={"format": "mlx"})
 
-    class Watched(module.Model):  # type: ignore[name-defined, misc]
-        """The release's own model, watched."""
 
-        def __call__(self, inputs: Real, *rest: Real, **more: Real) -> Real:
-            on_call(*inputs.shape)
-            return super().__call__(inputs, *rest, **more)
-
+def _random(mx: Real, model: Mapping[str, Any]) -> dict[str, Real]:
+    """Weights by which states forget slowly, so that a wrong one stays wrong."""
+    module = importlib.import_module(f"mlx_lm.models.{model['module']}")
+    flatten = importlib.import_module("mlx.utils").tree_flatten
     mx.random.seed(7)
-    made = Watched(args)
-    if "weights" in model:
-        made.load_weights(list(mx.load(model["weights"]).items()), strict=True)
-    else:
-        _forget_slowly(mx, made)
-    made.eval()
+    made = module.Model(module.ModelArgs.from_dict(model["arguments"]))
+    for _, part in made.named_modules():
+        if "A_log" in part:
+            part.A_log = mx.full(part.A_log.shape, -4.0)
     mx.eval(made.parameters())
-    return made
+    return dict(flatten(made.parameters()))
 
 
-def _forget_slowly(mx: Real, model: Real) -> None:
-    """States that forget slowly, so that a wrong one stays wrong."""
-    for _, module in model.named_modules():
-        if "A_log" in module:
-            module.A_log = mx.full(module.A_log.shape, -4.0)
+def watch_calls(name: str, on_call: Callable[[Real, int, int], None]) -> None:
+    """Have every call of a model of this module told, with the model."""
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    kind: Real = module.Model
+    call = getattr(kind, "_unwatched", kind.__call__)
+
+    def watched(self: Real, inputs: Real, *rest: Real, **more: Real) -> Real:
+        on_call(self, *inputs.shape)
+        return call(self, inputs, *rest, **more)
+
+    kind._unwatched, kind.__call__ = call, watched  # noqa: SLF001 - ours

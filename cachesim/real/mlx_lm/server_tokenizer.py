@@ -1,80 +1,89 @@
-"""A tokenizer of words for the real server: what it asks of a Hugging Face tokenizer, no more.
+"""A tokenizer of words as the files of a model: mlx-lm's own loader reads them.
 
 Runs in a release's environment, where nothing of cachesim is; it shares no line with the
 simulator's own tokenizer, so the two can disagree.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from pathlib import Path
 
 MARKS = ["<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool"]
-THINK, THINK_END = "<think>", "</think>"
-PLAIN = ("chatml", "needs-user")
-"""Templates without thinking marks."""
+THINK = ["<think>", "</think>"]
+CHANNEL = ["<|channel>", "thought", "<channel|>"]
+END_MARK = "<|im_end|>"
+
+TURN = "<|im_start|> {{ message['role'] }} {{ '\\n' }} %s <|im_end|> {{ '\\n ' }}"
+AS_SENT = "{% for message in messages %}" + TURN % "{{ message['content'] }}" + "{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|im_start|> assistant {{ '\\n ' }}"
+TOOLS = (
+    "{% if tools %}<|im_start|> system {{ '\\n' }} {% for tool in tools %}"
+    "{{ tool['function']['name'] }} {% endfor %}<|im_end|> {{ '\\n ' }}{% endif %}"
+)
+THINKS = (
+    "<think> {{ '\\n ' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}</think> {{ '\\n ' }}{% endif %}"
+)
+CUT = "{{ message['content'].split('</think>')[-1] }}"
+SHOWN = {
+    "think": CUT,
+    "think-tools": (
+        "{% if message['role'] == 'assistant' and loop.index0 > at.last %}"
+        "<think> {{ '\\n' }} {{ message['content'] }}{% else %}" + CUT + "{% endif %}"
+    ),
+    "strip-reasoning": (
+        "{% if message['role'] == 'assistant' and loop.index0 < at.last %}"
+        + CUT
+        + "{% else %}{{ message['content'] }}{% endif %}"
+    ),
+}
+LAST_USER = (
+    "{% set at = namespace(last=-1) %}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{% set at.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+NEEDS_USER = (
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('no user message') }}{% endif %}"
+)
+END = "{% endif %}"
+
+TEMPLATES = {
+    "chatml": TOOLS + AS_SENT + PROMPT + END,
+    "needs-user": NEEDS_USER + AS_SENT + PROMPT + END,
+    "channel": TOOLS + AS_SENT + PROMPT + "<|channel> thought {{ '\\n' }}" + END,
+    **{
+        name: TOOLS
+        + LAST_USER
+        + "{% for message in messages %}"
+        + TURN % shown
+        + "{% endfor %}"
+        + PROMPT
+        + THINKS
+        + END
+        for name, shown in SHOWN.items()
+    },
+}
+"""Words and blanks; what is between the blanks is a token."""
 
 
-class WordVocabulary:
-    """Tokens are words; the chat template is written out by hand."""
+def texts_of(template: str, size: int) -> list[str]:
+    """The words, in the order of their tokens."""
+    marks = MARKS + (THINK if template in SHOWN else CHANNEL if template == "channel" else [])
+    return [*marks, *(f"w{i}" for i in range(size - len(marks)))]
 
-    bos_token = None
-    eos_token_id = 3
-    clean_up_tokenization_spaces = False
-    all_special_tokens: tuple[str, ...] = ()
 
-    def __init__(self, template: str, size: int) -> None:
-        thinks = template not in PLAIN
-        self.chat_template = template
-        marks = [*MARKS, *([THINK, THINK_END] if thinks else [])]
-        self.texts = [*marks, *(f"w{i}" for i in range(size - len(marks)))]
-        self.tokens = {text: token for token, text in enumerate(self.texts)}
-
-    def get_vocab(self) -> dict[str, int]:
-        """Texts and their tokens."""
-        return dict(self.tokens)
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002, FBT001, FBT002
-        """Words separated by blanks."""
-        return [self.tokens.get(word, 0) for word in text.split(" ") if word]
-
-    def decode(self, tokens: Sequence[int], **_: object) -> str:
-        """The words of tokens."""
-        return " ".join(self.texts[token] for token in tokens)
-
-    def convert_ids_to_tokens(self, token: int) -> str:
-        """The word of a token."""
-        return self.texts[token]
-
-    def convert_tokens_to_ids(self, text: str) -> int:
-        """The token of a word."""
-        return self.tokens[text]
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        tokenize: bool = True,
-        add_generation_prompt: bool = False,
-        **_: object,
-    ) -> list[int] | str:
-        """Start mark, role, newline, words, end mark, newline; then the generation prompt."""
-        last_user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
-        words: list[str] = []
-        for index, message in enumerate(messages):
-            content = self._shown(message, before_user=index < last_user)
-            words += ["<|im_start|>", message["role"], "\n", *content, "<|im_end|>", "\n"]
-        if add_generation_prompt:
-            words += ["<|im_start|>", "assistant", "\n"]
-            words += [] if self.chat_template in PLAIN else [THINK, "\n"]
-        return [self.tokens.get(word, 0) for word in words] if tokenize else " ".join(words)
-
-    def _shown(self, message: Mapping[str, str], *, before_user: bool) -> list[str]:
-        words = [word for word in message["content"].split(" ") if word]
-        old_turn = message["role"] == "assistant" and before_user
-        if self.chat_template in PLAIN or (
-            self.chat_template == "strip-reasoning" and not old_turn
-        ):
-            return words
-        keeps = self.chat_template == "think-tools" and message["role"] == "assistant"
-        if keeps and not before_user:
-            return [THINK, "\n", *words]
-        ends = [i for i, word in enumerate(words) if word == THINK_END]
-        return words[ends[-1] + 1 :] if ends else words
+def write_tokenizer(folder: Path, template: str, size: int) -> None:
+    """The files that a tokenizer is loaded from."""
+    tokens = {text: token for token, text in enumerate(texts_of(template, size))}
+    words = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
+    model = {"type": "WordLevel", "vocab": tokens, "unk_token": MARKS[0]}
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": words, "model": model}
+    more = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    (folder / "tokenizer.json").write_text(json.dumps(whole | more))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "eos_token": END_MARK,
+        "unk_token": MARKS[0],
+        "chat_template": TEMPLATES[template],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -17,11 +17,11 @@ TOLERANCE = 1e-5
 class StoreWatch:
     """One `LRUPromptCache`, with its insertions and lookups written down."""
 
-    def __init__(self, store: Real, model: Real, on_fetch: Callable[[int], None]) -> None:
+    def __init__(self, store: Real, on_fetch: Callable[[int], None]) -> None:
         self.mx = importlib.import_module("mlx.core")
         self.caches = importlib.import_module("mlx_lm.models.cache")
         self.store = store
-        self.model = model
+        self.model: Real = None  # known from its first call on
         self.busy = False
         self.inserted: list[Json] = []
         self._numbers: list[tuple[Real, int]] = []

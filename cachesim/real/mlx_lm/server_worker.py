@@ -1,22 +1,21 @@
-"""Runs inside a real release's environment: plays workloads on mlx-lm's own server.
+"""Runs inside a real release's environment: plays workloads on mlx-lm's own server, over HTTP.
 
 One line of JSON in, one line out: a workload goes in (model, template, options, groups of requests
-with the tokens to say), what the server did comes out, in the form of the vector files. The
-generation thread, the store, the batch generator and the single path are the release's own;
-replaced are the provider of models, the sampler, and the queue, which is held shut while a group
-is put in.
+with the tokens to say), what the server did comes out, in the form of the vector files. Everything
+is the release's own, from `main` and its flags over the loader, the handler of requests and the
+threads to the store; replaced are the sampler, which says what it is told to, and the queues
+between the threads, which put in order what would come down to chance (`server_http.py`).
 """
 
 import importlib
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from queue import Empty, Queue
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 Json: TypeAlias = Any
@@ -26,11 +25,21 @@ HERE = Path(__file__).parent
 VOCABULARY = 64
 """Words, where a workload does not say otherwise."""
 
-END_MARK = 3
-FILLER = 20
 PATIENCE = 30.0
+FILLER = 20
 ROUNDING = 3e-5
 """Log probabilities that lie further apart than this are of another computation."""
+
+FLAGS = (
+    "prompt_cache_size",
+    "prompt_cache_bytes",
+    "prefill_step_size",
+    "prompt_concurrency",
+    "decode_concurrency",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+)
 
 
 def main() -> None:
@@ -39,13 +48,15 @@ def main() -> None:
     os.dup2(2, 1)
     sys.path.append(str(HERE))
     threading.excepthook = lambda _args: None
-    for line in sys.stdin:
-        answers.write(json.dumps(play(json.loads(line))) + "\n")
+    with tempfile.TemporaryDirectory() as place:
+        folders = Folders(Path(place))
+        for line in sys.stdin:
+            answers.write(json.dumps(play(json.loads(line), folders)) + "\n")
 
 
-def play(workload: Json) -> list[Json]:
+def play(workload: Json, folders: "Folders") -> list[Json]:
     """Serve the groups one after the other, up to the one that the worker dies of."""
-    server = Server(workload)
+    server = Server(workload, folders)
     results = []
     for group in workload["steps"]:
         results.append(server.play(group))
@@ -55,66 +66,24 @@ def play(workload: Json) -> list[Json]:
     return results
 
 
-class Gate(Queue):  # type: ignore[type-arg]
-    """A queue that can be held shut, and that does not let an idle thread sleep for long.
+class Folders:
+    """Models on disk, each written once."""
 
-    `later` holds what arrives after so many turns of the generation thread, or when it is idle.
-    """
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._known: dict[str, Path] = {}
 
-    shut = False
-    idle = False
-
-    def __init__(self, turns: "Turns") -> None:
-        super().__init__()
-        self.turns = turns
-        self.later: list[tuple[int, Any]] = []
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002
-        """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
-        if self.shut:
-            time.sleep(0.001)
-            raise Empty
-        bored = timeout is not None and self.empty()
-        while self.later and (bored or self.later[0][0] <= self.turns.count):
-            self.put(self.later.pop(0)[1])
-            bored = False
-        self.idle = self.idle or (timeout is not None and self.empty() and not self.later)
-        return super().get(block, None if timeout is None else min(timeout, 0.005))
-
-
-class Turns:
-    """The budget of a slice between two looks at the queue: one turn, and they are counted."""
-
-    count = 0
-
-    def __iter__(self) -> Iterator[None]:
-        """One turn."""
-        self.count += 1
-        return iter((None,))
-
-
-class Inbox(Queue):  # type: ignore[type-arg]
-    """What a client gets; one that leaves is gone when the next thing comes for it."""
-
-    def __init__(self, leaves_after: int | None) -> None:
-        super().__init__()
-        self.leaves = leaves_after is not None
-        self.noticed = False
-        self._left = leaves_after
-        self._context: Real = None
-
-    def put(self, item: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
-        """The first thing is the context of the request, then come progress and tokens."""
-        if hasattr(item, "_should_stop"):
-            self._context = item
-        token = hasattr(item, "token")
-        if self._left is not None and self._context is not None and (token or self._left == 0):
-            if self._left == 0:
-                self._context.stop()
-                self.noticed = token or isinstance(item, tuple)
-            else:
-                self._left -= 1
-        super().put(item, *rest, **more)
+    def of(self, model: Json, template: str, size: int) -> Path:
+        """The folder of a model with its tokenizer."""
+        models, words = (importlib.import_module(f"server_{n}") for n in ("models", "tokenizer"))
+        name = json.dumps([model, template, size])
+        if name not in self._known:
+            folder = self._place / str(len(self._known))
+            folder.mkdir()
+            models.write_model(folder, model)
+            words.write_tokenizer(folder, template, size)
+            self._known[name] = folder
+        return self._known[name]
 
 
 class Script:
@@ -133,80 +102,121 @@ class Script:
         return self._mx.array([said], dtype=self._mx.uint32)
 
 
-class Provider:
-    """Hands out one model, as `ModelProvider` does."""
+class Asked:
+    """One request: its client, its queue, what becomes of it."""
 
-    draft_model = None
-    processor = None
-    is_batchable = True
-    model_key = ("m", None, None)
-
-    def __init__(self, model: Real, tokenizer: Real, options: Json) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.cli_args = SimpleNamespace(
-            chat_template_args={},
-            prompt_cache_bytes=options.get("prompt_cache_bytes"),
-            prompt_concurrency=options.get("prompt_concurrency", 8),
-            decode_concurrency=options.get("decode_concurrency", 32),
-            prefill_step_size=options.get("prefill_step_size", 2048),
-            kv_bits=options.get("kv_bits"),
-            kv_group_size=options.get("kv_group_size", 64),
-            quantized_kv_start=options.get("quantized_kv_start", 5000),
-        )
-
-    def load(self, *_: Real) -> tuple[Real, Real]:
-        """The one model there is."""
-        return self.model, self.tokenizer
-
-    def load_default(self) -> None:
-        """Nothing to load."""
-
-    def reset(self) -> None:
-        """Nothing to forget."""
+    def __init__(self, client: Real, script: Script, request: Json) -> None:
+        self.client = client
+        self.script = script
+        self.request = request
+        self.inbox: Real = None
+        self.record: Json = {"cached": None, "reported": None, "error": None, "finish": None}
 
 
 class Server:
-    """One `ResponseGenerator` and its watched store."""
+    """The release's server in threads of this process, and its watched store."""
 
-    def __init__(self, workload: Json) -> None:
+    def __init__(self, workload: Json, folders: Folders) -> None:
         self.mx = importlib.import_module("mlx.core")
         self.module: Real = importlib.import_module("mlx_lm.server")
-        wrapper = importlib.import_module("mlx_lm.tokenizer_utils").TokenizerWrapper
-        models, watch = (importlib.import_module(f"server_{n}") for n in ("models", "watch"))
-        words = importlib.import_module("server_tokenizer")
+        self.http = importlib.import_module("server_http")
+        models = importlib.import_module("server_models")
         size = workload.get("vocabulary", VOCABULARY)
-        tokenizer = wrapper(
-            words.WordVocabulary(workload["template"], size), eos_token_ids=[END_MARK]
-        )
         self.calls: list[list[int]] = []
         self.death: str | None = None
         self.current: Json = {}
-        model = models.build(workload["model"], size, self._called)
-        options = workload["options"]
-        store = self.module.LRUPromptCache(options.get("prompt_cache_size", 10))
-        self.watch = watch.StoreWatch(store, model, self._fetched)
-        self.gate = Gate(Turns())
-        self.generator = self._watched()(Provider(model, tokenizer, options), store)
-        self.generator.requests = self.gate
-        self.generator._time_budget = self.gate.turns  # noqa: SLF001 - time is counted in turns
+        self.asked: list[Asked] = []
+        self.watch: Real = None
+        self.gate: Real = None
+        self.generator: Real = None
+        self.httpd: Real = None
         self.gives_rows = "weights" in workload["model"]
+        self.options = workload["options"]
+        models.watch_calls(workload["model"]["module"], self._called)
+        self._ready = threading.Event()
+        self._watch()
+        folder = folders.of(workload["model"], workload["template"], size)
+        arguments = ["--model", str(folder), "--port", "0", "--max-tokens", "512"]
+        known = Path(str(self.module.__file__)).read_text()
+        for name in FLAGS:
+            flag = "--" + name.replace("_", "-")
+            if name in self.options and f'"{flag}"' in known:
+                arguments += [flag, str(self.options[name])]
+        sys.argv = ["mlx_lm.server", *arguments]
+        self._thread = threading.Thread(target=self.module.main, daemon=True)
+        self._thread.start()
+        if not self._ready.wait(PATIENCE):
+            msg = "the server does not start"
+            raise RuntimeError(msg)
 
-    def _called(self, rows: int, columns: int) -> None:
+    def _called(self, model: Real, rows: int, columns: int) -> None:
+        self.watch.model = model
         if not self.watch.busy:
             self.calls.append([rows, columns])
 
     def _fetched(self, cached: int) -> None:
         self.current["cached"] = cached
 
-    def _watched(self) -> Real:
-        """The release's own class; samplers say what the workload says, deaths are noted."""
-        server = self
-        self.module.__dict__["_make_sampler"] = lambda args, _tokenizer: args.script
-        self.module.__dict__["_make_logits_processors"] = lambda _args: []
+    def _watch(self) -> None:
+        """Put what is watched in the place of what the release's `main` and `run` look up."""
+        names: Json = self.module.__dict__
+        own = names.setdefault("_own", dict(names))
+        names["_make_sampler"] = lambda args, _tokenizer: self._asked(args).script
+        names["_make_logits_processors"] = lambda _args: []
+        names["TimeBudget"] = lambda *_: self.gate.turns
+        names["Queue"] = self._queue
+        names["LRUPromptCache"] = lambda *rest: self._store(own["LRUPromptCache"], *rest)
+        names["ResponseGenerator"] = self._generator(own["ResponseGenerator"])
+        names["_run_http_server"] = lambda host, port, generator: own["_run_http_server"](
+            host, port, generator, server_class=self._listening(own["ThreadingHTTPServer"])
+        )
 
-        class Watched(self.module.ResponseGenerator):  # type: ignore[name-defined, misc]
-            """`ResponseGenerator`, watched."""
+    def _asked(self, args: Real) -> Asked:
+        """Requests carry their number as a temperature, which no sampler reads."""
+        return self.asked[int(args.sampling.temperature)]
+
+    def _queue(self) -> Real:
+        """The first queue is that of the generation thread, others are for one request each."""
+        if self.gate is None:
+            self.gate = self.http.Gate(self.http.Turns())
+            return self.gate
+        return self.http.Inbox()
+
+    def _store(self, kind: Real, *rest: Real) -> Real:
+        watch = importlib.import_module("server_watch")
+        size = self.options.get("prompt_cache_size", 10)
+        store = kind(*rest) if rest else kind(size)  # older releases have no flag for it
+        self.watch = watch.StoreWatch(store, self._fetched)
+        return store
+
+    def _listening(self, kind: Real) -> Real:
+        server = self
+
+        class Listening(kind):  # type: ignore[misc]
+            """The release's own HTTP server; its port is noted."""
+
+            daemon_threads = True
+            block_on_close = False
+
+            def serve_forever(self, poll_interval: float = 0.02) -> None:
+                server.httpd = self
+                server._ready.set()
+                super().serve_forever(poll_interval)
+
+            def handle_error(self, *_: Real) -> None:
+                """Clients that hung up."""
+
+        return Listening
+
+    def _generator(self, kind: Real) -> Real:
+        server = self
+
+        class Watched(kind):  # type: ignore[misc]
+            """`ResponseGenerator`, watched: prompts and deaths are noted."""
+
+            def __init__(self, *args: Real) -> None:
+                server.generator = self
+                super().__init__(*args)
 
             def _generate(self) -> None:
                 try:
@@ -216,9 +226,9 @@ class Server:
                     raise
 
             def _tokenize(self, tokenizer: Real, request: Real, args: Real) -> Real:
-                server.current = args.record
+                server.current = server._asked(args).record
                 result = super()._tokenize(tokenizer, request, args)
-                server.tokenized(args.record, result)
+                server.tokenized(server.current, result)
                 return result
 
             def _compute_prompt_checkpoint(self, *args: Real) -> Real:
@@ -239,32 +249,125 @@ class Server:
     def play(self, group: Sequence[Json]) -> Json:
         """Put a group in, wait for all answers."""
         self.calls.clear()
-        self.watch.inserted.clear()
+        if self.watch is not None:
+            self.watch.inserted.clear()
         self.gate.shut = True
-        self.gate.turns.count = 0
+        first = len(self.asked)
         asked = [self._ask(request) for request in group]
-        self.gate.later.sort(key=lambda each: each[0])
-        self.gate.shut = False
-        for queue, record, _ in asked:
-            if not queue.leaves:
-                self._await(queue, record)
+        self._gather(asked, first)
+        for each in asked:
+            self._await(each)
         self._settle()
-        for queue, record, _ in asked:
-            if queue.leaves:
-                self._look(queue, record)
-        for _, record, script in asked:
-            context = record.pop("context", None)
-            count = getattr(context, "prompt_cache_count", -1)
-            record["reported"] = None if count < 0 else count
-            record["answer"] = self._answer(record, script)
-            if self.gives_rows:
-                record["logprobs"] = script.rows[: len(record["generated"])]
+        for each in asked:
+            self._look(each)
         result = {
-            "requests": [record for _, record, _ in asked],
+            "requests": [each.record for each in asked],
             "inserted": list(self.watch.inserted),
             "forwards": list(self.calls),
         }
         return result | ({} if self.death else {"store": self.watch.stored()})
+
+    def _ask(self, request: Json) -> Asked:
+        chat = "messages" in request
+        body = {
+            "max_tokens": request["max_tokens"],
+            "temperature": len(self.asked),
+            "logprobs": True,
+            "stream": request.get("stream", False),
+            "stream_options": {"include_usage": True},
+        }
+        body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
+        for name in ("seed", "tools", "chat_template_kwargs"):
+            if name in request:
+                body[name] = request[name]
+        if "stop_words" in request:
+            body["stop"] = request["stop_words"]
+        body |= request.get("body", {})
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        client = self.http.Client(self.httpd.server_address[1], path, body)
+        asked = Asked(client, Script(self.mx, request["reply"]), request)
+        self.asked.append(asked)
+        client.start()
+        return asked
+
+    def _gather(self, asked: Sequence[Asked], first: int) -> None:
+        """Wait until every request is in the server's queue or refused; then let them in."""
+        ends, order = time.monotonic() + PATIENCE, []
+        for number, each in enumerate(asked, first):
+            while number not in self.gate.arrived and each.client.is_alive():
+                if time.monotonic() > ends:
+                    break
+                time.sleep(0.0005)
+            if number in self.gate.arrived:
+                each.inbox = self.gate.arrived[number][0]
+                each.inbox.left = each.request.get("leaves_after")
+                each.inbox.leave = each.client.leave
+                order.append((number, each.request.get("at", 0)))
+        self.gate.open(order)
+
+    def _await(self, asked: Asked) -> None:
+        """Until the client has its answer, or nobody is left to give one."""
+        ends = time.monotonic() + PATIENCE
+        while asked.client.is_alive() and time.monotonic() < ends:
+            if self.death is not None:
+                asked.client.join(0.05)
+                asked.client.leave()
+            asked.client.join(0.005)
+
+    def _settle(self) -> None:
+        """Let the thread come to the end of what it does after the last answer."""
+        self.gate.idle = False
+        ends = time.monotonic() + PATIENCE
+        while self.death is None and not self.gate.idle and time.monotonic() < ends:
+            time.sleep(0.002)
+
+    def _look(self, asked: Asked) -> None:
+        """What the generation thread had for a request, and whether the client was told that."""
+        record, context = asked.record, None
+        record.update(generated=[], progress=[])
+        items = [] if asked.inbox is None else asked.inbox.items
+        for item in items:
+            if isinstance(item, Exception):
+                record["error"] = type(item).__name__
+            elif isinstance(item, tuple):
+                record["progress"].append(list(item))
+            elif hasattr(item, "token"):
+                record["generated"].append(item.token)
+                record["finish"] = item.finish_reason
+            elif item is not None:
+                context = item
+        if asked.inbox is None:
+            record["error"] = "refused"
+        elif record["error"] is None and not (items and items[-1] is None):
+            self._unfinished(asked)
+        count = getattr(context, "prompt_cache_count", -1)
+        record["reported"] = None if count < 0 else count
+        record["wire"] = None if asked.client.usage is None else self._wire(asked)
+        record["answer"] = self._answer(record, asked.script)
+        if self.gives_rows:
+            record["logprobs"] = asked.script.rows[: len(record["generated"])]
+
+    def _unfinished(self, asked: Asked) -> None:
+        """Why a request has no end: its client left, or its thread died."""
+        context = next((each for each in asked.inbox.items if hasattr(each, "_should_stop")), None)
+        if context is not None and context._should_stop:  # noqa: SLF001
+            asked.record["finish"] = "disconnected" if asked.inbox.noticed else "stop"
+        elif any(asked.inbox is item[0] for _, item in self.gate.later):
+            asked.record["error"] = "came too late"
+        else:
+            asked.record["error"] = f"worker died: {self.death}"
+
+    @staticmethod
+    def _wire(asked: Asked) -> Json:
+        """The counts and tokens that came over the wire."""
+        client = asked.client
+        return {
+            "status": client.status,
+            "prompt_tokens": client.usage["prompt_tokens"],
+            "completion_tokens": client.usage["completion_tokens"],
+            "cached_tokens": client.cached,
+            "tokens": client.tokens,
+        }
 
     def _answer(self, record: Json, script: Script) -> str | None:
         """The reply's rows held against those of one cold forward pass."""
@@ -278,100 +381,13 @@ class Server:
         record["distance"] = distance
         return "same" if distance < ROUNDING else "diverged"
 
-    def _ask(self, request: Json) -> tuple[Real, Json, Script]:
-        queue: Real = Inbox(request.get("leaves_after"))
-        record: Json = {"cached": None, "reported": None, "error": None, "finish": None}
-        chat = "messages" in request
-        script = Script(self.mx, request["reply"])
-        call = SimpleNamespace(
-            request_type="chat" if chat else "text",
-            prompt=request.get("text", ""),
-            messages=[dict(each) for each in request.get("messages", ())],
-            tools=None,
-            role_mapping=None,
-        )
-        args = SimpleNamespace(
-            model=self.module.ModelDescription("m", None, None),
-            script=script,
-            stop_words=request.get("stop_words", []),
-            max_tokens=request["max_tokens"],
-            num_draft_tokens=0,
-            logprobs=False,
-            top_logprobs=0,
-            seed=request.get("seed"),
-            chat_template_kwargs=None,
-            record=record,
-        )
-        if request.get("at"):
-            self.gate.later.append((request["at"], (queue, call, args)))
-        else:
-            self.gate.put((queue, call, args))
-        return queue, record, script
-
-    def _await(self, queue: Real, record: Json) -> None:
-        """Take everything that the HTTP side would get."""
-        record.update(generated=[], progress=[])
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends:
-            try:
-                item = queue.get(timeout=0.02)
-            except Empty:
-                if self.death is None:
-                    continue
-                record["error"] = self._last_words(queue)
-                return
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                record["error"] = type(item).__name__
-                return
-            self._take(item, record)
-        record["error"] = "no answer in time"
-
-    def _last_words(self, queue: Real) -> str:
-        """Why a request of a thread that died got no answer."""
-        if any(queue is item[0] for _, item in self.gate.later):
-            return "came too late"
-        return f"worker died: {self.death}"
-
-    def _look(self, queue: Real, record: Json) -> None:
-        """What a client got that may have left before the end."""
-        record.update(generated=[], progress=[])
-        items = []
-        while not queue.empty():
-            items.append(queue.get())
-        for item in items:
-            if isinstance(item, Exception):
-                record["error"] = type(item).__name__
-            elif item is not None:
-                self._take(item, record)
-        ended = record["error"] is not None or (items and items[-1] is None)
-        if not ended and (queue.noticed or self.death is None):
-            record["finish"] = "disconnected"
-        elif not ended:
-            record["error"] = self._last_words(queue)
-
-    @staticmethod
-    def _take(item: Real, record: Json) -> None:
-        if isinstance(item, tuple):
-            record["progress"].append(list(item))
-        elif hasattr(item, "token"):
-            record["generated"].append(item.token)
-            record["finish"] = item.finish_reason
-        else:
-            record["context"] = item
-
-    def _settle(self) -> None:
-        """Let the thread come to the end of what it does after the last answer."""
-        self.gate.idle = False
-        ends = time.monotonic() + PATIENCE
-        while self.death is None and not self.gate.idle and time.monotonic() < ends:
-            time.sleep(0.002)
-
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        self.httpd.shutdown()
+        self.httpd.server_close()
         if self.death is None:
             self.generator.stop_and_join()
+        self._thread.join(PATIENCE)
 
 
 if __name__ == "__main__":

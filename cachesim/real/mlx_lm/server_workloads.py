@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
 from cachesim.real.mlx_lm.families import CLASSES, OTHERS
 from cachesim.units import as_tokens
@@ -20,6 +21,12 @@ END_MARK: Final = 3
 PLAYED: Final = (*CLASSES, *OTHERS)
 PACKABLE: Final = ("llama", "qwen3_5", "gemma3_text")
 """Families whose heads can be as wide as a group; the last one's rings refuse to be packed."""
+
+NO_MARK: Final = 10
+"""No token above this is a mark of any template."""
+
+REFUSED: Final = (("max_tokens", -1), ("stream", "yes"), ("seed", "one"), ("logit_bias", 3))
+"""Fields that every release's server turns away."""
 
 WINDOWS: Final = (8, 16, 32, 64)
 OPTIONS: Final[Mapping[str, Sequence[int]]] = {
@@ -45,7 +52,7 @@ class Drawer:
 
     random: Random
     tokenizer: WordTokenizer
-    stop_words: bool
+    rules: ServerRules
     systems: list[str] = field(default_factory=list)
     dialogs: list[Dialog] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -62,6 +69,8 @@ class Drawer:
         requests = [self.request() for _ in range(count)]
         if count == 1 and self.random.random() < 0.08:
             requests[0]["seed"] = 1
+            if not self.rules.stop_words_end_generation:
+                requests[0].pop("stop_words", None)  # whether it is told in time is chance
         elif count > 1:
             self._disturb(requests)
         return requests
@@ -74,13 +83,30 @@ class Drawer:
             if self.random.random() < 0.3:
                 request["at"] = self.random.choice((1, 2, 3, 5, 8))
         if self.random.random() < 0.15:
-            self.random.choice(requests)["leaves_after"] = self.random.choice((0, 1, 2, 4))
+            self._leave(self.random.choice(requests))
+        if self.random.random() < 0.1:
+            requests[-1]["refused"] = requests[-1]["body"] = dict([self.random.choice(REFUSED)])
+        if self.random.random() < 0.04:
+            self._ask_for_nothing(self.random.choice(requests))
+
+    def _ask_for_nothing(self, request: Request) -> None:
+        """`max_tokens` 0, as clients send that want a prompt to be read and no more."""
+        if self.rules.no_tokens == "refused":
+            request["refused"] = request["body"] = {"max_tokens": 0}
+        else:
+            request |= {"max_tokens": 0, "reply": request["reply"][:1]}
+
+    def _leave(self, request: Request) -> None:
+        """A client that reads a stream of plain words goes away: the next one finds it gone."""
+        said = [token if token > NO_MARK else token + NO_MARK for token in request["reply"]]
+        request |= {"leaves_after": self.random.choice((0, 1, 2, 4)), "stream": True, "reply": said}
 
     def request(self) -> Request:
         """A turn of a conversation, or a text to complete."""
         request = self.text() if self.random.random() < 0.2 else self.chat()
         request["max_tokens"] = self.random.choice((1, 2, 3, 5, 8, 12))
-        if self.stop_words and self.random.random() < 0.08:
+        request["stream"] = self.random.random() < 0.5
+        if self.random.random() < 0.08:
             request["stop_words"] = [f"w{self.random.randrange(40)}"]
         request["reply"] = self.reply(request)
         return request
@@ -205,7 +231,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
             "quantized_kv_start": random.choice((0, 12, 40)),
         }
     tokenizer = WordTokenizer(template, VOCABULARY)
-    drawer = Drawer(random, tokenizer, rules.stop_words_end_generation)
+    drawer = Drawer(random, tokenizer, rules)
     steps = [drawer.group() for _ in range(random.randint(3, groups))]
     if joins_by_chance(release, family):
         options.pop("prompt_concurrency", None)

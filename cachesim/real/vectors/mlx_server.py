@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -148,7 +149,7 @@ class ServerPlayer:
 
     def _serve(
         self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
-    ) -> list[Ticket]:
+    ) -> list[Ticket | None]:
         """Requests come in their turns, or when there is nothing else to do; clients leave."""
         server, tickets = self.engine.server, dict[int, Ticket]()
         start, pairs = server.turns, list(zip(requests, recorded, strict=True))
@@ -157,18 +158,19 @@ class ServerPlayer:
         while busy or later:
             while later and (not busy or requests[later[0]].get("at", 0) <= server.turns - start):
                 index, busy = later.pop(0), True
-                tickets[index] = self.engine.submit(self._request(*pairs[index]))
+                if "refused" not in requests[index]:  # the HTTP side turned it away
+                    tickets[index] = self.engine.submit(self._request(*pairs[index]))
             for index, ticket in tickets.items():
                 leaves = requests[index].get("leaves_after")
                 if leaves is not None and self.engine.said(ticket) >= leaves:
                     self.engine.cancel(ticket)
             busy = self.engine.step()
-        return [tickets[index] for index in range(len(pairs))]
+        return [tickets.get(index) for index in range(len(pairs))]
 
     def _request(self, request: Mapping[str, Any], result: Mapping[str, Any]) -> Request:
         said = read_row(result["generated"] or "")
         if result.get("error") or result.get("finish") == DISCONNECTED:
-            said += [FILLER] * (request["max_tokens"] - len(said))
+            said += [FILLER] * (max(1, request["max_tokens"]) - len(said))
         options = {name: request[name] for name in ("seed", "stop_words") if name in request}
         tokenizer = self.engine.tokenizer
         return Request(
@@ -180,8 +182,10 @@ class ServerPlayer:
         )
 
     def _result(
-        self, ticket: Ticket, events: Sequence[Event], recorded: Mapping[str, Json]
+        self, ticket: Ticket | None, events: Sequence[Event], recorded: Mapping[str, Json]
     ) -> dict[str, Json]:
+        if ticket is None:
+            return dict(REFUSED)
         mine = [each for each in events if each.task == ticket]
         reply = self.engine.reply(ticket)
         admitted = next(iter(of_kind(RequestAdmitted, mine)), None)
@@ -203,6 +207,15 @@ class ServerPlayer:
             )
         elif "answer" in recorded:
             result["answer"] = None if reply is None else self._answer(reply)
+        if recorded.get("wire") is not None and reply is not None:
+            told = reply.generated[: len(reply.generated) - self.engine.trimmed(ticket)]
+            result["wire"] = recorded["wire"] | {
+                "status": HTTPStatus.OK,
+                "prompt_tokens": len(reply.prompt),
+                "cached_tokens": result["reported"],
+            }
+            if self.rules.server.tells_marks:
+                result["wire"] |= _tokens_told(told, recorded["wire"])
         if admitted is not None and self.rules.server.segments:
             result["segments"] = [list(each) for each in admitted.segments]
         if admitted is not None and admitted.checkpoint is not None:
@@ -274,6 +287,24 @@ def _error_of(reply: Reply | None, recorded: Mapping[str, Json]) -> str | None:
 
 
 TOO_LATE: Final = "came too late"
+
+REFUSED: Final[Mapping[str, Json]] = {
+    "error": "refused",
+    "cached": None,
+    "reported": None,
+    "finish": None,
+    "generated": "",
+    "progress": [],
+    "wire": None,
+    "logprobs": "as real",
+}
+"""What the HTTP side turns away reaches nobody."""
+
+
+def _tokens_told(told: Sequence[int], recorded: Mapping[str, Json]) -> dict[str, Json]:
+    """What a client learns of the reply's tokens; streams tell how many."""
+    tokens = None if recorded["tokens"] is None else list(told)
+    return {"completion_tokens": len(told), "tokens": tokens}
 
 
 def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:

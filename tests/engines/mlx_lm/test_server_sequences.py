@@ -3,9 +3,11 @@
 import pytest
 from chat_kit import ATTN, HYB, MODELS, Chat, said, system, tool, user
 
-from cachesim.engines.base import Message
+from cachesim.engines.base import Message, Request
+from cachesim.engines.mlx_lm.events import RequestDropped
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
+from cachesim.units import as_tokens
 
 S = system()
 OLD = ("0.30.7",)
@@ -300,6 +302,55 @@ def test_a_stop_word() -> None:
     assert 30 == chat.ask(S, user(5, 20), said(), user(7, 30)).cached
 
 
+@pytest.mark.parametrize(("release", "expected"), [("0.30.7", [31]), ("0.31.1", [27, 31])])
+def test_a_stop_word_before_1072_drops_a_reply_on_its_way(
+    release: str, expected: list[int]
+) -> None:
+    chat = Chat(release, HYB)
+    request = Request(
+        prompt=(),
+        messages=(S, user(5, 20)),
+        predict=50,
+        reply=as_tokens([100, 101, 102]),
+        options={"stop_words": ["w92 w93 w94"]},
+    )
+    outcome = chat.outcomes([chat.engine.submit(request)])[0]
+
+    assert outcome.same
+    assert expected == chat.stored
+    assert [True] == [each.stored for each in chat.events(RequestDropped)]
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [("0.30.7", 128), ("0.31.3", 1), ("0.32.0", "worker died: ValueError"), ("0.32.2", "refused")],
+)
+def test_a_request_for_no_tokens_at_all(release: str, said: int | str) -> None:
+    chat = Chat(release, ATTN)
+    ticket = chat.engine.submit(Request(prompt=(), messages=(S, user(5, 20)), predict=0))
+    chat.engine.run()
+    reply = chat.engine.reply(ticket)
+    assert reply is not None
+    refused = reply.error == "ValueError" and chat.engine.snapshot()["worker"] == "alive"
+
+    assert said == ("refused" if refused else reply.error or len(reply.generated))
+
+
+@pytest.mark.parametrize(
+    ("release", "error"), [("0.31.3", "UnboundLocalError"), ("0.32.0", "ValueError")]
+)
+def test_a_seeded_request_for_no_tokens_at_all(release: str, error: str) -> None:
+    chat = Chat(release, ATTN)
+    ticket = chat.engine.submit(
+        Request(prompt=(), messages=(S, user(5, 20)), predict=0, options={"seed": 1})
+    )
+    chat.engine.run()
+    reply = chat.engine.reply(ticket)
+    assert reply is not None
+
+    assert (error, "alive", []) == (reply.error, chat.engine.snapshot()["worker"], chat.stored)
+
+
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
@@ -339,7 +390,7 @@ def test_progress_before_1072_and_on_the_single_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "expected"), [("0.30.7", [31]), ("0.31.1", [27, 31]), ("0.32.2", [18, 27])]
+    ("release", "expected"), [("0.30.7", [78]), ("0.31.1", [27, 78]), ("0.32.2", [18, 27])]
 )
 def test_a_client_that_goes_after_three_tokens(release: str, expected: list[int]) -> None:
     chat = Chat(release, HYB)

@@ -86,7 +86,7 @@ def test_a_hit_within_the_distance_leaves_keys_that_end_before_their_states() ->
     assert [(27, 31), (37, 40)] == chat.unsound
 
 
-def test_a_client_of_the_old_batch_is_dropped_only_when_it_is_said_something() -> None:
+def test_the_old_batch_does_not_notice_that_a_client_leaves() -> None:
     chat = Chat("0.31.1", HYB, prompt_concurrency=1, decode_concurrency=1)
     first = chat.submit(S, user(4, 20), reply=range(100, 104))
     second = chat.submit(S, user(4, 40), reply=range(100, 104))
@@ -96,3 +96,4 @@ def test_a_client_of_the_old_batch_is_dropped_only_when_it_is_said_something() -
 
     assert (True, True) == (one.same, two.same)
     assert 2 == sum(each["type"] == "ordinary" for each in chat.engine.snapshot()["prompt_cache"])
+    assert [31, 31] == [each for each in chat.stored if each > 27]

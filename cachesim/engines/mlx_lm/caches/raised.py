@@ -57,6 +57,12 @@ class UpstreamIndexError(UpstreamRaise, IndexError):
     python_name = "IndexError"
 
 
+class UpstreamUnboundLocalError(UpstreamRaise):
+    """A name that a loop without a round never gave a value."""
+
+    python_name = "UnboundLocalError"
+
+
 class UpstreamStopIteration(UpstreamRaise, StopIteration):
     """The first element of nothing was asked for."""
 

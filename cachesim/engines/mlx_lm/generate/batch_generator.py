@@ -98,6 +98,9 @@ class BatchGenerator:
         if not pieces:
             msg = "list index out of range"
             raise UpstreamIndexError(msg)
+        if max_tokens < 1 and self.rules.no_tokens == "dies":
+            msg = f"Sequence {self._uid_count}'s max_tokens must be > 0."
+            raise UpstreamValueError(msg)
         if len(pieces[-1]) != 1:
             pieces.append(pieces[-1][-1:])
             pieces[-2] = pieces[-2][:-1]

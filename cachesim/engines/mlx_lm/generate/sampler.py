@@ -35,13 +35,15 @@ class Stopper:
     sequences: tuple[Tokens, ...]
     forced: int | None = None
     seen: list[Token] = field(default_factory=list)
+    met: int = 0  # tokens of the sequence that was found
 
     def advance(self, token: Token) -> bool:
         """Whether a stop sequence ends with this token. Follows `StopSequences.Matcher.advance`."""
         self.seen.append(token)
         if self.forced is not None and len(self.seen) < self.forced:
             return False
-        return any(each and self._ends_with(each) for each in self.sequences)
+        self.met = next((len(each) for each in self.sequences if self._ends_with(each)), 0)
+        return self.met > 0
 
     def _ends_with(self, sequence: Sequence[Token]) -> bool:
-        return tuple(self.seen[-len(sequence) :]) == tuple(sequence)
+        return bool(sequence) and tuple(self.seen[-len(sequence) :]) == tuple(sequence)

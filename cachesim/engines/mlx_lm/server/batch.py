@@ -21,6 +21,9 @@ from cachesim.engines.mlx_lm.server.snapshot_keys import snapshot_key
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.units import Count
 
+DEFAULT_TOKENS: Final = 128
+"""What the old generator takes 0 for."""
+
 DISCONNECTED: Final = "disconnected"
 """Why a request ended whose client went away."""
 
@@ -65,7 +68,7 @@ class ServedBatch(ABC):
     def say(self, response: TokenResponse) -> Job:
         """One more token of a request."""
         job = self.jobs[response.uid]
-        job.generated.append(response.token)
+        job.say(response.token)
         self._answered.append(response.uid)
         return job
 
@@ -186,7 +189,7 @@ class OldBatch(ServedBatch):
             (*key[cached:], *job.prompt[len(key) :]),
             sampler=job.sampler,
             stopper=job.stopper,
-            max_tokens=job.max_tokens,
+            max_tokens=job.max_tokens or DEFAULT_TOKENS,
             cache=serving.model.make_cache() if cache is None else cache,
             checkpoint=job.checkpoint.position,
         )
@@ -232,9 +235,9 @@ class OldBatch(ServedBatch):
                 del self.jobs[token.uid]
 
     def remove_stopped(self) -> None:
-        """The state of a request whose client went is stored with what was said so far."""
+        """The state of a request that was stopped is stored with what was said so far (#741)."""
         for uid, cache in self.generator.remove(self.stopped()).items():
             job = self.jobs.pop(uid)
             self.serving.store.insert(job, job.cache_key, cache)
             self.serving.tell(RequestDropped(task=job.ticket, stored=True))
-            self.serving.finish(job, DISCONNECTED)
+            self.serving.finish(job, "stop")

@@ -30,6 +30,7 @@ class Job:
     max_tokens: int
     sampler: Sampler
     stopper: Stopper
+    watcher: Stopper | None = None  # stop words that only the HTTP side looks at
     uid: int = -1
     cached: Count | None = None
     segment_types: list[SegmentType] = field(default_factory=list)
@@ -44,6 +45,12 @@ class Job:
     finish_reason: str | None = None
     error: str | None = None
     message: str = ""
+
+    def say(self, token: Token) -> None:
+        """The client gets a token; before #1072 the HTTP side ends a reply at a stop word."""
+        self.generated.append(token)
+        if self.watcher is not None and self.watcher.advance(token):
+            self.should_stop = True
 
     @property
     def done(self) -> bool:
@@ -89,11 +96,15 @@ def job_of(
         )
         raise TokenError(msg)
     _refuse_tokens(prompt, network)
-    limit = options.max_tokens if request.predict < 0 else request.predict
+    limit = asked = options.max_tokens if request.predict < 0 else request.predict
     if request.reply is not None:
         limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
-    words = fields.get("stop_words", ()) if rules.stop_words_end_generation else ()
-    stops = ((tokenizer.eos,), *(tokenizer.encode(word) for word in words))
+    words = tuple(tokenizer.encode(word) for word in fields.get("stop_words", ()))
+    forced = limit if request.reply is not None else None
+    watcher = None
+    if words and not rules.stop_words_end_generation:
+        watcher, words = Stopper(words, forced), ()
+        limit = max(limit, asked)  # the worker goes on until it is told
     job = Job(
         ticket=ticket,
         messages=request.messages,
@@ -101,10 +112,11 @@ def job_of(
         seeded="seed" in fields,
         max_tokens=limit,
         sampler=Sampler(network, request.reply),
-        stopper=Stopper(stops, limit if request.reply is not None else None),
+        stopper=Stopper(((tokenizer.eos,), *words), forced),
+        watcher=watcher,
         ledger=Ledger(),
     )
-    if limit < 1:
+    if limit < 1 and (rules.no_tokens == "refused" or request.reply == ()):
         job.error = "ValueError"
         job.message = "max_tokens must be at least 1"
     return job

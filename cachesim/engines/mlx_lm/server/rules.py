@@ -9,6 +9,9 @@ Tails: TypeAlias = Literal["ragged", "padded"]
 WhenDead: TypeAlias = Literal["hangs", "refused"]
 """What becomes of a request that comes after the generation thread died."""
 
+NoTokens: TypeAlias = Literal["default", "one", "dies", "refused"]
+"""A request for no tokens at all gets some in a batch, ends the thread, or is turned away."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRules:
@@ -34,7 +37,19 @@ class ServerRules:
     checkpoint_only_at_own_distance: bool = False  # 1006, its third commit
     binds_late: bool = False  # until 976: each checkpoint of a batch holds the last row's state
     reports_cached: bool = True  # 849
-    stop_words_end_generation: bool = False  # 1072: before, the HTTP side watched for them
+    stop_words_end_generation: bool = False
+    """#1072: before, the HTTP side watched for them, and told the worker to stop."""
+
+    notices_leaving: bool = False
+    """#1072: the HTTP side stops what its client left; before, a reply went on for nobody."""
+
+    tells_marks: bool = True
+    """0.31.2 keeps the end mark and thinking marks to itself, in the counts of a reply too."""
+
+    no_tokens: NoTokens = "default"
+    """What `max_tokens` 0 gets: the generator's default of 128 tokens; from 0.31.2 on one; 0.32.0
+    dies of it; 0.32.2 turns it away."""
+
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
     snapshots: SnapshotRules | None = None  # 923

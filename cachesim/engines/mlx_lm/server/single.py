@@ -9,7 +9,12 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, UpstreamValueError, name_of
+from cachesim.engines.mlx_lm.caches.raised import (
+    UpstreamRaise,
+    UpstreamUnboundLocalError,
+    UpstreamValueError,
+    name_of,
+)
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
@@ -56,12 +61,12 @@ def _serve(serving: Serving, job: Job) -> None:
     rest = (*key[cached:], *job.prompt[len(key) :])
     reason = "length"
     for token in _stream(serving, job, rest, held):
-        job.generated.append(token)
+        job.say(token)
         if serving.rules.snapshots is None:
             job.cache_key.append(token)
         stop = job.stopper.advance(token)
         if stop or job.should_stop:
-            reason = "stop" if stop else reason
+            reason = "stop" if stop or job.watcher is not None else reason
             break
     job.quantized = any(isinstance(layer, QuantizedKVCache) for layer in held)
     serving.finish(job, reason)
@@ -76,6 +81,9 @@ def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Ite
     if not rest:
         msg = "Either input_embeddings or prompt (or both) must be provided."
         raise UpstreamValueError(msg)
+    if job.max_tokens == 0 and serving.rules.no_tokens == "dies":
+        msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
+        raise UpstreamValueError(msg)
     total, done = len(rest), 0
     _tell_progress(serving, job, done, total)
     while total - done > 1:
@@ -85,6 +93,10 @@ def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Ite
         done += count
         _tell_progress(serving, job, done, total)
     token = _step(serving, job, rest[-1], cache)
+    if job.max_tokens == 0:
+        _tell_progress(serving, job, total, total)
+        msg = "cannot access local variable 'token' where it is not associated with a value"
+        raise UpstreamUnboundLocalError(msg)
     for index in range(job.max_tokens):
         following = _step(serving, job, token, cache)
         if index == 0:

@@ -1,0 +1,190 @@
+"""Clients of the real HTTP server, and the two queues of it that are watched.
+
+Runs in a release's environment. What would come down to chance is put in order here: requests
+that are sent together are admitted in their order, time is counted in turns of the generation
+thread, and a client that leaves is gone before the next thing for it is written.
+"""
+
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, Queue
+from typing import Any, TypeAlias
+
+Json: TypeAlias = Any
+Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+
+PATIENCE = 30.0
+FILLER = 20
+
+
+class Turns:
+    """The budget of a slice between two looks at the queue: one turn, and they are counted."""
+
+    count = 0
+
+    def __iter__(self) -> Iterator[None]:
+        """One turn."""
+        self.count += 1
+        return iter((None,))
+
+
+class Gate(Queue):  # type: ignore[type-arg]
+    """The queue of the generation thread, which does not let an idle one sleep for long.
+
+    Requests of a group wait until all of them are there; `later` holds what comes in after so many
+    turns of the thread, or when it is idle.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self.turns = turns
+        self.shut = False
+        self.idle = False
+        self.arrived: dict[int, Any] = {}
+        self.later: list[tuple[int, Any]] = []
+
+    def put(self, item: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        """From an HTTP thread; a request carries its number as a temperature."""
+        _, _, args = item
+        self.arrived[int(args.sampling.temperature)] = item
+
+    def open(self, order: Sequence[tuple[int, int]]) -> None:
+        """Let in requests by number and by the turn that they come in."""
+        self.turns.count = 0
+        self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
+        self.later.sort(key=lambda each: each[0])
+        for number, at in order:
+            if not at:
+                super().put(self.arrived.pop(number))
+        self.shut = self.idle = False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002
+        """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
+        if self.shut:
+            time.sleep(0.001)
+            raise Empty
+        bored = timeout is not None and self.empty()
+        while self.later and (bored or self.later[0][0] <= self.turns.count):
+            super().put(self.later.pop(0)[1])
+            bored = False
+        self.idle = self.idle or (timeout is not None and self.empty() and not self.later)
+        return super().get(block, None if timeout is None else min(timeout, 0.005))
+
+
+class Inbox(Queue):  # type: ignore[type-arg]
+    """What the generation thread has for one request, and the HTTP thread takes out.
+
+    Both go in step: the next thing is put in when the HTTP thread is done with the last one, or
+    has ended, as it does when its client is gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items: list[Any] = []
+        self.leave: Callable[[], None] | None = None
+        self.left: int | None = None  # tokens until its client leaves
+        self.noticed = False
+        self._thread = threading.current_thread()
+        self._returned = self._done = 0
+
+    def put(self, item: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+        """The first thing is the context of the request, then come progress and tokens."""
+        token = hasattr(item, "token")
+        known = bool(self.items)
+        if self.left == 0 and known and item is not None and self.leave is not None:
+            self.leave()
+            self.noticed = True
+        elif self.left and token:
+            self.left -= 1
+        self.items.append(item)
+        super().put(item, *rest, **more)
+        if known:
+            self._wait()
+
+    def _wait(self) -> None:
+        ends = time.monotonic() + PATIENCE
+        while self._done < len(self.items) and self._thread.is_alive():
+            if time.monotonic() > ends:
+                break
+            time.sleep(0.0002)
+
+    def get(self, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        """From the HTTP thread, which is done with all that it got before."""
+        self._done = self._returned
+        item = super().get(*rest, **more)
+        self._returned += 1
+        return item
+
+
+class Client(threading.Thread):
+    """Sends one request over a socket and reads the answer to its end."""
+
+    def __init__(self, port: int, path: str, body: Json) -> None:
+        super().__init__(daemon=True)
+        self.status: int | None = None
+        self.answer: list[Json] = []
+        self._leave, self.gone = threading.Event(), threading.Event()
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+        self._request = head.encode() + content
+        self._port = port
+
+    def leave(self) -> None:
+        """Hang up at once, and wait until that has been done."""
+        self._leave.set()
+        self.gone.wait(PATIENCE)
+
+    def run(self) -> None:
+        """Until the answer ends, or the client leaves."""
+        received = b""
+        with socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE) as server:
+            server.sendall(self._request)
+            while not self._leave.is_set():
+                if not select.select([server], [], [], 0.002)[0]:
+                    continue
+                piece = self._read(server)
+                if not piece:
+                    break
+                received += piece
+            if self._leave.is_set():  # at once, so that the next write to it fails
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.gone.set()
+        self._understand(received)
+
+    @staticmethod
+    def _read(server: socket.socket) -> bytes:
+        try:
+            return server.recv(1 << 16)
+        except ConnectionError:
+            return b""
+
+    def _understand(self, received: bytes) -> None:
+        head, _, body = received.partition(b"\r\n\r\n")
+        if head:
+            self.status = int(head.split(b" ")[1])
+        for line in body.decode().splitlines():
+            text = line.removeprefix("data: ")
+            if text.startswith("{"):
+                self.answer.append(json.loads(text))
+
+    @property
+    def usage(self) -> Json:
+        """The counts that the client was told."""
+        return next((each["usage"] for each in reversed(self.answer) if "usage" in each), None)
+
+    @property
+    def cached(self) -> int | None:
+        """Of them the cached tokens."""
+        return ((self.usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """The tokens of an answer that came in one piece; streams do not tell them."""
+        choices = self.answer[0].get("choices") if len(self.answer) == 1 else None
+        told = (choices or [{}])[0].get("logprobs")
+        return None if told is None else [each["id"] for each in told["content"]]
