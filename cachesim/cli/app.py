@@ -167,15 +167,18 @@ def bisect(
 def list_(
     what: str = "scenarios",
     *,
+    symptom: Annotated[
+        str, Parameter(help="Scenarios whose report sounds like this, the nearest first.")
+    ] = "",
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",  # noqa: A002
 ) -> int:
     """List scenarios, engines, releases, patches or presets, one line each.
 
-    Example: cachesim list patches
+    Example: cachesim list scenarios --symptom "every turn reprocesses the whole prompt"
     """
     from cachesim.cli.listing import list_command  # noqa: PLC0415
 
-    return list_command(what, output=format)
+    return list_command(what, symptom=symptom, output=format)
 
 
 def show(

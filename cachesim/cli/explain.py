@@ -12,7 +12,6 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading
 from cachesim.report.story import story
-from cachesim.scenario.checks import step_name
 from cachesim.scenario.readers import nearest, short
 from cachesim.scenario.result import Run
 
@@ -45,7 +44,7 @@ def explain_command(
 
 def step_number(job: Job, step: str) -> int:
     """A step by its name, or by its number counted from 1."""
-    names = [step_name(job.scenario, index) for index in range(len(job.scenario.step))]
+    names = job.scenario.step_names
     if step in names:
         return names.index(step)
     if step.isdecimal() and 1 <= int(step) <= len(names):

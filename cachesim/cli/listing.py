@@ -1,10 +1,11 @@
 """`cachesim list` and `cachesim show`."""
 
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -26,7 +27,45 @@ ListFormat: TypeAlias = Literal["text", "json"]
 
 def scenarios() -> list[Item]:
     """The scenarios shipped, with what kind of defect each shows."""
-    return [_scenario(tomllib.loads(file.read_text("utf-8"))) for file in shipped_files()]
+    return [_scenario(each) for each in _shipped()]
+
+
+def _shipped() -> list[dict[str, Any]]:
+    return [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
+
+
+def with_symptom(words: str) -> list[Item]:
+    """The scenarios whose reports share most of these words, each with its symptom."""
+    asked = _stems(words)
+    if not asked:
+        msg = f"no word to search for in {words!r}; describe what you see, as a user would"
+        raise InputError(msg)
+    found = []
+    for each in _shipped():
+        symptom = each.get("shows", {}).get("symptom", "")
+        own = len(asked & _stems(symptom))
+        near = len(asked & _stems(f"{symptom} {each['name']} {each.get('about', '')}"))
+        if 3 * near >= len(asked):
+            item = _scenario(each)
+            found.append((-own, -near, item.name, replace(item, about=symptom or item.about)))
+    return [item for *_, item in sorted(found, key=lambda each: each[:3])]
+
+
+STEM: Final = 5
+"""Letters by which two words are held to be one: `reprocessed`, `reprocessing`."""
+
+COMMON: Final = frozenset(
+    {"a", "an", "and", "are", "as", "at", "but", "by", "every", "for", "from", "has", "in", "is"}
+    | {"it", "its", "my", "no", "not", "of", "on", "or", "so", "that", "the", "then", "there"}
+    | {"this", "to", "was", "when", "which", "with"}
+)
+"""Words that every symptom has."""
+
+
+def _stems(text: str) -> set[str]:
+    """The words of a text by their beginnings, so that `prompts` finds `prompt`."""
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return {word[:STEM] for word in words if word not in COMMON}
 
 
 def _scenario(content: Mapping[str, Any]) -> Item:
@@ -51,13 +90,19 @@ COLUMNS: Final = ("name", "about")
 """What is padded, so that what follows begins in one column."""
 
 
-def list_command(what: str, *, output: ListFormat = "text") -> int:
+def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -> int:
     """Print a list, one line per thing; a terminal shows as much of a line as it is wide."""
     name = what if what in LISTS else f"{what}s"
     if name not in LISTS:
         msg = f"there is no list of {what!r}; there are {', '.join(LISTS)}{nearest(what, [*LISTS])}"
         raise InputError(msg)
-    items = LISTS[name]()
+    if symptom and name != "scenarios":
+        msg = f"--symptom searches scenarios; {name} have none"
+        raise InputError(msg)
+    items = with_symptom(symptom) if symptom else LISTS[name]()
+    if symptom and not items:
+        msg = f"no shipped scenario sounds like {symptom!r}; `cachesim list` names all"
+        raise InputError(msg)
     if output == "json":
         sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
         return AS_EXPECTED

@@ -11,7 +11,7 @@ from rich.table import Table
 from cachesim.engines.family import Family
 from cachesim.errors import ScenarioError
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
-from cachesim.scenario.checks import full_profile
+from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Final
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
-    from cachesim.scenario.checks import full_profile, scenario_of
+    from cachesim.scenario.acceptance import full_profile
+    from cachesim.scenario.checks import scenario_of
     from cachesim.scenario.files import load, load_stream, loads
     from cachesim.scenario.format import Scenario, Step
     from cachesim.scenario.runner import run, run_scenario, run_steps
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 HOMES: Final = {
     "Scenario": "format",
     "Step": "format",
-    "full_profile": "checks",
+    "full_profile": "acceptance",
     "load": "files",
     "load_stream": "files",
     "loads": "files",

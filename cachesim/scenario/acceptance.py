@@ -4,11 +4,25 @@ from functools import lru_cache
 from typing import Any
 
 from cachesim.engines.base import Engine
-from cachesim.engines.family import family_of
+from cachesim.engines.family import FAMILIES, family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
+
+
+def full_profile(engine: str, text: str) -> Profile:
+    """A profile written in full, or as its release and patches within one engine."""
+    return Profile.parse(text if "@" in text else f"{engine}@{text}")
+
+
+def wrong_profile(engine: str, text: str) -> str:
+    """Why a profile, written either way, cannot be played; empty if it can."""
+    try:
+        profile = full_profile(engine, text)
+    except InputError as error:
+        return str(error)
+    return refused_profile(profile) if profile.engine in FAMILIES else ""
 
 
 def refused_profile(profile: Profile) -> str:

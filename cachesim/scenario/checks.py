@@ -4,14 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cachesim.engines.family import FAMILIES, did_you_mean
-from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario import limits
-from cachesim.scenario.acceptance import refused_option, refused_profile
-from cachesim.scenario.format import Expect, Scenario, Step, Turn
+from cachesim.scenario.acceptance import (
+    full_profile,
+    refused_option,
+    refused_profile,
+    wrong_profile,
+)
+from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.scenario.models import bytes_needed, spec_of
+from cachesim.scenario.promises import promises
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
 from cachesim.scenario.readers import Place, nearest, short
 from cachesim.scenario.reading import Problem, read, removable
@@ -82,12 +87,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     yield from _engine(scenario)
     yield from _steps(scenario)
     yield from _sizes(scenario)
-    yield from _expectations(scenario)
-
-
-def step_name(scenario: Scenario, index: int) -> str:
-    """A step's name, or its number counted from 1."""
-    return scenario.step[index].name or str(index + 1)
+    yield from promises(scenario)
 
 
 def _top(scenario: Scenario) -> Iterator[Problem]:
@@ -146,7 +146,8 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
         if isinstance(value, int) and value > most:
             yield Problem(("engine", "options", key), f"must be at most {most}, found {value}")
     for index, text in enumerate(scenario.engine.profiles):
-        yield from _profile(name, text, ("engine", "profiles", index))
+        if problem := wrong_profile(name, text):
+            yield Problem(("engine", "profiles", index), problem)
     yield from _options(scenario)
 
 
@@ -175,24 +176,8 @@ def _spec_or_plain(scenario: Scenario) -> ModelSpec:
         return preset("dense")
 
 
-def _profile(engine: str, text: str, path: Place) -> Iterator[Problem]:
-    try:
-        profile = full_profile(engine, text)
-    except InputError as error:
-        yield Problem(path, str(error))
-        return
-    problem = refused_profile(profile) if profile.engine in FAMILIES else ""
-    if problem:
-        yield Problem(path, problem)
-
-
-def full_profile(engine: str, text: str) -> Profile:
-    """A profile written in full, or as its release and patches within one engine."""
-    return Profile.parse(text if "@" in text else f"{engine}@{text}")
-
-
 def _steps(scenario: Scenario) -> Iterator[Problem]:
-    names = [step_name(scenario, index) for index in range(len(scenario.step))]
+    names = scenario.step_names
     group: set[str] = set()
     for index, step in enumerate(scenario.step):
         path: Place = ("step", index)
@@ -255,7 +240,7 @@ def _cancel(scenario: Scenario, index: int, group: set[str]) -> Iterator[Problem
     step = scenario.step[index]
     if step.do != "cancel":
         return
-    target = step.of or (step_name(scenario, index - 1) if index else "")
+    target = step.of or (scenario.step_names[index - 1] if index else "")
     if target not in group:
         running = ", ".join(sorted(group)) or "nothing"
         text = f"cancels {target!r}, which is not running then; running: {running}"
@@ -263,7 +248,7 @@ def _cancel(scenario: Scenario, index: int, group: set[str]) -> Iterator[Problem
 
 
 def _references(
-    scenario: Scenario, index: int, names: list[str], group: set[str]
+    scenario: Scenario, index: int, names: Sequence[str], group: set[str]
 ) -> Iterator[Problem]:
     answered = {
         name
@@ -279,7 +264,7 @@ def _references(
             yield Problem(("step", index, key), text + nearest(word, known), about)
 
 
-def _why_unanswered(name: str, names: list[str], index: int, group: set[str]) -> str:
+def _why_unanswered(name: str, names: Sequence[str], index: int, group: set[str]) -> str:
     if name not in names:
         return f"there is no step {short(name)}"
     if names[index] == name:
@@ -309,7 +294,7 @@ def tokens_at_most(scenario: Scenario) -> Iterator[tuple[int, int]]:
         prompt = _length(step.prompt, lengths)
         prompt += sum(_content(each, lengths) for each in step.messages)
         grown = generated_at_most(step, prompt, context) if step.do == "complete" else 0
-        lengths[step_name(scenario, index) + REPLY] = grown
+        lengths[scenario.step_names[index] + REPLY] = grown
         yield prompt, grown
 
 
@@ -331,7 +316,7 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
         if prompt > limits.PROMPT_TOKENS:
             text = f"has {prompt} tokens; a prompt may have {limits.PROMPT_TOKENS}"
             yield Problem(("step", index, "prompt"), text)
-        exact[step_name(scenario, index) + REPLY] = grown
+        exact[scenario.step_names[index] + REPLY] = grown
         total += prompt + grown * step.completions
     if total > limits.TOTAL_TOKENS:
         yield Problem(
@@ -385,31 +370,3 @@ def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
         if isinstance(tokens, tuple) and tokens and max(tokens) >= size:
             text = f"token {max(tokens)} is outside the vocabulary of {size}"
             yield Problem(path, text)
-
-
-def _expectations(scenario: Scenario) -> Iterator[Problem]:
-    known = {
-        str(full_profile(scenario.engine.name, text))
-        for text in scenario.engine.profiles
-        if not list(_profile(scenario.engine.name, text, ()))
-    }
-    for index, expect in enumerate(scenario.expect):
-        path: Place = ("expect", index)
-        if expect.profile is not None:
-            wrong = list(_profile(scenario.engine.name, expect.profile, (*path, "profile")))
-            yield from wrong
-            full = "" if wrong else str(full_profile(scenario.engine.name, expect.profile))
-            if full and known and full not in known:
-                text = f"{expect.profile!r} is not among engine.profiles"
-                hint = nearest(expect.profile, scenario.engine.profiles)
-                yield Problem((*path, "profile"), text + hint)
-        yield from _one_per_step(scenario, expect, path)
-
-
-def _one_per_step(scenario: Scenario, expect: Expect, path: Place) -> Iterator[Problem]:
-    steps = len(scenario.step)
-    for key in ("cached", "processed", "answer", "error", "checkpoints"):
-        value = getattr(expect, key)
-        if isinstance(value, tuple) and len(value) != steps:
-            text = f"has {len(value)} items for {steps} steps; write one per step"
-            yield Problem((*path, key), text)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cachesim.engines.profile import Profile
-from cachesim.scenario.checks import full_profile
+from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.result import Step
 from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN, TIMEOUT
@@ -21,6 +21,7 @@ def mismatches(
     mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
     keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
     found = [line for each in mine for line in _unmet(each, steps, keys)]
+    found += _unshown(scenario, profile, steps, verified=verified)
     if not any(each.answer is not None for each in mine):
         found += [
             f"{step.name}: the answer is wrong, and no expectation says so"
@@ -34,6 +35,29 @@ def mismatches(
             if _went_wrong(step)
         ]
     return found
+
+
+def _unshown(
+    scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
+) -> Iterator[str]:
+    """Every number of the report that the step does not show."""
+    for seen in (scenario.shows.before, scenario.shows.after):
+        if not seen.profile or full_profile(scenario.engine.name, seen.profile) != profile:
+            continue
+        step = steps[scenario.step_names.index(seen.step)]
+        values = {
+            "cached": step.cached,
+            "processed": step.processed,
+            "of": step.prompt_tokens,
+            "answer": step.answer if verified else seen.answer,
+            "error": step.error,
+            "checkpoints": len(step.checkpoints),
+            "parked": len(step.prompt_cache),
+        }
+        for key, found in values.items():
+            wanted = getattr(seen, key)
+            if wanted is not None and str(wanted) != _word(found):
+                yield f"{step.name}: {key} is {_word(found)}, and [shows] says {wanted}"
 
 
 def _went_wrong(step: Step) -> bool:

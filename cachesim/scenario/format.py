@@ -77,8 +77,40 @@ class Source:
     """Where the story was reported."""
 
     issue: Annotated[str, Text(300), "The report, as OWNER/REPOSITORY#NUMBER."] = ""
+    also: Annotated[
+        tuple[str, ...], Each(Text(300), 32), "Other reports of the same, in the same form."
+    ] = ()
+    date: Annotated[
+        str, Text(10, r"\d{4}(-\d\d){0,2}", "a date such as 2026-05"), "When it was reported."
+    ] = ""
     upstream: Annotated[str, Text(300), "The release or commit the report is about."] = ""
     note: Annotated[str, Text(2000), "What was scaled, disputed, or played on a real server."] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one step of one profile shows; whatever is given must be so."""
+
+    profile: Annotated[str, Text(200), "The profile."] = ""
+    step: Annotated[str, _word, "The step."] = ""
+    cached: Annotated[int | None, _count, "Cached tokens."] = None
+    processed: Annotated[int | None, _count, "Processed tokens."] = None
+    of: Annotated[int | None, _count, "Tokens of the prompt."] = None
+    answer: Annotated[str | None, OneOf(ANSWERS[:4]), "The verdict on the answer."] = None
+    error: Annotated[str | None, Text(limits.NAME), "The server's word for a refusal."] = None
+    checkpoints: Annotated[int | None, _count, "Checkpoints of the slot after it."] = None
+    parked: Annotated[int | None, _count, "Conversations in the prompt cache after it."] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shows:
+    """The report in a sentence and in numbers: what its users saw, and what they wanted."""
+
+    symptom: Annotated[str, Text(300), "What a user sees, in the words that users write."] = ""
+    before: Annotated[Seen, "The step that shows it."] = field(default_factory=Seen)
+    after: Annotated[Seen, "The same where it is cured, if it is anywhere."] = field(
+        default_factory=Seen
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +251,7 @@ class Scenario:
     about: Annotated[str, Text(2000), "The story in one or two sentences."] = ""
     kind: Annotated[str | None, OneOf(CLASSES), "What kind of defect it shows."] = None
     source: Annotated[Source, "Where it was reported."] = field(default_factory=Source)
+    shows: Annotated[Shows, "What was reported, in numbers."] = field(default_factory=Shows)
     model: Annotated[Model, "Which network runs."] = field(default_factory=Model)
     engine: Annotated[Server, "Which server answers."] = field(default_factory=Server)
     chat: Annotated[Chat, "How messages become tokens."] = field(default_factory=Chat)
@@ -230,6 +263,11 @@ class Scenario:
     ] = field(default_factory=dict)
     step: Annotated[tuple[Step, ...], "What the clients do, in order."] = ()
     expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
+
+    @property
+    def step_names(self) -> tuple[str, ...]:
+        """Each step's name, or its number counted from 1."""
+        return tuple(each.name or str(number) for number, each in enumerate(self.step, 1))
 
     @property
     def story(self) -> str:

@@ -7,7 +7,8 @@ from typing import Any, Final, Protocol
 from cachesim.engines.profile import Profile
 from cachesim.errors import OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.scenario.checks import full_profile, scenario_of
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.detail import Watcher, with_details
 from cachesim.scenario.evidence import Evidence, Witness
 from cachesim.scenario.expectations import mismatches

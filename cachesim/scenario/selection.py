@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.profile import Profile
-from cachesim.scenario.checks import capped, check, full_profile
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.checks import capped, check
 from cachesim.scenario.format import Scenario
 
 

@@ -15,7 +15,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.trace import Traced
 from cachesim.scenario import limits
-from cachesim.scenario.checks import DEFAULT_PREDICT, step_name
+from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Part, Vocabulary
@@ -204,7 +204,7 @@ class Session:
 
     def _record(self, index: int) -> Record:
         return Record(
-            index=index, name=step_name(self.scenario, index), step=self.scenario.step[index]
+            index=index, name=self.scenario.step_names[index], step=self.scenario.step[index]
         )
 
     def _not_run(self, index: int) -> Record:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cachesim.scenario.format import Scenario, key_of
 
-TABLES: Final = ("source", "model", "engine", "chat", "spans")
+TABLES: Final = ("source", "shows", "model", "engine", "chat", "spans")
 LISTS: Final = ("step", "expect")
 
 

@@ -88,3 +88,29 @@ def test_help_is_printed_where_nobody_knows_the_width(
 def test_every_shipped_file_is_named_after_its_scenario() -> None:
     for path in shipped_files():
         assert path.stem == load(Path(path)).name
+
+
+def test_a_symptom_finds_the_scenarios_that_sound_like_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == main(
+        ["list", "scenarios", "--symptom", "coming back erases the cached conversation"]
+    )
+
+    assert "llama.cpp-24143" in capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["scenarios", "--symptom", "the"], "no word to search for"),
+        (["scenarios", "--symptom", "xylophone"], "no shipped scenario sounds like"),
+        (["patches", "--symptom", "slow"], "--symptom searches scenarios; patches have none"),
+    ],
+)
+def test_a_symptom_that_finds_nothing_says_so(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == main(["list", *words])
+
+    assert problem in capsys.readouterr().err.replace("\n", " ")

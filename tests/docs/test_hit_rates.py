@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.scenario import load, run
-from cachesim.scenario.checks import full_profile
+from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.shipped import shipped_file
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Action, Outcome, Release, Step
 from cachesim.real.llama_cpp.wrong_answers import VOCABULARY, distance
-from cachesim.scenario.checks import DEFAULT_PREDICT, step_name
+from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
@@ -108,7 +108,7 @@ def _steps(
 def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     """A step with its prompt as tokens; replies in it are the real server's own."""
     step = scenario.step[number]
-    name = step_name(scenario, number)
+    name = scenario.step_names[number]
     _check_playable(scenario, number)
     predict = step.predict
     if predict is None:
