@@ -93,7 +93,7 @@ class ScenarioFile(pytest.File):
 class WrongItem(pytest.Item):
     """A file that looks like a scenario and is none."""
 
-    def __init__(self, *, problems: str, **rest: Any) -> None:  # noqa: ANN401
+    def __init__(self, *, problems: str, **rest: Any) -> None:
         super().__init__(**rest)
         self.problems = problems
 
@@ -109,7 +109,7 @@ class WrongItem(pytest.Item):
 class ScenarioItem(pytest.Item):
     """One scenario on one profile."""
 
-    def __init__(self, *, scenario: "Scenario", profile: "Profile", **rest: Any) -> None:  # noqa: ANN401
+    def __init__(self, *, scenario: "Scenario", profile: "Profile", **rest: Any) -> None:
         super().__init__(**rest)
         self.scenario = scenario
         self.profile = profile
@@ -144,7 +144,7 @@ class ScenarioItem(pytest.Item):
         path.write_text(to_toml(alone), encoding="utf-8")
         return path
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:  # noqa: ANN401
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:
         """What was expected and what was found, then the report of `cachesim run`."""
         if isinstance(excinfo.value, UnexpectedError):
             return excinfo.value.told(self.scenario, str(self.path))

@@ -8,7 +8,7 @@ Format: TypeAlias = Literal["text", "json", "jsonl"]
 
 def version() -> str:
     """The version that is installed."""
-    from importlib import metadata  # noqa: PLC0415 - slow to load, and rarely asked for
+    from importlib import metadata
 
     try:
         return metadata.version("cachesim")

@@ -42,7 +42,7 @@ def bisect_command(name: str, *, arithmetic: ArithmeticName = "ring", real: bool
 def _play(scenario: Any, arithmetic: ArithmeticName, *, real: bool) -> Play:  # noqa: ANN401
     if not real:
         return simulated(scenario, arithmetic)
-    from cachesim.real.bisecting import on_the_wheels  # noqa: PLC0415 - real engines are rarely asked for
+    from cachesim.real.bisecting import on_the_wheels
 
     return on_the_wheels(scenario)
 

@@ -26,7 +26,7 @@ class Item:
 
 def families() -> "Iterable[Family[Any, Any]]":
     """The engines; who lists scenarios or presets does not wait for them to be loaded."""
-    from cachesim.engines import FAMILIES  # noqa: PLC0415
+    from cachesim.engines import FAMILIES
 
     return FAMILIES.values()
 

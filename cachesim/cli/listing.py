@@ -167,7 +167,7 @@ def show_scenario(file: Path, *, raw: bool) -> int:
     elif not screen.is_terminal:
         sys.stdout.write(f"# {file}\n{text}")
     else:
-        from rich.syntax import Syntax  # noqa: PLC0415 - slow to load
+        from rich.syntax import Syntax
 
         show(screen, Text(f"# {file}", style="quiet"), Syntax(text, "toml", word_wrap=True))
     return AS_EXPECTED

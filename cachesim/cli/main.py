@@ -65,10 +65,10 @@ def _give_up_output() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command line, and turn what it raises into words and a status."""
     try:
-        from cyclopts import CycloptsError  # noqa: PLC0415 - what fails to load is told too
+        from cyclopts import CycloptsError
 
-        from cachesim.cli.app import parse  # noqa: PLC0415
-        from cachesim.report.consoles import notes  # noqa: PLC0415
+        from cachesim.cli.app import parse
+        from cachesim.report.consoles import notes
 
         try:
             status = parse(arguments, exit_on_error=False, print_error=True, error_console=notes())
@@ -86,7 +86,7 @@ def run(arguments: list[str]) -> int:
 
 def said(error: Exception) -> int:
     """Put what was raised into words, and into a status."""
-    from cachesim.errors import CachesimError, InputError, ScenarioError  # noqa: PLC0415
+    from cachesim.errors import CachesimError, InputError, ScenarioError
 
     if isinstance(error, OSError) and error.filename is None:
         _give_up_output()
@@ -109,7 +109,7 @@ def said(error: Exception) -> int:
 
 def _circumstance(error: Exception) -> str:
     """What the machine or its user did to the program; empty where it is to blame itself."""
-    from concurrent.futures import BrokenExecutor  # noqa: PLC0415 - slow to load
+    from concurrent.futures import BrokenExecutor
 
     if isinstance(error, OSError):  # a folder that cannot be written, a full disk
         return f"{error.filename or 'standard output'}: {error.strerror or error}"
@@ -124,7 +124,7 @@ def _circumstance(error: Exception) -> str:
 
 def complain(*lines: str) -> None:
     """Say something on standard error, one line each, whatever characters it holds."""
-    from cachesim.printable import printable  # noqa: PLC0415 - only errors need it
+    from cachesim.printable import printable
 
     for line in lines:
         text = f"cachesim: {printable(line)}\n"

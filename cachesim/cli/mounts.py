@@ -46,7 +46,7 @@ def mount(app: App, arguments: Sequence[str]) -> None:
 
 def real_functions(commands: Any) -> dict[str, Callable[..., int]]:  # noqa: ANN401 - a module
     """The commands of `cachesim real` that there are: an engine's is named for it."""
-    from cachesim.engines import FAMILIES  # noqa: PLC0415 - `--help` loads no engine
+    from cachesim.engines import FAMILIES
 
     named = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
     return {
@@ -86,7 +86,7 @@ def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     if folder is None:
         msg = "there are no benchmarks here; they come with the source tree"
         raise InputError(msg)
-    import subprocess  # noqa: PLC0415 - slow to load, and needed here only
+    import subprocess
 
     command = [sys.executable, "-m", "benchmarks", *arguments]
     return subprocess.run(command, cwd=folder.parent, check=False).returncode  # noqa: S603

@@ -104,7 +104,7 @@ def check_writable(report: Path | None) -> None:
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
     """The page of some runs, as one file; its name goes to standard error."""
-    from cachesim.report import html  # noqa: PLC0415 - a page is rarely asked for
+    from cachesim.report import html
 
     text, left_out = html.page_of_most(runs)
     try:

@@ -43,12 +43,12 @@ def tune(
     gguf: Annotated[
         Path | None, Parameter(help="The model's file, for the bytes of its memory.")
     ] = None,
-    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",  # noqa: A002
+    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
     report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
-    set: Annotated[  # noqa: A002
+    set: Annotated[
         list[str] | None,
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
     ] = None,

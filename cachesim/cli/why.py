@@ -58,12 +58,12 @@ def why(
     scenario: Annotated[
         Path | None, Parameter(help="Write the worst miss as a scenario, as short as it gets.")
     ] = None,
-    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",  # noqa: A002
+    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
     report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
-    set: Annotated[  # noqa: A002
+    set: Annotated[
         list[str] | None,
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
     ] = None,

@@ -21,7 +21,7 @@ class Ledger:
         self.usable = equal
         self.losses: tuple[Loss, ...] = ()
 
-    def apply(self, cause: Cause, usable: int, **detail: Any) -> None:  # noqa: ANN401 - JSON values
+    def apply(self, cause: Cause, usable: int, **detail: Any) -> None:
         """Only `usable` tokens remain, and why; an unchanged number leaves no entry.
 
         `detail` holds the numbers of the test that was made, one for each field of the cause.

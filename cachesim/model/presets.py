@@ -67,7 +67,7 @@ ABOUT: Final[Mapping[str, str]] = {
 """Which real family each preset follows."""
 
 
-def preset(name: str, /, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
+def preset(name: str, /, **changes: Any) -> ModelSpec:
     """The preset of that name, with some fields changed."""
     if name not in PRESETS:
         msg = f"there is no preset {name!r}; there are {', '.join(PRESETS)}"
@@ -80,7 +80,7 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields 
     return replace(PRESETS[name], **changes)
 
 
-def tiny(name: str, /, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
+def tiny(name: str, /, **changes: Any) -> ModelSpec:
     """The preset with one layer of each kind it needs, at least 2, and a width of 16."""
     base = preset(name)
     kinds = tuple(dict.fromkeys(base.layers))

@@ -118,9 +118,7 @@ def _problem_of(command: list[str]) -> str:
     """Run a command; the last line it complained with, or nothing when it went well."""
     with tempfile.TemporaryFile("w+") as said:
         try:
-            subprocess.run(  # noqa: S603 - our own command lines
-                command, check=True, stdout=said, stderr=said, timeout=SET_UP_SECONDS
-            )
+            subprocess.run(command, check=True, stdout=said, stderr=said, timeout=SET_UP_SECONDS)
         except subprocess.TimeoutExpired:
             return f"not done after {SET_UP_SECONDS} seconds"
         except (OSError, subprocess.CalledProcessError) as error:

@@ -15,7 +15,7 @@ def versions_of(project: str) -> tuple[str, ...]:
     """Every version that could be installed here, the newest first."""
     command = [sys.executable, "-m", "pip", "index", "versions", project]
     try:
-        done = subprocess.run(  # noqa: S603 - our own command line
+        done = subprocess.run(
             [*command, "--disable-pip-version-check"],
             capture_output=True,
             text=True,

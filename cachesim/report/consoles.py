@@ -43,7 +43,7 @@ PLAIN: Final = str.maketrans({"→": "->", "·": "-", "─": "-", "…": "~"})
 class Screen(Console):
     """A console on which no text of a scenario steers the terminal, and whose reader may go."""
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - Rich's own
+    def __init__(self, **settings: Any) -> None:
         super().__init__(theme=THEME, highlight=False, emoji=False, markup=False, **settings)
         self.push_render_hook(_Careful())
 

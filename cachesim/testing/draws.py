@@ -34,7 +34,7 @@ class Seeded:
     """Choices from a seed: the same seed, the same choices."""
 
     def __init__(self, seed: object) -> None:
-        self._chance = Random(str(seed))  # noqa: S311 - nothing secret
+        self._chance = Random(str(seed))
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`."""

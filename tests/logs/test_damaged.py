@@ -57,7 +57,7 @@ def damaged(log: bytes, chance: Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_log_is_told_or_refused(seed: int) -> None:
-    chance = Random(seed)  # noqa: S311
+    chance = Random(seed)
     log = damaged(chance.choice(logs()), chance)
 
     read = read_files([("damaged.log", BytesIO(log))])

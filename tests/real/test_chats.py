@@ -16,7 +16,7 @@ CHAT = (
 
 
 def tree() -> ChatTree:
-    return ChatTree(Random(1), words=200, longest=600)  # noqa: S311 - nothing secret
+    return ChatTree(Random(1), words=200, longest=600)
 
 
 def test_tokens_are_sent_as_their_texts() -> None:

@@ -32,7 +32,7 @@ def test_every_group_meets_its_class_and_many_operations(group: str) -> None:
     found: Counter[str] = Counter()
     classes = set()
     for seed in range(40):
-        sequence = draw_cache_sequence("0.32.2", group, Random(seed))  # noqa: S311 - no secret
+        sequence = draw_cache_sequence("0.32.2", group, Random(seed))
         found.update(op["op"] for op in sequence["ops"])
         for result in played(sequence):
             classes |= {each["class"] for each in result.get("after", {}).values()}

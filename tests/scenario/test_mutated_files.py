@@ -108,7 +108,7 @@ def is_still_right(text: str) -> bool:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
 def test_a_hundred_files_of_each_kind_are_refused_in_words(mutation: Mutation) -> None:
-    chance = random.Random(mutation.__name__)  # noqa: S311 - a seeded choice of damage
+    chance = random.Random(mutation.__name__)
     refused = 0
     for _ in range(400):
         text = mutation(STORY_TOML, chance)

@@ -27,7 +27,7 @@ RELEASES: Final[tuple[Release[Rules], ...]] = (
 ALL: Final = tuple(each.name for each in RELEASES)
 
 
-def _set(**fields: Any) -> Callable[[Rules], Rules]:  # noqa: ANN401 - rule fields
+def _set(**fields: Any) -> Callable[[Rules], Rules]:
     return lambda rules: replace(rules, **fields)
 
 

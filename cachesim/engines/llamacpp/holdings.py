@@ -28,7 +28,7 @@ class Holdings:
         """How much a holder shares with the prompt; nothing once it is ruled out."""
         return self._common.get(holder, Count(0))
 
-    def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
+    def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:
         """A branch decided against a holder."""
         if self._common.pop(holder, 0) >= self.ledger.usable > 0:
             self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
@@ -37,7 +37,7 @@ class Holdings:
         """A holder got what another one had."""
         self._common[holder] = self._common.pop(other, Count(0))
 
-    def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
+    def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:
         """Only one is left; whatever is still in the race goes by one cause."""
         for other in [each for each in self._common if each is not holder]:
             self.rule_out(other, cause, **detail)

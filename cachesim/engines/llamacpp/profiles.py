@@ -69,7 +69,7 @@ def _merged(merged: Merged) -> Patch[ServerRules]:
     )
 
 
-def _reuse(**fields: Any) -> Callable[[ServerRules], ServerRules]:  # noqa: ANN401 - rule fields
+def _reuse(**fields: Any) -> Callable[[ServerRules], ServerRules]:
     return lambda rules: replace(rules, reuse=replace(rules.reuse, **fields))
 
 

@@ -57,7 +57,7 @@ class Swap:
     emit: Callable[[Event], None]
     holdings: Holdings | None = None
 
-    def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:  # noqa: ANN401
+    def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:
         """An entry is out of the race."""
         if self.holdings is not None:
             self.holdings.rule_out(entry, cause, n_tokens=entry.n_tokens, **detail)

@@ -41,7 +41,7 @@ SINCE_0280: Final = ALL[2:]
 SEEDED: Final = ("0.28.0", "0.30.0")
 
 
-def _lay(part: str, **changes: Any) -> Callable[[Rules], Rules]:  # noqa: ANN401 - a rule's value
+def _lay(part: str, **changes: Any) -> Callable[[Rules], Rules]:
     """Change some rules of one part."""
 
     def lay(rules: Rules) -> Rules:

@@ -30,7 +30,7 @@ def draw_arrival(
     seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
 ) -> Workload:
     """Some conversations; a long prompt, and a request that arrives meanwhile; one more."""
-    rng = Random(f"arrival {release} {seed} {number}")  # noqa: S311 - nothing secret
+    rng = Random(f"arrival {release} {seed} {number}")
     able = Abilities(release)
     preset, window = draw_preset(rng, abilities=able, presets=presets)
     options = {"parallel": rng.choice((1, 1, 2, 3)), "ctx_size": CONTEXT}

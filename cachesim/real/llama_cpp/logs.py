@@ -137,7 +137,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
         """One server's life: its log, what it was asked, what it answered."""
         agreement = self.agreement
         name = f"{agreement.release}-{agreement.verbosity}-{seed}-{number}"
-        rng = Random(f"log {name}")  # noqa: S311 - nothing secret
+        rng = Random(f"log {name}")
         setting = draw_setting(rng, name, release=agreement.release, other=agreement.other)
         before = self._file.stat().st_size if self._file.exists() else 0
         model = self._models.model(setting.preset, setting.window)

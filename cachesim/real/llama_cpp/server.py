@@ -183,7 +183,7 @@ class _Worker:
         self.jobs = 0
         self.lost = False
         self._log: BinaryIO | None = log.open("ab") if log else None
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and script
+        self._process = subprocess.Popen(
             [str(python), "-u", str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

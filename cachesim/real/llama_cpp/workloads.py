@@ -62,7 +62,7 @@ def draw_setting(
     seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
 ) -> Setting:
     """The model and the flags of one workload, and the chance that its steps are drawn with."""
-    rng = Random(f"{release} {seed} {number}")  # noqa: S311 - nothing secret
+    rng = Random(f"{release} {seed} {number}")
     able = Abilities(release)
     preset, window = draw_preset(rng, abilities=able, presets=presets)
     return Setting(

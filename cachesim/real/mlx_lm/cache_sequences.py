@@ -124,13 +124,13 @@ class _Drawing:
             return self.random.choice((200, 250, 256, 300))
         return self.random.choice((1, 1, 1, 2, 3, 4, 6, 9))
 
-    def _write(self, name: str, batch: int = 1, **more: Any) -> Operation:  # noqa: ANN401
+    def _write(self, name: str, batch: int = 1, **more: Any) -> Operation:
         columns = self._columns()
         return {"op": "write", "obj": name, **more} | {
             "tokens": [self._tokens(columns) for _ in range(batch)]
         }
 
-    def _named(self, op: str, name: str, **more: Any) -> Callable[[], Operation]:  # noqa: ANN401
+    def _named(self, op: str, name: str, **more: Any) -> Callable[[], Operation]:
         return lambda: {"op": op, "obj": name, **more}
 
     def _to_other(self, op: str, name: str) -> Callable[[], Operation]:
@@ -249,7 +249,7 @@ class _Drawing:
         padding = [max(lengths) - length for length in lengths]
         return {"op": "prepare", "obj": name, "lengths": lengths, "right_padding": padding}
 
-    def _absorb(self, name: str, batch: int, **more: Any) -> Operation:  # noqa: ANN401
+    def _absorb(self, name: str, batch: int, **more: Any) -> Operation:
         columns = self.random.randint(1, 5)
         tokens = [[self.random.randint(1, 99) for _ in range(columns)] for _ in range(batch)]
         slots = list(range(self.slots if self.random.random() < 0.9 else 1))

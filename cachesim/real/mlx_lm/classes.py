@@ -71,7 +71,7 @@ def draw(release: str, seed: int, number: int) -> Sequenced:
     if release not in ("0.30.7", "0.31.1"):
         kinds.append("trie")
     kind = kinds[number % len(kinds)]
-    random = Random(f"{seed}/{number}")  # noqa: S311 - not for secrets
+    random = Random(f"{seed}/{number}")
     if kind == "store":
         drawn = draw_store_sequence(release, random)
     elif kind == "trie":

@@ -253,7 +253,7 @@ OTHERS: Final[Mapping[str, ModelClass]] = {
 """Classes whose layers no toy of ours has: other weights, the same caches and the same rules."""
 
 
-def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:  # noqa: ANN401 - fields of ModelSpec
+def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:
     """The toy that a family's class holds, `small` or in its usual shape."""
     held = CLASSES.get(family) or OTHERS[family]
     spec = (tiny if small else preset)(held.preset, **{**held.changes, "family": family, **changes})

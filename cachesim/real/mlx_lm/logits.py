@@ -105,7 +105,7 @@ def compare_mlx_logits(
     found = []
     for name in names or tuple(CLASSES):
         spec = spec_of(name, seed=seed)
-        random = Random(f"{name}/{seed}")  # noqa: S311 - not for secrets
+        random = Random(f"{name}/{seed}")
         cut = [_pieces(random, length, spec.vocabulary) for _ in range(prompts)]
         in_steps = new or not FAMILIES[name].rules.chunked
         planted = [_planted(random, spec, n, in_steps=in_steps) for n in range(batches)]
@@ -239,7 +239,7 @@ def _pieces(random: Random, length: int, vocabulary: int) -> list[list[int]]:
 
 def _answer(release: str, order: dict[str, Any]) -> dict[str, Any]:
     python = environment_for(release).ready()
-    done = subprocess.run(  # noqa: S603 - our own worker
+    done = subprocess.run(
         [str(python), "-I", str(WORKER)],
         input=json.dumps(order) + "\n",
         capture_output=True,

@@ -70,12 +70,12 @@ def _batch(mx: Real, caches: Real, model: Real, order: Json) -> Json:
             mx.eval([layer.state for layer in cache])
     calls = [(mx.array(columns), lengths, padding) for columns, lengths, padding in order["calls"]]
     if order["left_padding"] is not None:
-        make = generate._make_cache  # noqa: SLF001 - the release's own
+        make = generate._make_cache
         wants = make.__code__.co_varnames[: make.__code__.co_argcount]
         more = (None,) if len(wants) > 2 else ()
         batch = make(model, order["left_padding"], *more)
     else:
-        batch = generate._merge_caches(single)  # noqa: SLF001
+        batch = generate._merge_caches(single)
     for columns, lengths, padding in calls:
         if lengths is not None:
             for layer in batch:

@@ -49,7 +49,7 @@ class RealProcess:
     def __init__(self, release: str, worker: Path, *, quiet: bool = False) -> None:
         """`quiet`: what the worker complains of is thrown away."""
         self.release = release
-        self._process = subprocess.Popen(  # noqa: S603 - our own worker
+        self._process = subprocess.Popen(
             [str(environment_for(release).ready()), "-I", str(worker)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

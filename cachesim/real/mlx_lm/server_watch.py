@@ -52,7 +52,7 @@ class StoreWatch:
         self.inserted.append(entry | self._type(more))
 
     def _type(self, more: Json) -> Json:
-        order = self.store._lru  # noqa: SLF001 - the release has no other way
+        order = self.store._lru
         if hasattr(order, "_lrus"):
             return {"type": more.get("cache_type", "assistant")}
         if hasattr(order, "_lru_checkpoints"):
@@ -61,11 +61,11 @@ class StoreWatch:
 
     def stored(self) -> Json:
         """The queues, oldest first, as numbers of insertions; bytes where they are counted."""
-        order = self.store._lru  # noqa: SLF001
+        order = self.store._lru
         if hasattr(order, "_lrus"):
-            queues = dict(order._lrus)  # noqa: SLF001
+            queues = dict(order._lrus)
         elif hasattr(order, "_lru_checkpoints"):
-            queues = {"ordinary": order._lru, "checkpoint": order._lru_checkpoints}  # noqa: SLF001
+            queues = {"ordinary": order._lru, "checkpoint": order._lru_checkpoints}
         else:
             queues = {"all": order}
         found: Json = {
@@ -80,7 +80,7 @@ class StoreWatch:
 
     def _number(self, model: Real, tokens: Real) -> int:
         trie = getattr(self.store, "_trie", None)
-        find = self.store._get if trie is None else trie.get  # noqa: SLF001
+        find = self.store._get if trie is None else trie.get
         cache = find(model, tokens).prompt_cache
         return next((number for held, number in reversed(self._numbers) if held is cache), 0)
 
@@ -150,5 +150,5 @@ def _content(layer: Real) -> list[Real]:
     if not hasattr(layer, "max_size"):
         return [each[..., : layer.offset, :] for each in (layer.keys, layer.values)]
     count = min(layer.offset, layer.max_size)
-    ordered = [layer._temporal_order(each) for each in (layer.keys, layer.values)]  # noqa: SLF001
+    ordered = [layer._temporal_order(each) for each in (layer.keys, layer.values)]
     return [each[..., max(0, each.shape[2] - count) :, :] for each in ordered]

@@ -209,7 +209,7 @@ def joins_by_chance(release: str, family: str) -> bool:
 
 def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
     """One workload: a fresh server of a release and some groups of requests."""
-    random = Random(f"mlx-lm/{seed}/{number}")  # noqa: S311 - not for secrets
+    random = Random(f"mlx-lm/{seed}/{number}")
     rules = FAMILY.release(release).rules.server
     family = PLAYED[number % len(PLAYED)]
     windowed = family == "gemma3_text"

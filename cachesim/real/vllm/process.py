@@ -24,7 +24,7 @@ class RealScheduler:
         core = core_of(release)
         core.ready()
         self.release = release
-        self._process = subprocess.Popen(  # noqa: S603 - our own worker
+        self._process = subprocess.Popen(
             [str(core.python), "-I", "-S", str(WORKER), str(core.folder), release],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -135,7 +135,7 @@ class Server:
     # -- what is written down ----------------------------------------------------------------------
 
     def _watch_evictions(self) -> None:
-        inner = self.pool._maybe_evict_cached_block  # noqa: SLF001 - the one place all pass
+        inner = self.pool._maybe_evict_cached_block
 
         def watched(block: Real) -> bool:
             before = block.block_hash
@@ -144,7 +144,7 @@ class Server:
                 self.evicted.append([block.block_id, *self._label(before)])
             return done
 
-        self.pool._maybe_evict_cached_block = watched  # noqa: SLF001
+        self.pool._maybe_evict_cached_block = watched
 
     def _label(self, keyed: Real) -> list[int]:
         if isinstance(keyed, tuple):

@@ -58,7 +58,7 @@ class SchedulerCore(Environment):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", place, wanted]
         try:
-            subprocess.run(  # noqa: S603 - our own command line
+            subprocess.run(
                 command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
             )
         except subprocess.TimeoutExpired as error:

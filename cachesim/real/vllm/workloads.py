@@ -26,7 +26,7 @@ KINDS: Final = (
 
 def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """One workload; the same seed and number ask the same of every release that can."""
-    rng = Random(f"vllm {seed} {number}")  # noqa: S311 - nothing secret
+    rng = Random(f"vllm {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     config = _config(rng, kind, rules)
     longest = rng.choice((40, 90, 200, 400))

@@ -96,7 +96,7 @@ def test_random_journeys_go_everywhere() -> None:
 
 
 def drawn(seed: int, count: int = 40) -> list[Step]:
-    random = Random(seed)  # noqa: S311 - nothing secret
+    random = Random(seed)
     return [
         (random.randrange(len(ACTS)), random.randrange(8), random.randrange(8))
         for _ in range(count)

@@ -20,7 +20,7 @@ class Workload:
     """One server with random options, and the requests that it is sent."""
 
     def __init__(self, seed: int, profile: str, *, presets: tuple[str, ...] = PRESETS) -> None:
-        self.rng = random.Random(seed)  # noqa: S311 - nothing secret
+        self.rng = random.Random(seed)
         name = self.rng.choice(presets)
         window = {"window": self.rng.choice([6, 12, 40])} if "swa" in name else {}
         self.network = build(preset(name, **window), "ring")

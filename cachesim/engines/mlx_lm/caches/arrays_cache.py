@@ -103,9 +103,9 @@ class ArraysCache(LayerCache):
     def prepare(
         self,
         *,
-        left_padding: Sequence[int] | None = None,  # noqa: ARG002
+        left_padding: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,  # noqa: ARG002
+        right_padding: Sequence[int] | None = None,
     ) -> None:
         """Remember how many of the coming columns are tokens; follows `ArraysCache.prepare`."""
         if lengths is None:
@@ -129,8 +129,8 @@ class ArraysCache(LayerCache):
         self,
         columns: int,
         *,
-        window_size: int | None = None,  # noqa: ARG002
-        return_array: bool = False,  # noqa: ARG002
+        window_size: int | None = None,
+        return_array: bool = False,
     ) -> Mask:
         """True where a column is a token of its row; None if nothing is padded.
 

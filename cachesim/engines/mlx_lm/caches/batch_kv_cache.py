@@ -87,7 +87,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
         self,
         *,
         left_padding: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,  # noqa: ARG002
+        lengths: Sequence[int] | None = None,
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Left padding at once, right padding remembered; follows `BatchKVCache.prepare`."""
@@ -164,7 +164,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
         columns: int,
         *,
         window_size: int | None = None,
-        return_array: bool = False,  # noqa: ARG002
+        return_array: bool = False,
     ) -> Mask:
         """Causal from the common row on, without what lies left of each row's first token."""
         return create_causal_mask(

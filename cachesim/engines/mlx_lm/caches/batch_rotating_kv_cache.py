@@ -273,7 +273,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         columns: int,
         *,
         window_size: int | None = None,
-        return_array: bool = False,  # noqa: ARG002
+        return_array: bool = False,
     ) -> Mask:
         """A windowed mask without each row's padding, rolled for a single column of a ring.
 

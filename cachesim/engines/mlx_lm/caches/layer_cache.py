@@ -114,7 +114,7 @@ class LayerCache:
         msg = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise UpstreamAttributeError(msg)
 
-    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:  # noqa: ARG002
+    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Write rows; hand back what attention may look at."""
         self.lacks("update_and_fetch")
 
@@ -122,16 +122,16 @@ class LayerCache:
         """What attention may look at now."""
         self.lacks("keys_and_values")
 
-    def trim(self, n: int) -> int:  # noqa: ARG002
+    def trim(self, n: int) -> int:
         """Take the last tokens back; how many were taken."""
         self.lacks("trim")
 
     def make_mask(
         self,
-        columns: int,  # noqa: ARG002
+        columns: int,
         *,
-        window_size: int | None = None,  # noqa: ARG002
-        return_array: bool = False,  # noqa: ARG002
+        window_size: int | None = None,
+        return_array: bool = False,
     ) -> Mask:
         """Who sees what in the next forward pass."""
         self.lacks("make_mask")
@@ -144,24 +144,24 @@ class LayerCache:
         msg = f"type object {cls.__name__!r} has no attribute 'merge'"
         raise UpstreamAttributeError(msg)
 
-    def filter(self, rows: Sequence[int]) -> None:  # noqa: ARG002
+    def filter(self, rows: Sequence[int]) -> None:
         """Keep these rows of the batch."""
         self.lacks("filter")
 
-    def extend(self, other: Any) -> None:  # noqa: ANN401, ARG002 - each class takes its own kind
+    def extend(self, other: Any) -> None:  # noqa: ANN401 - each class takes its own kind
         """Append the rows of another batch."""
         self.lacks("extend")
 
-    def extract(self, row: int) -> "LayerCache":  # noqa: ARG002
+    def extract(self, row: int) -> "LayerCache":
         """One row as a single cache."""
         self.lacks("extract")
 
     def prepare(
         self,
         *,
-        left_padding: Sequence[int] | None = None,  # noqa: ARG002
-        lengths: Sequence[int] | None = None,  # noqa: ARG002
-        right_padding: Sequence[int] | None = None,  # noqa: ARG002
+        left_padding: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+        right_padding: Sequence[int] | None = None,
     ) -> None:
         """Announce the padding of the next forward passes."""
         self.lacks("prepare")
@@ -170,7 +170,7 @@ class LayerCache:
         """End the padded forward passes."""
         self.lacks("finalize")
 
-    def advance(self, columns: int) -> None:  # noqa: ARG002
+    def advance(self, columns: int) -> None:
         """A forward pass of so many columns is over."""
         self.lacks("advance")
 
