@@ -75,10 +75,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.turns.append(prompt + reply.generated)
         verdict = judge(reply, self.oracle)
         right = {"same", "by-design"} if self.by_design_is_right else {"same"}
-        assert verdict is None or verdict.answer in right, (  # noqa: S101 - it is a test
-            f"{verdict.answer if verdict else ''}: {reply.cached} of {len(prompt)} tokens cached, "
-            f"logits off by {verdict.max_difference if verdict else 0:.3g}"
-        )
+        if verdict is not None and verdict.answer not in right:
+            msg = (
+                f"{verdict.answer}: {reply.cached} of {len(prompt)} tokens cached, "
+                f"logits off by {verdict.max_difference:.3g}"
+            )
+            raise AssertionError(msg)
 
     def words(self, tokens: Tokens) -> Tokens:
         """Tokens of the strategies as words of the model's vocabulary."""
@@ -128,18 +130,18 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         """Write slot 0 to a file."""
-        assert isinstance(self.engine, SlotActions)  # noqa: S101 - the precondition says so
-        self.engine.slot_save(0, "machine")
-        self.engine.run()
-        self.saved = True
+        if isinstance(self.engine, SlotActions):
+            self.engine.slot_save(0, "machine")
+            self.engine.run()
+            self.saved = True
 
     @precondition(lambda self: self.saved)
     @rule()
     def restore(self) -> None:
         """Read slot 0 back."""
-        assert isinstance(self.engine, SlotActions)  # noqa: S101 - the precondition says so
         try:
-            self.engine.slot_restore(0, "machine")
+            if isinstance(self.engine, SlotActions):
+                self.engine.slot_restore(0, "machine")
             self.engine.run()
         except InputError:
             self.saved = False

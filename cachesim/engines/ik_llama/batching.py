@@ -62,10 +62,9 @@ class Batching:
             slot.truncated = True
             self._server.finish(slot, "server_error", "context shift is disabled")
             return
-        assert slot.request is not None  # noqa: S101
         keep = len(slot.prompt_tokens) if slot.n_keep < 0 else slot.n_keep
         keep = min(keep, slot.n_ctx - 4)
-        drop = (slot.request.options or {}).get("n_discard", 0) or (slot.n_past - keep) // 2
+        drop = (slot.running.options or {}).get("n_discard", 0) or (slot.n_past - keep) // 2
         self._discard(slot, keep, drop, end=slot.n_past)
         slot.n_past -= drop
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, slot.n_discarded_prompt + drop
@@ -74,7 +73,7 @@ class Batching:
         self._server.record(
             events.ContextShifted(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 n_keep=keep,
                 n_discard=drop,
                 n_past=slot.n_past,
@@ -138,9 +137,8 @@ class Batching:
         The same block leaves the slot's memory, but `n_past` is 0 at this point, so the cells
         behind it are not moved: token list and memory disagree from here on.
         """
-        assert slot.request is not None  # noqa: S101
         keep = max(0, slot.n_keep)
-        block = (slot.request.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
+        block = (slot.running.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
         slot.truncated = True
         if block <= 0:
             return
@@ -173,8 +171,7 @@ class Batching:
 
     def _drops_tokens(self, slot: Slot) -> bool:
         """Whether a shift shortens the slot's token list too."""
-        assert slot.request is not None  # noqa: S101
-        return slot.request.cache_prompt or self._server.rules.shift_always_drops_tokens
+        return slot.running.cache_prompt or self._server.rules.shift_always_drops_tokens
 
     def _begin_generating(self, slot: Slot) -> None:
         slot.state, slot.command = State.PROCESSING, Command.NONE
@@ -192,21 +189,23 @@ class Batching:
             companion = server.companion.seq_rm(p0, -1)
         server.record(
             events.SequenceTrimmed(
-                slot=slot.id, task=slot.ticket or 0, p0=p0, primary=primary, companion=companion
+                slot=slot.id, task=slot.id_task, p0=p0, primary=primary, companion=companion
             )
         )
         if primary and companion is False and server.rules.companion_reset == "companion only":
-            assert server.companion is not None  # noqa: S101
-            server.companion.seq_rm(0, -1)
-            server.record(events.CompanionReset(slot=slot.id, task=slot.ticket or 0, p0=p0))
+            self._clear_companion()
+            server.record(events.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
         elif not primary or companion is False:
             self._reset_everything(slot, p0, refused_by_primary=not primary)
+
+    def _clear_companion(self) -> None:
+        if self._server.companion is not None:
+            self._server.companion.seq_rm(0, -1)
 
     def _reset_everything(self, slot: Slot, p0: int, *, refused_by_primary: bool) -> None:
         server = self._server
         server.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
-        if server.companion is not None:
-            server.companion.seq_rm(0, -1)
+        self._clear_companion()
         slot.cache_tokens.clear()
         slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
         slot.n_kept_prompt = slot.n_discarded_prompt = 0
@@ -214,7 +213,7 @@ class Batching:
         slot.checkpoints.clear()
         who = "primary" if refused_by_primary else "companion"
         slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
-        server.record(events.FullReset(slot=slot.id, task=slot.ticket or 0, p0=p0))
+        server.record(events.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
 
     # -- decode ------------------------------------------------------------------------------
 
@@ -263,7 +262,7 @@ class Batching:
 
     def _handle(self, view: list[Entry], first: int, decoded: Decoded) -> None:
         server = self._server
-        server.speculation.feed(view, decoded, self._reading())
+        server.speculation.feed(view, decoded, reading=self._reading())
         for slot in server.slots:
             if slot.prefilling:
                 server.checkpointing.after_prefill(slot)
@@ -301,11 +300,10 @@ class Batching:
 
     def _emit(self, slot: Slot, token: Token, logits: Array) -> None:
         """Take a token and see whether the generation ends (`process_token`)."""
-        assert slot.request is not None  # noqa: S101
         slot.sampled = token
         slot.generated.append(token)
         slot.logits.append(logits)
-        reply, predict = slot.request.reply, slot.request.predict
+        reply, predict = slot.running.reply, slot.running.predict
         ended = reply is not None and len(slot.generated) >= len(reply)
         if ended or (predict >= 0 and slot.n_decoded >= predict):
             self._server.finish(slot)

@@ -73,14 +73,14 @@ class Checkpointing:
             pos_min_prompt=Pos(pos_min + slot.n_past_offset),
             pos_max_prompt=Pos(pos_max + slot.n_past_offset),
             n_tokens=n_tokens,
-            made_by=slot.ticket or 0,
+            made_by=slot.id_task,
             state=self._primary.save(seq, partial=True),
         )
         slot.checkpoints.append(checkpoint)
         self._record.append(
             events.CheckpointCreated(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 pos_min=pos_min,
                 pos_max=pos_max,
                 n_tokens=n_tokens,
@@ -99,7 +99,7 @@ class Checkpointing:
         self._record.append(
             events.CheckpointErased(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 pos_max=gone.pos_max,
                 n_tokens=gone.n_tokens,
                 because="the list is full",

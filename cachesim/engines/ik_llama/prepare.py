@@ -34,9 +34,8 @@ class Preparation:
 
     def prepare(self, slot: Slot) -> None:
         """Settle n_past, n_past_prompt and what is reported as cached."""
-        assert slot.request is not None  # noqa: S101
         slot.n_past = slot.n_past_prompt = 0
-        if slot.request.cache_prompt:
+        if slot.running.cache_prompt:
             self._match(slot)
         else:
             slot.ledger.apply(causes.CACHE_PROMPT_OFF, 0)
@@ -62,7 +61,7 @@ class Preparation:
         self._record.append(
             events.PrefixMatched(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 exact=exact.left,
                 tolerant=tolerant.left,
                 n_past=slot.n_past,
@@ -117,7 +116,7 @@ class Preparation:
             self._record.append(
                 events.CheckpointRefused(
                     slot=slot.id,
-                    task=slot.ticket or 0,
+                    task=slot.id_task,
                     pos_min=checkpoint.pos_min,
                     pos_max=checkpoint.pos_max,
                     thold=thold,
@@ -126,7 +125,7 @@ class Preparation:
         self._record.append(
             events.CheckpointReset(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 n_past=slot.n_past,
                 pos_min=pos_min,
                 thold=thold,
@@ -181,7 +180,7 @@ class Preparation:
         self._record.append(
             events.CheckpointRestored(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 pos_min=checkpoint.pos_min,
                 pos_max=checkpoint.pos_max,
                 n_past=slot.n_past,
@@ -199,7 +198,7 @@ class Preparation:
                 self._record.append(
                     events.CheckpointErased(
                         slot=slot.id,
-                        task=slot.ticket or 0,
+                        task=slot.id_task,
                         pos_max=checkpoint.pos_max,
                         n_tokens=checkpoint.n_tokens,
                         because=f"pos_max > {thold}",
@@ -213,7 +212,7 @@ class Preparation:
                 self._record.append(
                     events.CheckpointKept(
                         slot=slot.id,
-                        task=slot.ticket or 0,
+                        task=slot.id_task,
                         pos_min=checkpoint.pos_min,
                         pos_max=checkpoint.pos_max,
                         n_tokens=checkpoint.n_tokens,

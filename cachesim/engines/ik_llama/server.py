@@ -201,7 +201,7 @@ class IkLlama(Engine):
                 self.record(
                     events.SlotReleased(
                         slot=slot.id,
-                        task=slot.ticket or 0,
+                        task=slot.id_task,
                         n_tokens=len(slot.cache_tokens),
                         truncated=slot.truncated,
                     )
@@ -253,8 +253,7 @@ class IkLlama(Engine):
 
     def finish(self, slot: Slot, error: str | None = None, message: str = "") -> None:
         """Answer and mark the slot for release."""
-        assert slot.ticket is not None  # noqa: S101
-        self._replies.setdefault(slot.ticket, slot.reply(error, message))
+        self._replies.setdefault(slot.id_task, slot.reply(error, message))
         if slot.state is State.PROCESSING:
             slot.command = Command.RELEASE
 

@@ -9,6 +9,7 @@ import numpy as np
 from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ledger import Ledger
+from cachesim.errors import ContractError
 from cachesim.units import Array, Count, SlotId, Token
 
 GONE: Final = "cancelled"
@@ -81,6 +82,22 @@ class Slot:
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
+    def running(self) -> Request:
+        """The request in a slot that is known to be busy."""
+        if self.request is None:
+            msg = f"slot {self.id} is {self.state.value} without a request"
+            raise ContractError(msg)
+        return self.request
+
+    @property
+    def id_task(self) -> Ticket:
+        """The task of a slot that has had one."""
+        if self.ticket is None:
+            msg = f"slot {self.id} has had no task"
+            raise ContractError(msg)
+        return self.ticket
+
+    @property
     def checkpoints(self) -> list[Checkpoint]:
         """The live list, oldest first."""
         return self.cached_prompt.checkpoints
@@ -114,11 +131,10 @@ class Slot:
 
     def reply(self, error: str | None = None, message: str = "") -> Reply:
         """What the client gets."""
-        assert self.request is not None  # noqa: S101
         unread = error == GONE and not self.generated
         refused = error not in {None, GONE} or unread
         return Reply(
-            prompt=self.request.prompt,
+            prompt=self.running.prompt,
             generated=tuple(self.generated),
             logits=np.stack(self.logits) if self.logits else np.zeros((0, 0)),
             cached=None if refused else Count(self.n_prompt_tokens_cache),

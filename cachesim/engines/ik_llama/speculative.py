@@ -15,7 +15,7 @@ from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.slot import Slot
 from cachesim.engines.ik_llama.state import SequenceState
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.units import Array, Count, Pos, SeqId, Token
 
 
@@ -38,9 +38,17 @@ class Speculation:
         self._row: Array | None = None  # the primary's hidden row before the next token
         self._before: SequenceState | None = None  # where to go back to without per-step states
 
+    @property
+    def _head(self) -> Companion:
+        """The companion of a server that is known to have one."""
+        if self._companion is None:
+            msg = "a draft without a companion"
+            raise ContractError(msg)
+        return self._companion
+
     # -- feeding -----------------------------------------------------------------------------
 
-    def feed(self, view: list[Entry], decoded: Decoded, reading: bool) -> None:  # noqa: FBT001
+    def feed(self, view: list[Entry], decoded: Decoded, *, reading: bool) -> None:
         """A prompt batch goes through the companion (`mtp_update_kv_cache`), a lone token not."""
         if self._companion is None or not reading:
             return
@@ -88,43 +96,39 @@ class Speculation:
         return self._options.recurrent_ckpt_mode in {"auto", "per-step"}
 
     def _limit(self, slot: Slot) -> int:
-        assert slot.request is not None  # noqa: S101
         room = slot.n_ctx - len(slot.cache_tokens) - 2
-        predict = slot.request.predict
+        predict = slot.running.predict
         left = room if predict < 0 else predict - slot.n_decoded - 1
         return min(self._options.draft_max, room, left)
 
     def _forced(self, slot: Slot, limit: int) -> list[Token] | None:
         """Drafts that the request prescribes; the companion decodes them as it would its own."""
-        assert slot.request is not None  # noqa: S101
-        if slot.request.drafts is None:
+        if slot.running.drafts is None:
             return None
-        if slot.draft_step >= len(slot.request.drafts):
+        if slot.draft_step >= len(slot.running.drafts):
             return []
-        drafts = list(slot.request.drafts[slot.draft_step][:limit])
+        drafts = list(slot.running.drafts[slot.draft_step][:limit])
         start = 0 if slot.follow_up is None else 1
         fed = [slot.sampled, *drafts][start : len(drafts)]
         self._decode_each(fed, len(slot.cache_tokens) + start)
         return drafts
 
     def _decode_each(self, tokens: list[Token], first: int) -> None:
-        assert self._companion is not None  # noqa: S101
         if self._row is None:
             return
         row = self._row
         for offset, token in enumerate(tokens):
-            fed = self._companion.decode([token], Pos(first + offset), [row])
+            fed = self._head.decode([token], Pos(first + offset), [row])
             row = fed.hidden if fed.hidden is not None else row
 
     def _propose(self, slot: Slot, m: int, limit: int) -> list[Token]:
         """Greedy drafts of the MTP head, until it is not sure enough."""
-        assert self._companion is not None  # noqa: S101
         if self._row is None:
             return []
         drafts = [] if slot.follow_up is None else [slot.follow_up]
         token, position, row = (drafts or [slot.sampled])[-1], m + len(drafts), self._row
         while len(drafts) < limit:
-            fed = self._companion.decode([token], Pos(position), [row])
+            fed = self._head.decode([token], Pos(position), [row])
             if fed.logits is None or fed.hidden is None:
                 break
             if _confidence(fed.logits) < self._options.draft_p_min:
@@ -138,8 +142,7 @@ class Speculation:
 
     def target_token(self, slot: Slot, ahead: int, logits: Array) -> Token:
         """What the primary answers: its own greedy token, or the one that is forced."""
-        assert slot.request is not None  # noqa: S101
-        reply, index = slot.request.reply, len(slot.generated) + ahead
+        reply, index = slot.running.reply, len(slot.generated) + ahead
         if reply is not None and index < len(reply):
             return reply[index]
         return self._primary.network.sample(logits)
@@ -171,8 +174,7 @@ class Speculation:
         if self._primary.hybrid and self._per_step:
             self._primary.roll_back_to_step(seq, accepted, drafted)
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
-        elif self._primary.hybrid:
-            assert self._before is not None  # noqa: S101
+        elif self._primary.hybrid and self._before is not None:
             self._primary.cells.seq_rm(seq, m, -1)
             for layer, row in self._before.rows.items():
                 self._primary.rows[layer][seq] = row
@@ -185,10 +187,9 @@ class Speculation:
 
     def _commit(self, slot: Slot, m: int, kept: list[Token], hidden: list[Array]) -> None:
         """Put what was accepted into the companion; its last row is the next follow-up draft."""
-        assert self._companion is not None  # noqa: S101
         base = m + 1 if self._rules.commit_keeps_pending_row else m
-        self._companion.seq_rm(base, -1)
-        fed = self._companion.decode(kept, Pos(base), hidden)
+        self._head.seq_rm(base, -1)
+        fed = self._head.decode(kept, Pos(base), hidden)
         self._note(fed, base, len(kept))
         slot.follow_up = None
         if fed.taken:
@@ -197,10 +198,10 @@ class Speculation:
         self._record.append(
             events.DraftVerified(
                 slot=slot.id,
-                task=slot.ticket or 0,
+                task=slot.id_task,
                 drafted=len(slot.drafted),
                 accepted=len(kept) - 1,
-                companion_tail=self._companion.tail,
+                companion_tail=self._head.tail,
             )
         )
 

@@ -40,9 +40,9 @@ def advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
         return False
     if attention is not None and not _put(attention, runs, n_ubatch):
         return False
-    for run in runs if recurrent is not None else ():
-        assert recurrent is not None  # noqa: S101
-        recurrent.cells.find_slot(_last_token(run))
+    if recurrent is not None:
+        for run in runs:
+            recurrent.cells.find_slot(_last_token(run))
     return True
 
 
