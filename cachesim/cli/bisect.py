@@ -12,7 +12,7 @@ from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
-from cachesim.scenario.bisect import Cause, Judged, Play, Turn, judge, simulated, turns
+from cachesim.scenario.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.scenario.shipped import load_all
 
 WIDEST: Final = 34
@@ -67,7 +67,7 @@ def _table(family: Family[Any, Any], judged: Sequence[Judged]) -> Table:
 
 
 def _said(
-    family: Family[Any, Any], judged: Sequence[Judged], found: Sequence[Turn]
+    family: Family[Any, Any], judged: Sequence[Judged], found: Sequence[TurningPoint]
 ) -> Iterator[str]:
     states = {each.state for each in judged} - {"-"}
     if not found:
@@ -96,7 +96,7 @@ def _name(family: Family[Any, Any], cause: Cause) -> str:
     return f"{family.upstream_of(patch) or patch.name}: {patch.about}"
 
 
-def _evidence(cause: Cause, turn: Turn) -> str:
+def _evidence(cause: Cause, turn: TurningPoint) -> str:
     """What laying the change and taking it back showed."""
     shown = []
     forth, back = f"+{cause.patch}", f"-{cause.patch}"

@@ -1,6 +1,6 @@
 """What a server holds at one moment, and whose it is: the raw sheet that pages are drawn from.
 
-Cells and rows of a traced network (`cachesim.model.trace`) come with their ledger: a cell with the
+Cells and rows of a traced network (`cachesim.model.trace`) come with their marks: a cell with the
 birth of its token, a row with the node of the last token folded in. Without a trace, and in
 companions, that is missing and positions are all there is to see.
 """
@@ -15,7 +15,7 @@ from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.units import Array, Integers, Tokens
 
 UNKNOWN: Final = -1
-"""The birth or node of what no ledger was kept of."""
+"""The birth or node of what has no mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +99,20 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledgers:
-    """The ledger layers of a network, by the place they watch; none where it is not traced."""
+class Marks:
+    """The layers of marks of a network, by the place they watch; none where it is not traced."""
 
     layers: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, network: Network) -> "Ledgers":
+    def of(cls, network: Network) -> "Marks":
         """Those among the network's layers."""
         return cls.among(network.shapes)
 
     @classmethod
-    def among(cls, shapes: Sequence[LayerShape]) -> "Ledgers":
+    def among(cls, shapes: Sequence[LayerShape]) -> "Marks":
         """Those among some layers."""
-        return cls({shape.place: shape.layer for shape in shapes if shape.ledger})
+        return cls({shape.place: shape.layer for shape in shapes if shape.marks})
 
     def births(self, keys: Mapping[int, Array], place: str, at: Any) -> Integers | None:  # noqa: ANN401 - an index of NumPy's
         """The births that a buffer of keys has written down for some rows."""

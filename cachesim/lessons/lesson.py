@@ -35,7 +35,7 @@ _KINDS: Final[dict[str, Kind]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Passage:
     """One piece of a lesson; `line` is where it begins in the file."""
 
     kind: Kind
@@ -48,9 +48,9 @@ class Exercise:
     """A question, the code that answers it, and why."""
 
     title: str
-    question: tuple[Part, ...]
-    answer: Part
-    explanation: tuple[Part, ...]
+    question: tuple[Passage, ...]
+    answer: Passage
+    explanation: tuple[Passage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ class Lesson:
     file: str
     title: str
     about: str
-    parts: tuple[Part, ...]  # what is told, from the second paragraph on
-    shared: tuple[Part, ...]  # what holds for all exercises
+    parts: tuple[Passage, ...]  # what is told, from the second paragraph on
+    shared: tuple[Passage, ...]  # what holds for all exercises
     exercises: tuple[Exercise, ...]
 
 
@@ -113,7 +113,7 @@ def parsed(text: str, *, number: int, file: str) -> Lesson:
     )
 
 
-def parts_of(text: str) -> Iterator[Part]:
+def parts_of(text: str) -> Iterator[Passage]:
     """Headings, paragraphs and blocks of code, in order."""
     lines = iter(enumerate(text.splitlines(), 1))
     held: list[str] = []
@@ -121,7 +121,7 @@ def parts_of(text: str) -> Iterator[Part]:
     for number, line in lines:
         fence = _FENCE.fullmatch(line)
         if held and (fence or not line.strip()):
-            yield Part(kind="prose", text="\n".join(held), line=start)
+            yield Passage(kind="prose", text="\n".join(held), line=start)
             held = []
         if fence:
             body = []
@@ -129,17 +129,17 @@ def parts_of(text: str) -> Iterator[Part]:
                 if inner == "```":
                     break
                 body.append(inner)
-            yield Part(kind=_KINDS[fence["words"]], text="\n".join(body), line=number + 1)
+            yield Passage(kind=_KINDS[fence["words"]], text="\n".join(body), line=number + 1)
         elif line.startswith("#"):
-            yield Part(kind="heading", text=line, line=number)
+            yield Passage(kind="heading", text=line, line=number)
         elif line.strip():
             start = start if held else number
             held.append(line)
     if held:
-        yield Part(kind="prose", text="\n".join(held), line=start)
+        yield Passage(kind="prose", text="\n".join(held), line=start)
 
 
-def _exercises(parts: list[Part], file: str) -> Iterator[Exercise]:
+def _exercises(parts: list[Passage], file: str) -> Iterator[Exercise]:
     """Each begins with a heading and holds one answer."""
     starts = [i for i, part in enumerate(parts) if part.kind == "heading"]
     for start, stop in zip(starts, [*starts[1:], len(parts)], strict=True):

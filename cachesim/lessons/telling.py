@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Final
 
 from cachesim.errors import ContractError
-from cachesim.lessons.lesson import Exercise, Lesson, Part
+from cachesim.lessons.lesson import Exercise, Lesson, Passage
 
 _SLOT: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
@@ -17,7 +17,7 @@ _SLOT: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 class Told:
     """A part with what it printed, or with its numbers filled in."""
 
-    part: Part
+    part: Passage
     text: str
     output: str = ""
 
@@ -73,11 +73,11 @@ def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> Told
     )
 
 
-def _told(lesson: Lesson, parts: tuple[Part, ...], names: dict[str, Any]) -> tuple[Told, ...]:
+def _told(lesson: Lesson, parts: tuple[Passage, ...], names: dict[str, Any]) -> tuple[Told, ...]:
     return tuple(_tell(lesson, part, names) for part in parts)
 
 
-def _tell(lesson: Lesson, part: Part, names: dict[str, Any]) -> Told:
+def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
     """One part; code prints, prose is filled in with what the code before it found out."""
     if part.kind in {"code", "answer"}:
         printed = io.StringIO()

@@ -33,7 +33,7 @@ class LayerShape:
     key: tuple[int, ...] = ()
     value: tuple[int, ...] = ()
     row: int = 0
-    ledger: bool = False  # no layer of the model's: the real server has no bytes for it
+    marks: bool = False  # no layer of the model's: the real server has no bytes for it
     conv: int = 0  # how many numbers at the row's start are the convolution's
 
 

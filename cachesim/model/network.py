@@ -18,7 +18,7 @@ from cachesim.model.arithmetic import LayerShape, Output, Place
 from cachesim.model.layers.attention import Attention
 from cachesim.model.layers.conv import ShortConv
 from cachesim.model.layers.delta import Delta
-from cachesim.model.layers.ends import Embedding, Entry, Head, MtpEntry, embedding_table
+from cachesim.model.layers.ends import Embedding, Head, Intake, MtpIntake, embedding_table
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary, rotate
 from cachesim.model.layers.run import Layer, Run
@@ -42,7 +42,7 @@ MOST_POSITION: Final = (1 << 31) - 1
 class FloatNetwork:
     """A network in float64 that runs ubatches against a Store and keeps nothing itself.
 
-    With `mtp` it is the companion of the network proper: the MTP layer alone, between an entry
+    With `mtp` it is the companion of the network proper: the MTP layer alone, between an intake
     that reads hidden rows and the target's own head.
     """
 
@@ -53,7 +53,7 @@ class FloatNetwork:
         self._weights = draw(spec) if weights is None else weights
         self._mtp = mtp
         self._numbers = (len(spec.layers),) if mtp else tuple(range(len(spec.layers)))
-        self._entry: Entry = MtpEntry.read(spec, self._weights) if mtp else self._embedding()
+        self._entry: Intake = MtpIntake.read(spec, self._weights) if mtp else self._embedding()
         *body, last = [self._read(number) for number in self._numbers]
         self._body = [layer for layers in body for layer in layers]
         self._last = last

@@ -7,7 +7,7 @@ runs go through it, and with them every verdict.
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network
-from cachesim.model.store import ABSENT, BLOCK, Lane, Window
+from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
 from cachesim.units import Array
 
 
@@ -30,7 +30,7 @@ class PlainStore:
                 cells = tuple(_Cells(shape, window) for _ in range(sets))
                 self._cells[shape.layer] = cells
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Append one key and one value per token; each token sees itself and what came before."""
         count = len(keys) // self._sets
         return tuple(

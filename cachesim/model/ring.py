@@ -24,7 +24,7 @@ import numpy as np
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output
 from cachesim.model.network import check
-from cachesim.model.ring_layers import Attention, Layer, Recurrent, Turn
+from cachesim.model.ring_layers import Attention, Layer, Recurrent, Rotation
 from cachesim.model.ring_words import Words, mix, powers, salt
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
 from cachesim.model.store import Store, Ubatch
@@ -66,9 +66,9 @@ class RingNetwork:
         check(ubatch, self._spec)
         words = self._enter(ubatch)
         keys, queries = self._powers(ubatch.positions * THERE_AND_BACK)
-        turn = Turn(keys=keys, queries=queries)
+        rotation = Rotation(keys=keys, queries=queries)
         for layer in self._layers:
-            words = mix(words + layer.run(words, turn, store, ubatch))
+            words = mix(words + layer.run(words, rotation, store, ubatch))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(logits=mix(wanted + self._head)[:, None], hidden=hidden)

@@ -21,7 +21,7 @@ HANDFUL: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Rotation:
     """The rotations of an ubatch's rows: g^position for keys, g^-position for queries, (T,)."""
 
     keys: Words
@@ -33,7 +33,7 @@ class Layer(Protocol):
 
     shape: LayerShape
 
-    def run(self, hidden: Words, turn: Turn, store: Store, ubatch: Ubatch) -> Words:
+    def run(self, hidden: Words, rotation: Rotation, store: Store, ubatch: Ubatch) -> Words:
         """What the layer adds to each row's word."""
         ...
 
@@ -45,14 +45,14 @@ class Attention:
         self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
         self._salts = salts[:, None]  # (3, 1)
 
-    def run(self, hidden: Words, turn: Turn, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
+    def run(self, hidden: Words, rotation: Rotation, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
         """Hand keys and values (T, 1) to the store and add up what each row sees."""
         queries, keys, values = mix(hidden + self._salts) | ONE
-        keys = keys * turn.keys
+        keys = keys * rotation.keys
         seen = np.zeros(len(hidden), np.uint64)
         for lane in store.attend(self.shape.layer, keys[:, None], values[:, None]):
             seen[lane.rows] = visible_sums(lane)
-        out: Words = queries * turn.queries * seen
+        out: Words = queries * rotation.queries * seen
         return out
 
 
@@ -119,7 +119,7 @@ class Recurrent:
             layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
         )
 
-    def run(self, hidden: Words, turn: Turn, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
+    def run(self, hidden: Words, rotation: Rotation, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
         """Fold each set's tokens into its row."""
         inputs = mix(hidden + self._salt).reshape(ubatch.sets, -1)  # (S, n)
         before = store.states(self.shape.layer)

@@ -47,7 +47,7 @@ class Lane:
     high: Integers  # (q,)
 
 
-Window: TypeAlias = tuple[Lane, ...]
+Lanes: TypeAlias = tuple[Lane, ...]
 """What each query of an ubatch may look at: every row lies in exactly one lane."""
 
 
@@ -153,7 +153,7 @@ class Store(Protocol):
         """How many trailing states `keep_states` is to be given, at least 1."""
         ...
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Put the ubatch's keys (T, ...) and values (T, ...) where they belong, and look."""
         ...
 

@@ -1,9 +1,9 @@
 """Provenance: a network whose memories keep, beside the real data, whose data it is.
 
-`Traced` gives every place of a memory (attention, window, recurrent) one more layer, a ledger of
-single numbers. The memory stores, moves, shares, saves and reloads a ledger as it does any layer,
-without a line of code for it. So when an answer is wrong the ledger says whose tokens the wrong
-state had seen.
+`Traced` gives every place of a memory (attention, window, recurrent) one more layer, of
+marks: single numbers. The memory stores, moves, shares, saves and reloads marks as it does any
+layer, without a line of code for it. So when an answer is wrong the marks say whose tokens the
+wrong state had seen.
 
     node        a token together with what it read in each place: equal numbers, equal histories
     in a row    the node of the last token folded in; 0 when there is none
@@ -47,14 +47,14 @@ class Fault:
 
 
 class Traced:
-    """A network with a ledger; its logits and hidden states are the wrapped network's own bits."""
+    """A network with marks; its logits and hidden states are the wrapped network's own bits."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
         places = _places(network)
         self.histories = Histories(places)
         first = 1 + max(shape.layer for shape in network.shapes)
-        self._ledger = tuple(_ledger_shape(first + i, place) for i, place in enumerate(places))
+        self._marks = tuple(_marks_shape(first + i, place) for i, place in enumerate(places))
         self._born = Growing((), "int64")  # birth -> node
         self._born.append(np.zeros(1, np.int64))
         self._answers: dict[bytes, dict[Pos, NodeId]] = {}
@@ -66,13 +66,13 @@ class Traced:
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The wrapped network's layers, then one ledger for each place."""
-        return self._network.shapes + self._ledger
+        """The wrapped network's layers, then marks for each place."""
+        return self._network.shapes + self._marks
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Run the wrapped network, then write down what each of its tokens read."""
         output = self._network.run(ubatch, store)
-        nodes = self._run_ledger(ubatch, store)
+        nodes = self._run_marks(ubatch, store)
         rows = range(len(nodes)) if ubatch.outputs is None else ubatch.outputs
         for logits, row in zip(output.logits, rows, strict=True):
             by_position = self._answers.setdefault(_fingerprint(logits), {})
@@ -81,7 +81,7 @@ class Traced:
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
         """Rotation does not change whose key it is."""
-        if layer in {shape.layer for shape in self._ledger}:
+        if layer in {shape.layer for shape in self._marks}:
             return keys
         return self._network.rotate(layer, keys, shifts)
 
@@ -94,7 +94,7 @@ class Traced:
         return self._network.difference(one, other)
 
     def companion(self) -> Network | None:
-        """The wrapped network's companion; it has a memory of its own, and no ledger."""
+        """The wrapped network's companion; it has a memory of its own, and no marks."""
         return self._network.companion()
 
     def history(self, node: NodeId) -> Tokens:
@@ -107,7 +107,7 @@ class Traced:
         return self._born.count
 
     def nodes_of_births(self, births: Integers) -> Integers:
-        """The nodes of cells, from what their ledger holds."""
+        """The nodes of cells, from what their marks say."""
         return self._nodes_of(births, births)
 
     def node(self, logits: Array, position: Pos) -> NodeId | None:
@@ -174,8 +174,8 @@ class Traced:
             )
         return None
 
-    def _run_ledger(self, ubatch: Ubatch, store: Store) -> Integers:
-        """Put the ubatch through the ledger layers; the nodes of its tokens, (T,)."""
+    def _run_marks(self, ubatch: Ubatch, store: Store) -> Integers:
+        """Put the ubatch through the layers of marks; the nodes of its tokens, (T,)."""
         births = np.arange(self._born.count, self._born.count + len(ubatch.tokens))
         nodes = np.zeros_like(births)
         self._born.append(nodes)
@@ -183,14 +183,14 @@ class Traced:
             self._rows(shape, ubatch, store, nodes)
             if shape.place == "recurrent"
             else self._cells(shape, place, births, store)
-            for place, shape in enumerate(self._ledger)
+            for place, shape in enumerate(self._marks)
         ]
         for row, token in enumerate(ubatch.tokens):
             readings = tuple(read(row) for read in readers)
             nodes[row] = self.histories.node(Token(int(token)), readings)
             self._born.data[births[row]] = nodes[row]
         newest_first = nodes.reshape(ubatch.sets, -1, 1)[:, ::-1]
-        for shape, reader in zip(self._ledger, readers, strict=True):
+        for shape, reader in zip(self._marks, readers, strict=True):
             if isinstance(reader, PaddedRows):
                 store.keep_states(shape.layer, reader.kept())
             elif shape.place == "recurrent":
@@ -271,7 +271,7 @@ class Traced:
 
 
 class PaddedRows:
-    """The ledger of a recurrent place where some rows are padding: what each row reads.
+    """The marks of a recurrent place where some rows are padding: what each row reads.
 
     What is kept follows the layers: tokens that they lose are not in it, and padding that they let
     in, into the state or into the convolution, is in it as tokens of its own.
@@ -327,7 +327,7 @@ class PaddedRows:
 
 
 class _Cells:
-    """A ledger's lane by position, as it stands now: memory may change before it is read."""
+    """The lane of marks by position, as it stands now: memory may change before it is read."""
 
     def __init__(self, lane: Lane) -> None:
         order = np.argsort(lane.positions, kind="stable")
@@ -362,10 +362,10 @@ def _places(network: Network) -> tuple[Place, ...]:
     return tuple(dict.fromkeys(s.place for s in network.shapes if s.place not in blind))
 
 
-def _ledger_shape(layer: int, place: Place) -> LayerShape:
+def _marks_shape(layer: int, place: Place) -> LayerShape:
     if place == "recurrent":
-        return LayerShape(layer=layer, place=place, dtype="int64", ledger=True, row=1)
-    return LayerShape(layer=layer, place=place, dtype="int64", ledger=True, key=(1,), value=(1,))
+        return LayerShape(layer=layer, place=place, dtype="int64", marks=True, row=1)
+    return LayerShape(layer=layer, place=place, dtype="int64", marks=True, key=(1,), value=(1,))
 
 
 def _fingerprint(logits: Array) -> bytes:

@@ -83,7 +83,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TurningPoint:
     """Two neighbouring releases that are not alike, and what turns one into the other."""
 
     before: str
@@ -153,7 +153,7 @@ def judge_one(played: Played, best: dict[str, int]) -> Judged:
     return Judged(played=played, state="good")
 
 
-def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[Turn]:
+def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[TurningPoint]:
     """Every pair of neighbours that are not alike, with what was merged between them."""
     family = family_of(scenario.engine.name)
     best = best_reuse([each.played for each in judged])
@@ -164,7 +164,7 @@ def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[
         landed = landed_between(family, one.played.profile, other.played.profile)
         tried = [patch_of(each.name, one, other, best, play) for each in landed]
         tried += default_of(family, one, other, best, play)
-        yield Turn(
+        yield TurningPoint(
             before=one.played.profile,
             after=other.played.profile,
             was=one.state,

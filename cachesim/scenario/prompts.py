@@ -10,6 +10,7 @@ from cachesim.engines.chat_templates import Message
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.scenario.spans import draw_spans
 from cachesim.units import Tokens, as_tokens
+from cachesim.verify.explain import Part
 
 Renderer: TypeAlias = Callable[[Sequence[Message]], tuple[Tokens, Sequence[tuple[str, int]]]]
 """What a server makes of a chat: the prompt, and role and first token of every message."""
@@ -20,15 +21,6 @@ WORD: Final = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<start>\d{0,6}):(?P<end>\d{0,
 
 PLACE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*(?:\.reply)?(?:\[\d{0,6}:\d{0,6}\])?)\}")
 """A span or reply inside the text of a message."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A stretch `[start, end)` of a prompt with the name a reader knows it by."""
-
-    name: str
-    start: int
-    end: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class Provenance:
         return Origin(NOBODY, at, token)
 
     def born(self, birth: int, count: int) -> list[Piece]:
-        """What births in a row brought; nothing where no ledger was kept."""
+        """What births in a row brought; nothing where no marks were kept."""
         if birth == UNKNOWN:
             return []
         at, found = bisect_right(self._firsts, birth) - 1, []

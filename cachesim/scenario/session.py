@@ -18,9 +18,10 @@ from cachesim.scenario import limits
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.models import spec_of
-from cachesim.scenario.prompts import Part, Vocabulary
+from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.reading import Problem
 from cachesim.units import Tokens
+from cachesim.verify.explain import Part
 
 ABORTED: Final = "aborted"
 """The error of steps in whose course the real process ends."""
@@ -74,7 +75,7 @@ class SeveralReplies(Protocol):
         ...
 
 
-class MemoryStore:
+class SlotFiles:
     """Slot files that live as long as the run: a scenario touches no disk."""
 
     def __init__(self) -> None:
@@ -159,7 +160,7 @@ class Session:
                 self.profile,
                 model=self.network if self.trace is None else self.trace,
                 options=self._options(),
-                store=MemoryStore(),
+                store=SlotFiles(),
             )
         except OptionError as error:
             problem = Problem(("engine", "options"), str(error))

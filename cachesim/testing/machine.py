@@ -16,7 +16,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario.session import MemoryStore, SlotActions
+from cachesim.scenario.session import SlotActions, SlotFiles
 from cachesim.testing.strategies import token_lists
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
@@ -59,7 +59,7 @@ class CacheMachine(RuleBasedStateMachine):
             Profile.parse(self.profile),
             model=network,
             options=dict(self.options),
-            store=MemoryStore(),
+            store=SlotFiles(),
         )
         self.oracle = Oracle(network)
         self.low = FIRST if spec.vocabulary > FIRST + 1 else 0

@@ -9,7 +9,7 @@ only added up, and must come out.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Loss
@@ -19,23 +19,16 @@ from cachesim.verify.ideal import IdealCache
 from cachesim.verify.sentences import sentence
 
 
-class Part(Protocol):
-    """A stretch `[start, end)` of a prompt with a name: a span, a message, an earlier reply."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch `[start, end)` of a prompt with the name a reader knows it by.
 
-    @property
-    def name(self) -> str:
-        """What a reader knows it by."""
-        ...
+    A span, a message, an earlier reply.
+    """
 
-    @property
-    def start(self) -> int:
-        """Its first token."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """The token behind its last one."""
-        ...
+    name: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""Cells as runs, with the ledgers that say whose they are."""
+"""Cells as runs, with the marks that say whose they are."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines import Engine, Request
-from cachesim.engines.held import UNKNOWN, Ledgers, Run, runs_of
+from cachesim.engines.held import UNKNOWN, Marks, Run, runs_of
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
@@ -57,7 +57,7 @@ def test_a_network_without_a_trace_has_no_ledgers_and_its_memory_no_origins() ->
     server.run()
     held = server.held()
 
-    assert {} == Ledgers.of(network).layers
+    assert {} == Marks.of(network).layers
     assert [Run(0, 0, 11, 1, UNKNOWN)] == list(held.cells[0].runs)
     assert [(10, UNKNOWN)] == [(row.position, row.node) for row in held.rows]
 

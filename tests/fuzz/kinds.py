@@ -36,7 +36,7 @@ from cachesim.report.story import story
 from cachesim.report.why import page as why_page
 from cachesim.scenario import full_profile, loads, run, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
-from cachesim.scenario.session import MemoryStore
+from cachesim.scenario.session import SlotFiles
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
@@ -193,7 +193,7 @@ def slot_files() -> tuple[SlotFile, ...]:
     found = []
     for profile, models in SLOT_PROFILES.items():
         for model in models:
-            store = MemoryStore()
+            store = SlotFiles()
             engine = server_of(profile, model, store)
             engine.submit(Request(prompt=as_tokens(range(300, 340)), predict=3))
             engine.run()
@@ -203,7 +203,7 @@ def slot_files() -> tuple[SlotFile, ...]:
     return tuple(found)
 
 
-def server_of(profile: str, model: str, store: MemoryStore) -> Any:
+def server_of(profile: str, model: str, store: SlotFiles) -> Any:
     """A server that can save and restore its slots."""
     return Engine.create(profile, model=preset(model), arithmetic="ring", store=store)
 
@@ -232,7 +232,7 @@ def damage_slot(seed: SlotFile, chance: Chance) -> SlotFile:
 
 def play_slot(mutant: SlotFile) -> None:
     """Restore it, and ask for more: refused, or answered from whatever it said."""
-    store = MemoryStore()
+    store = SlotFiles()
     store.put("file", mutant.data)
     engine = server_of(mutant.profile, mutant.model, store)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesim.model.arithmetic import Network
-from cachesim.model.store import ABSENT, BLOCK, Lane, Ubatch, Window
+from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes, Ubatch
 from cachesim.units import Array, Integers
 
 CELLS = 512
@@ -61,7 +61,7 @@ class ScatteredStore:
         )
         return self._network.run(ubatch, self).logits
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         first, lanes = 0, []
         for piece in self._pieces:
             rows = np.arange(first, first + len(piece.tokens))

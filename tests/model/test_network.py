@@ -12,7 +12,7 @@ from cachesim.model.network import MOST_POSITION, FloatNetwork
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Store, Ubatch, Window
+from cachesim.model.store import Lanes, Store, Ubatch
 from cachesim.units import Array
 
 NAMES = sorted(PRESETS)
@@ -72,7 +72,7 @@ def test_a_query_that_sees_no_key_is_a_broken_contract() -> None:
     network = build(tiny("dense"))
 
     class Blind(PlainStore):
-        def attend(self, layer: int, keys: Array, values: Array) -> Window:
+        def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
             (lane,) = super().attend(layer, keys, values)
             lane.positions[:] = np.iinfo(np.int64).max
             return (lane,)
@@ -185,7 +185,7 @@ def test_without_rope_nothing_is_rotated() -> None:
 class Recorder(PlainStore):
     """Remembers the keys that came in; positions are the ubatch's, from 0 for this store."""
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         self.keys = getattr(self, "keys", {}) | {layer: keys.copy()}
         return super().attend(layer, keys, values)
 

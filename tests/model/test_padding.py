@@ -142,7 +142,7 @@ def test_chunks_end_where_the_scan_ends_them() -> None:
 )
 def test_the_ledger_says_what_the_state_holds(fields: dict[str, Any], holds: int) -> None:
     network = Traced(recurrent("recurrent", "ring"))
-    ledger = fed(network, (7, 7), Padding(real=real(), **fields))[-1]
+    marks = fed(network, (7, 7), Padding(real=real(), **fields))[-1]
 
-    assert PAST + 7 == len(network.history(int(ledger[0, 0])))
-    assert holds == len(network.history(int(ledger[1, 0])))
+    assert PAST + 7 == len(network.history(int(marks[0, 0])))
+    assert holds == len(network.history(int(marks[1, 0])))

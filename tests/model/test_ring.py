@@ -15,7 +15,7 @@ from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
 from cachesim.model.ring_layers import masked_sums, running_sums
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import ABSENT, Lane, Ubatch, Window
+from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch
 from cachesim.units import Array
 
 networks = st.sampled_from(sorted(NETWORKS)).map(NETWORKS.__getitem__)
@@ -65,7 +65,7 @@ class Scrambled(PlainStore):
         super().__init__(network)
         self._chance = np.random.default_rng(seed)
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         return tuple(self._scramble(lane) for lane in super().attend(layer, keys, values))
 
     def _scramble(self, lane: Lane) -> Lane:

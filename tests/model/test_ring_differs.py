@@ -13,7 +13,7 @@ from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Lane, Ubatch, Window
+from cachesim.model.store import Lane, Lanes, Ubatch
 from cachesim.units import Array
 
 
@@ -33,7 +33,7 @@ class Cells:
         self.next = np.arange(first, first + len(ids))
         return network.run(Ubatch(tokens=np.array(ids), positions=self.next), self).logits
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         self.keys[layer] = np.concatenate([self.keys[layer], keys])
         self.values[layer] = np.concatenate([self.values[layer], values])
         self.positions[layer] = np.concatenate([self.positions[layer], self.next])

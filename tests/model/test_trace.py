@@ -1,4 +1,4 @@
-"""Provenance: a ledger that every memory carries without knowing it."""
+"""Provenance: marks that every memory carries without knowing it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -38,7 +38,7 @@ def fed(network: Network, ids: Sequence[int]) -> PlainStore:
 
 
 def put_cells(network: Traced, into: PlainStore, source: PlainStore, cells: slice) -> None:
-    """Overwrite cells in every layer that has some, the ledgers included."""
+    """Overwrite cells in every layer that has some, the marks included."""
     for shape in network.shapes:
         if shape.place != "recurrent":
             mine, theirs = into._cells[shape.layer][0], source._cells[shape.layer][0]
@@ -75,9 +75,9 @@ def test_logits_and_hidden_states_are_the_wrapped_network_s(
 def test_a_ledger_for_each_place_in_the_order_layers_run() -> None:
     network = traced("hybrid")
 
-    ledger = network.shapes[len(network.spec.layers) :]
+    marks = network.shapes[len(network.spec.layers) :]
 
-    assert [("recurrent", 2), ("attention", 3)] == [(s.place, s.layer) for s in ledger]
+    assert [("recurrent", 2), ("attention", 3)] == [(s.place, s.layer) for s in marks]
 
 
 def test_keys_of_a_ledger_do_not_rotate() -> None:

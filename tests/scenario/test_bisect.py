@@ -4,7 +4,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines.family import family_of
-from cachesim.scenario.bisect import Judged, Played, Seen, Turn, judge, simulated, turns
+from cachesim.scenario.bisect import Judged, Played, Seen, TurningPoint, judge, simulated, turns
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 
@@ -25,7 +25,7 @@ THREADS = {
 """Scenario -> the release, what it became, and the pull request that the report's thread names."""
 
 
-def bisected(scenario: Scenario) -> tuple[list[Judged], list[Turn]]:
+def bisected(scenario: Scenario) -> tuple[list[Judged], list[TurningPoint]]:
     play = simulated(scenario)
     judged = judge([play(release) for release in family_of(scenario.engine.name).names()])
     return judged, list(turns(scenario, judged, play))

@@ -4,8 +4,9 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import scenario_of
-from cachesim.scenario.prompts import Part, Vocabulary
+from cachesim.scenario.prompts import Vocabulary
 from cachesim.units import as_tokens
+from cachesim.verify import Part
 from tests.scenario.stories import story
 
 

@@ -9,9 +9,8 @@ from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.ledger import Ledger
 from cachesim.errors import ContractError
-from cachesim.scenario.prompts import Part
 from cachesim.units import Count, Pos, Tokens, as_tokens
-from cachesim.verify.explain import Parting, adds_up, explain
+from cachesim.verify.explain import Part, Parting, adds_up, explain
 from cachesim.verify.ideal import IdealCache
 from cachesim.verify.sentences import sentence
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from cachesim.engines.ik_llama import causes, events
-from cachesim.engines.ik_llama.context import CANCELLED, Decoded, Entry
+from cachesim.engines.ik_llama.context import CANCELLED, BatchToken, Decoded
 from cachesim.engines.ik_llama.matching import discard
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
@@ -19,7 +19,7 @@ class Batching:
     def __init__(self, server: "IkLlama", preparation: Preparation) -> None:
         self._server = server
         self._preparation = preparation
-        self._batch: list[Entry] = []
+        self._batch: list[BatchToken] = []
 
     def update(self) -> None:
         """One pass (`update_slots`, from the context shift on)."""
@@ -84,7 +84,7 @@ class Batching:
 
     def _append(self, slot: Slot, token: Token, *, output: bool) -> None:
         pos = Pos(len(slot.cache_tokens))
-        self._batch.append(Entry(token=token, pos=pos, seq=SeqId(slot.id), output=output))
+        self._batch.append(BatchToken(token=token, pos=pos, seq=SeqId(slot.id), output=output))
         slot.cache_tokens.append(token)
         slot.n_past = len(slot.cache_tokens)
 
@@ -177,7 +177,7 @@ class Batching:
         slot.state, slot.command = State.PROCESSING, Command.NONE
         slot.i_batch = len(self._batch) - 1
         last = self._batch[-1]
-        self._batch[-1] = Entry(token=last.token, pos=last.pos, seq=last.seq, output=True)
+        self._batch[-1] = BatchToken(token=last.token, pos=last.pos, seq=last.seq, output=True)
 
     def _trim(self, slot: Slot) -> None:
         """Remove [p0, end) on both contexts before every pass: the reset site (#1860, #1889)."""
@@ -260,7 +260,7 @@ class Batching:
                 message = "the context has no room for the batch"
                 self._server.finish(slot, "server_error", message)
 
-    def _handle(self, view: list[Entry], first: int, decoded: Decoded) -> None:
+    def _handle(self, view: list[BatchToken], first: int, decoded: Decoded) -> None:
         server = self._server
         server.speculation.feed(view, decoded, reading=self._reading())
         for slot in server.slots:

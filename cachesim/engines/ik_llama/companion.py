@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cachesim.engines.ik_llama.context import Context, Entry
+from cachesim.engines.ik_llama.context import BatchToken, Context
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Pos, SeqId, Token
 
@@ -73,7 +73,7 @@ class AttentionCompanion:
         """Feed tokens; a full table refuses, and drafting quietly stops."""
         last = len(tokens) - 1
         batch = [
-            Entry(token=token, pos=Pos(first + i), seq=SEQ, output=i == last)
+            BatchToken(token=token, pos=Pos(first + i), seq=SEQ, output=i == last)
             for i, token in enumerate(tokens)
         ]
         done = self.context.decode(batch, hidden)

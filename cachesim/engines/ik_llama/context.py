@@ -25,7 +25,7 @@ CANCELLED: Final = -3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BatchToken:
     """One token of a batch."""
 
     token: Token
@@ -73,7 +73,11 @@ class Context:
     # -- decode ------------------------------------------------------------------------------
 
     def decode(
-        self, batch: Sequence[Entry], hidden: Sequence[Array] | None = None, *, keep_steps: int = 1
+        self,
+        batch: Sequence[BatchToken],
+        hidden: Sequence[Array] | None = None,
+        *,
+        keep_steps: int = 1,
     ) -> Decoded:
         """Run a batch in pieces of n_ubatch tokens (`llama_decode_internal`).
 
@@ -101,7 +105,7 @@ class Context:
         self.ubatches_left -= 1
         return self.ubatches_left <= 0
 
-    def _find(self, piece: Sequence[Entry]) -> int | None:
+    def _find(self, piece: Sequence[BatchToken]) -> int | None:
         if self.recurrent:
             for entry in piece:
                 self.cells.place_recurrent(entry.seq, entry.pos)
@@ -114,7 +118,7 @@ class Context:
 
     def _compute(
         self,
-        piece: Sequence[Entry],
+        piece: Sequence[BatchToken],
         start: int,
         first: int,
         hidden: Sequence[Array] | None,

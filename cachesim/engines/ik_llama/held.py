@@ -1,4 +1,4 @@
-"""What ik_llama.cpp's server holds, with the ledgers that a traced network has written."""
+"""What ik_llama.cpp's server holds, with the marks that a traced network has written."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from cachesim.engines.held import (
     CheckpointHeld,
     EntryHeld,
     Held,
-    Ledgers,
+    Marks,
     RowHeld,
     SlotHeld,
     runs_of,
@@ -40,8 +40,8 @@ def _cells(context: Context) -> tuple[CellsHeld, ...]:
     """One table for all layers: shown once for each kind of attention there is."""
     cells = context.cells
     used = np.flatnonzero(cells.pos >= 0)
-    ledgers = Ledgers.of(context.network)
-    own = [shape for shape in context.network.shapes if not shape.ledger]
+    marks = Marks.of(context.network)
+    own = [shape for shape in context.network.shapes if not shape.marks]
     places = [place for place in ("attention", "window") if place in {s.place for s in own}]
     return tuple(
         CellsHeld(
@@ -50,7 +50,7 @@ def _cells(context: Context) -> tuple[CellsHeld, ...]:
             size=cells.size,
             window=context.network.spec.window if place == "window" else None,
             runs=runs_of(
-                used, cells.pos[used], cells.held[used], ledgers.births(context.keys, place, used)
+                used, cells.pos[used], cells.held[used], marks.births(context.keys, place, used)
             ),
         )
         for place in places
@@ -62,7 +62,7 @@ def _rows(server: "IkLlama") -> tuple[RowHeld, ...]:
     context = server.primary
     if not context.rows:
         return ()
-    layer = Ledgers.of(context.network).layers.get("recurrent")
+    layer = Marks.of(context.network).layers.get("recurrent")
     return tuple(
         RowHeld(
             row=int(slot.id),
@@ -76,7 +76,7 @@ def _rows(server: "IkLlama") -> tuple[RowHeld, ...]:
 
 
 def _slot(slot: Slot, context: Context) -> SlotHeld:
-    layer = Ledgers.of(context.network).layers.get("recurrent")
+    layer = Marks.of(context.network).layers.get("recurrent")
     return SlotHeld(
         id=int(slot.id),
         state=slot.state.value,

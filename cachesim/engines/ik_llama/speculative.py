@@ -10,7 +10,7 @@ import numpy as np
 from cachesim.engines.events import Event
 from cachesim.engines.ik_llama import events
 from cachesim.engines.ik_llama.companion import Companion, Fed
-from cachesim.engines.ik_llama.context import Context, Decoded, Entry
+from cachesim.engines.ik_llama.context import BatchToken, Context, Decoded
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.slot import Slot
@@ -48,7 +48,7 @@ class Speculation:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    def feed(self, view: list[Entry], decoded: Decoded, *, reading: bool) -> None:
+    def feed(self, view: list[BatchToken], decoded: Decoded, *, reading: bool) -> None:
         """A prompt batch goes through the companion (`mtp_update_kv_cache`), a lone token not."""
         if self._companion is None or not reading:
             return
@@ -180,7 +180,7 @@ class Speculation:
                 self._primary.rows[layer][seq] = row
             tokens = slot.cache_tokens[m : m + 1 + accepted]
             self._primary.decode(
-                [Entry(token=t, pos=Pos(m + i), seq=seq) for i, t in enumerate(tokens)]
+                [BatchToken(token=t, pos=Pos(m + i), seq=seq) for i, t in enumerate(tokens)]
             )
         else:
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)

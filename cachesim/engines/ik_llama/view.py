@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cachesim.model.store import ABSENT, BLOCK, Lane, Ubatch, Window
+from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes, Ubatch
 from cachesim.units import Array, Integers, SeqId
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class SequenceView:
         self._order: Integers | slice | None = None
         self._positions: Integers = np.zeros(0, dtype=np.int64)
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the rows into their cells and look at all cells of the sequence."""
         context = self._context
         context.keys[layer][self._places] = keys

@@ -29,7 +29,7 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
             target,
             None if drafter is None else drafter.context,
             saves_companion=rules.slots.companion_is_saved,
-            refused_cut_aborts=rules.slots.refused_cut_aborts,
+            refused_cut_aborts=rules.loop.refused_cut_aborts,
         ),
         seq_rm_type=seq_rm_type(target),
         n_swa=n_swa(options, rules, network),

@@ -1,4 +1,4 @@
-"""What llama-server holds, with the ledgers that a traced network has written into its memory."""
+"""What llama-server holds, with the marks that a traced network has written into its memory."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from cachesim.engines.held import (
     CheckpointHeld,
     EntryHeld,
     Held,
-    Ledgers,
+    Marks,
     RowHeld,
     Runs,
     SlotHeld,
@@ -21,7 +21,7 @@ from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rows import MARGIN
-from cachesim.engines.llamacpp.memory.sizes import LEDGER
+from cachesim.engines.llamacpp.memory.sizes import MARKS
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot
@@ -52,9 +52,9 @@ def _context(
     attention, recurrent = _parts(context.memory)
     window = server.network.spec.window
     cells = tuple(
-        held
+        each
         for part, cache in attention
-        for held in _cells(part, cache, window if part == "window" else None)
+        for each in _cells(part, cache, window if part == "window" else None)
     )
     return cells, () if recurrent is None else _rows(recurrent)
 
@@ -76,13 +76,13 @@ def _parts(memory: Memory) -> tuple[list[tuple[str, AttentionCache]], RecurrentM
 
 def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHeld]:
     """The used cells of each stream; parts without a layer of the model's own are left out."""
-    if all(shape.ledger for shape in cache.shapes):
+    if all(shape.marks for shape in cache.shapes):
         return []
-    ledgers = Ledgers.among(cache.shapes)
+    marks = Marks.among(cache.shapes)
     found = []
     for stream, (cells, rows) in enumerate(zip(cache.streams.cells, cache.rows, strict=True)):
         used = np.flatnonzero(cells.pos >= 0)
-        births = ledgers.births(rows.keys, part, used + MARGIN)
+        births = marks.births(rows.keys, part, used + MARGIN)
         runs = runs_of(used, cells.pos[used], cells.bits[0, used], births)
         size = cache.streams.size
         found.append(CellsHeld(part=part, stream=stream, size=size, window=window, runs=runs))
@@ -91,7 +91,7 @@ def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHe
 
 def _rows(memory: RecurrentMemory) -> tuple[RowHeld, ...]:
     """The live states; one that was rolled back is read from the plane it stands in now."""
-    layer = Ledgers.among(memory.shapes).layers.get("recurrent")
+    layer = Marks.among(memory.shapes).layers.get("recurrent")
     cells = memory.cells
     found = []
     for row in range(memory.size):
@@ -122,13 +122,13 @@ def _slot(slot: Slot, server: ServerContext) -> SlotHeld:
 
 def _checkpoint(checkpoint: Checkpoint, *, has_row: bool) -> CheckpointHeld:
     blob = checkpoint.state.target
-    ledgers = [] if blob is None else _ledgers(blob)
+    marks = [] if blob is None else _marks(blob)
     node = UNKNOWN
-    if has_row and ledgers:
-        node = int(ledgers.pop()[1][-1])
+    if has_row and marks:
+        node = int(marks.pop()[1][-1])
     runs: Runs = ()
-    if ledgers:
-        positions, births = ledgers[-1]
+    if marks:
+        positions, births = marks[-1]
         runs = runs_of(np.arange(len(positions)), positions, np.ones(len(positions)), births)
     return CheckpointHeld(
         pos_min=int(checkpoint.pos_min),
@@ -140,14 +140,14 @@ def _checkpoint(checkpoint: Checkpoint, *, has_row: bool) -> CheckpointHeld:
     )
 
 
-def _ledgers(blob: Blob) -> list[tuple[Integers, Integers]]:
-    """For each list of cells in a blob, its positions and what the first ledger says of them."""
+def _marks(blob: Blob) -> list[tuple[Integers, Integers]]:
+    """For each list of cells in a blob, its positions and the first marks of them."""
     found: list[tuple[Integers, Integers]] = []
     positions: Integers | None = None
     for part in blob.fields:
         if isinstance(part, CellList):
             positions = part.positions
-        elif positions is not None and isinstance(part, RowBlock) and part.kind == LEDGER:
+        elif positions is not None and isinstance(part, RowBlock) and part.kind == MARKS:
             data = part.data
             if data is not None and data.size:
                 found.append((positions, data.reshape(len(positions), -1)[:, 0]))

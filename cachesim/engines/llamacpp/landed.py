@@ -10,6 +10,7 @@ from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.merged import History, Merged
 from cachesim.engines.llamacpp.rules import (
     CheckpointRules,
+    LoopRules,
     PromptCacheRules,
     RequestRules,
     ReuseRules,
@@ -56,10 +57,10 @@ OLDEST: Final = ServerRules(
         cleared_after_bad_restore=False,
         companion_is_saved=False,
         drafter_is_saved=False,
-        process_failure_is_fatal=False,
-        refused_cut_aborts=False,
-        empty_batches_abort=True,
         processed_is_reset=False,
+    ),
+    loop=LoopRules(
+        process_failure_is_fatal=False, refused_cut_aborts=False, empty_batches_abort=True
     ),
 )
 """April 2026: the oldest wheel that names its build."""
@@ -117,7 +118,7 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={
             "reuse.seq_rm_failure": "abort",
             "reuse.failed_restore_resets": False,
-            "slots.refused_cut_aborts": True,
+            "loop.refused_cut_aborts": True,
         },
     ),
     Merged(
@@ -239,8 +240,8 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={
             "slots.cleared_after_bad_restore": True,
             "slots.drafter_is_saved": True,
-            "slots.process_failure_is_fatal": True,
-            "slots.empty_batches_abort": False,
+            "loop.process_failure_is_fatal": True,
+            "loop.empty_batches_abort": False,
             **{
                 f"memory.{field}": getattr(memory.B11434, field)
                 for field in memory.differing(memory.B9509, memory.B11434)

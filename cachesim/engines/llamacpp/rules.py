@@ -102,10 +102,16 @@ class SlotRules:
     cleared_after_bad_restore: bool  # a file that does not fit empties the slot
     companion_is_saved: bool  # checkpoints and cache entries hold the companion's state
     drafter_is_saved: bool  # checkpoints hold what the drafter carries beside its memory
+    processed_is_reset: bool  # a slot forgets at its release how many tokens it processed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRules:
+    """What ends a pass over the slots, or the process."""
+
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
     refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
     empty_batches_abort: bool  # four turns with nothing to decode end the process (#20277)
-    processed_is_reset: bool  # a slot forgets at its release how many tokens it processed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +125,4 @@ class ServerRules:
     reuse: ReuseRules
     checkpoints: CheckpointRules
     slots: SlotRules
+    loop: LoopRules

@@ -39,7 +39,7 @@ VAIN_TURNS: Final = 10
 """After so many, where the process does not end, each is like the one before."""
 
 
-class Failure(Exception):  # noqa: N818 - it ends the pass, it is not our error
+class BatchError(Exception):
     """A decode failed for good: all busy slots get this error."""
 
     def __init__(self, error: str, message: str) -> None:
@@ -62,8 +62,8 @@ def update_slots(server: ServerContext) -> None:
             if off_next > off:
                 post_decode(server, off, off_next)
             off = off_next
-    except Failure as failure:
-        abort_all_slots(server, failure)
+    except BatchError as error:
+        abort_all_slots(server, error)
 
 
 def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
@@ -78,7 +78,7 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
     empty = at_work and not len(batch)
     server.n_empty_consecutive = server.n_empty_consecutive + 1 if empty else 0
     where = "update_slots"
-    if server.n_empty_consecutive > EMPTY_TURNS and server.rules.slots.empty_batches_abort:
+    if server.n_empty_consecutive > EMPTY_TURNS and server.rules.loop.empty_batches_abort:
         raise UpstreamAbort(where, "too many consecutive empty batches")
     if server.n_empty_consecutive > VAIN_TURNS:
         raise UpstreamEndless(where, "a slot is at work, and has nothing to decode")
@@ -307,11 +307,11 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
         server.emit(BatchDecoded(n_tokens=off_next - off, slots=batch.slots(off, off_next)))
         return off_next, server.options.n_batch
     if n_batch == 1 and ret == 1:
-        raise Failure(SERVER_ERROR, "Context size has been exceeded.")
+        raise BatchError(SERVER_ERROR, "Context size has been exceeded.")
     if ret == -1:
-        raise Failure(SERVER_ERROR, "Invalid input batch.")
+        raise BatchError(SERVER_ERROR, "Invalid input batch.")
     if ret < -1:
-        raise Failure(SERVER_ERROR, "Compute error.")
+        raise BatchError(SERVER_ERROR, "Compute error.")
     if not try_clear_idle_slots(server):
         n_batch //= 2
     server.emit(BatchRetried(offset=off, n_batch=n_batch, ret=ret))
@@ -339,11 +339,11 @@ def _feed_companion(server: ServerContext, view: Batch) -> None:
     ret = server.drafter.process(view, server.contexts.target)
     if ret != 0:
         server.emit(CompanionFailed(ret=ret))
-        fatal = server.rules.slots.process_failure_is_fatal
-        raise Failure(SERVER_ERROR if fatal else "", "failed to process speculative batch")
+        fatal = server.rules.loop.process_failure_is_fatal
+        raise BatchError(SERVER_ERROR if fatal else "", "failed to process speculative batch")
 
 
-def abort_all_slots(server: ServerContext, failure: Failure) -> None:
+def abort_all_slots(server: ServerContext, failure: BatchError) -> None:
     """Every busy slot gets the error, is released and cleared; no error: the pass is over."""
     if not failure.error:
         return

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cachesim.engines.held import UNKNOWN, CellsHeld, Held, Ledgers, RowHeld, runs_of
+from cachesim.engines.held import UNKNOWN, CellsHeld, Held, Marks, RowHeld, runs_of
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.pages import PLACES
 from cachesim.engines.vllm.runner import Runner
@@ -15,7 +15,7 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
     running request's business, so owners are the references.
     """
     pool, pages = manager.pool, runner.pages
-    ledgers = Ledgers.of(runner.network)
+    marks = Marks.of(runner.network)
     by_group: dict[int, list[int]] = {i: [] for i in range(len(manager.groups))}
     for block, key in enumerate(pool.key):
         if key is not None:
@@ -25,7 +25,7 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
         place = PLACES[group.kind]
         blocks = [block for block in by_group[i] if block < pages.blocks]
         if place == "recurrent":
-            layer = ledgers.layers.get(place)
+            layer = marks.layers.get(place)
             rows += [
                 RowHeld(
                     row=block,
@@ -44,7 +44,7 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
                 numbers.append(block * size + offset)
                 positions.append(first + offset)
         at = np.array(numbers, np.int64)
-        births = ledgers.births(pages.keys, place, at) if len(at) else None
+        births = marks.births(pages.keys, place, at) if len(at) else None
         cells.append(
             CellsHeld(
                 part=place,

@@ -14,7 +14,7 @@ import numpy as np
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.model.arithmetic import LayerShape, Network, Place
-from cachesim.model.store import ABSENT, BLOCK, Lane, Window
+from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
 from cachesim.units import Array, Integers
 
 PLACES: dict[str, Place] = {
@@ -124,7 +124,7 @@ class ChunkStore:
         self.initial: int | None = None  # block of the state to start from
         self.targets: tuple[int, ...] = ()  # blocks for the states after the last tokens
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the chunk's cells, then look at those of the table."""
         group = self.pages.group_of[layer]
         sight = self._sights.get(group)

@@ -26,7 +26,7 @@ from cachesim.units import Array
 
 
 @dataclass(slots=True)
-class Held:
+class CachedRequestState:
     """What the runner keeps of a request: its tables only ever grow."""
 
     tables: list[list[int]]
@@ -54,7 +54,7 @@ class Runner:
     groups: tuple[GroupSpec, ...]
     rules: RunnerRules
     pages: Pages = field(init=False)
-    held: dict[int, Held] = field(default_factory=dict)
+    held: dict[int, CachedRequestState] = field(default_factory=dict)
     state_group: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +108,9 @@ class Runner:
     def _hold(self, chunk: Chunk) -> None:
         """Take over a new request's tables; append what a running one was given."""
         if chunk.fresh:
-            self.held[chunk.request.id] = Held([list(table) for table in chunk.blocks])
+            self.held[chunk.request.id] = CachedRequestState(
+                [list(table) for table in chunk.blocks]
+            )
         else:
             tables = self.held[chunk.request.id].tables
             for table, new in zip(tables, chunk.blocks, strict=True):
@@ -136,7 +138,7 @@ class Runner:
             return min(group.block for group in self.groups)
         return self._state.block
 
-    def _move(self, held: Held, source: int, target: int) -> None:
+    def _move(self, held: CachedRequestState, source: int, target: int) -> None:
         table = held.tables[self._states]
         if source < len(table):
             self.pages.copy(self._states, table[source], table[target])
@@ -204,7 +206,7 @@ class Runner:
         store.targets = tuple(table[first : first + 1 + drafts])
         return store
 
-    def _offset(self, held: Held, drafts: int) -> int:
+    def _offset(self, held: CachedRequestState, drafts: int) -> int:
         """Which of the speculative states goes on: the one after the last accepted token."""
         if drafts or not self.rules.plain_path_reads_first:
             return held.accepted - 1

@@ -1,4 +1,4 @@
-"""Attention over a Window: blocks of 64 keys, added up one after the other.
+"""Attention over a Lanes: blocks of 64 keys, added up one after the other.
 
 Keys lie in blocks aligned to positions, whoever brings them. For each query a block yields the sum
 of its weighted values and the sum of its weights; blocks are added in order, so a query meets

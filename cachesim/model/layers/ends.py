@@ -15,7 +15,7 @@ from cachesim.model.weights import Weights, output_norm_name
 from cachesim.units import Array, Integers
 
 
-class Entry(Protocol):
+class Intake(Protocol):
     """Where the residual stream begins."""
 
     @property
@@ -36,7 +36,7 @@ def embedding_table(spec: ModelSpec, weights: Weights) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The usual entry: one row of the table per token."""
+    """The usual intake: one row of the table per token."""
 
     table: Array  # (vocabulary, d)
 
@@ -53,16 +53,16 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
-class MtpEntry:
-    """The entry of an MTP head: each token beside the target's last hidden row before it."""
+class MtpIntake:
+    """The intake of an MTP head: each token beside the target's last hidden row before it."""
 
     spec: ModelSpec
     table: Array  # (vocabulary, d)
     join: Matrix  # (2 d, d): the norms of both halves are folded in
 
     @classmethod
-    def read(cls, spec: ModelSpec, weights: Weights) -> "MtpEntry":
-        """Prepare the tensors of the MTP layer's entry."""
+    def read(cls, spec: ModelSpec, weights: Weights) -> "MtpIntake":
+        """Prepare the tensors of the MTP layer's intake."""
         p = f"blk.{spec.mtp_layer}.nextn."
         norms = np.concatenate([weights[p + "enorm.weight"], weights[p + "hnorm.weight"]])
         join = packed(weights[p + "eh_proj.weight"] * norms.astype(np.float64))

@@ -19,7 +19,7 @@ from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
-from cachesim.scenario.session import MemoryStore, groups_of
+from cachesim.scenario.session import SlotFiles, groups_of
 
 PLAYABLE: Final = get_args(Action)
 
@@ -89,7 +89,7 @@ def _steps(
         model=spec_of(scenario.model),
         options=scenario.engine.options,
         arithmetic="ring",
-        store=MemoryStore(),
+        store=SlotFiles(),
     )
     simulated = SimulatedServer(engine)
     vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)

@@ -16,7 +16,7 @@ from cachesim.real.llama_cpp.abilities import nearest_release
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Step, Workload
-from cachesim.scenario.session import MemoryStore, SlotActions
+from cachesim.scenario.session import SlotActions, SlotFiles
 from cachesim.units import Tokens
 
 SPARE: Final = 2
@@ -57,7 +57,7 @@ class SimulatedServer:
                 model=spec_of(workload.preset, workload.window),
                 options=(trial.asked(workload) if trial else workload).options,
                 arithmetic=arithmetic or ("float" if drafts else "ring"),
-                store=MemoryStore(),
+                store=SlotFiles(),
                 family=trial.family(workload.release) if trial else None,
             )
         )

@@ -8,7 +8,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.memory.context import INVALID, NO_SLOT, Failure
+from cachesim.engines.llamacpp.memory.context import INVALID, NO_SLOT, PlannedFailure
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
@@ -67,7 +67,7 @@ class MemoryPlayer:
         self.context.all_outputs = op.get("all_outputs", False)
         ret = self.context.decode(
             Batch(tokens=(0,) * len(seqs), positions=positions, seqs=seqs),
-            fail=None if fail is None else Failure(ubatch=fail["ubatch"], code=fail["code"]),
+            fail=None if fail is None else PlannedFailure(ubatch=fail["ubatch"], code=fail["code"]),
         )
         result: Json = {"ret": ret}
         if ret not in {NO_SLOT, INVALID}:

@@ -5,7 +5,7 @@ import pytest
 from cachesim.engines.base import Engine, Request
 from cachesim.errors import UpstreamAbort
 from cachesim.model.presets import preset
-from cachesim.scenario.session import MemoryStore
+from cachesim.scenario.session import SlotFiles
 from cachesim.units import Tokens, as_tokens
 
 OCTOBER, JUNE = "llama.cpp@b11549", "llama.cpp@b9538"
@@ -14,7 +14,7 @@ A, B = as_tokens(range(265, 365)), as_tokens(range(365, 465))
 
 def server(profile: str, model: str, **options: object) -> Engine:
     return Engine.create(
-        profile, model=preset(model), options=options, arithmetic="ring", store=MemoryStore()
+        profile, model=preset(model), options=options, arithmetic="ring", store=SlotFiles()
     )
 
 

@@ -51,7 +51,7 @@ class Watch:
     def of(self, engine: MlxLm) -> None:
         layers = engine.model.layout.recurrent
         cold = ColdStates(engine.network, layers)
-        real = sum(not shape.ledger for shape in engine.model.network.shapes)
+        real = sum(not shape.marks for shape in engine.model.network.shapes)
         real -= real // 2 if layers.paired else 0
 
         def look(insertion: Insertion, cache: PromptCache) -> None:

@@ -65,13 +65,13 @@ class Bench:
 
     def absorbed(self, cache: PromptCache) -> int:
         """How many tokens a recurrent state has folded in."""
-        ledger = next(
+        marks = next(
             layer
             for shape, layer in zip(self.network.shapes, cache, strict=True)
-            if shape.ledger and shape.place == "recurrent"
+            if shape.marks and shape.place == "recurrent"
         )
-        assert isinstance(ledger, ArraysCache)
-        node: NodeId = 0 if ledger[1] is None else int(ledger[1][0, 0])
+        assert isinstance(marks, ArraysCache)
+        node: NodeId = 0 if marks[1] is None else int(marks[1][0, 0])
         return len(self.network.histories.tokens(node, 0))
 
     def states(self, uids: Sequence[int]) -> list[int]:

@@ -12,7 +12,7 @@ from cachesim.model.layers import sight
 from cachesim.model.layers.sight import Sights
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import preset
-from cachesim.model.store import ABSENT, BLOCK, Lane, Ubatch, Window
+from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes, Ubatch
 from cachesim.units import Array, Integers
 
 
@@ -58,7 +58,7 @@ def test_glances_show_just_what_lies_between_low_and_high(data: st.DataObject) -
 class Sharing(PlainStore):
     """Shows every layer of a part the very same positions and bounds, as servers' memories do."""
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         (shown,) = super().attend(layer, keys, values)
         known: dict[tuple[int, int, int], Lane] = self.__dict__.setdefault("known", {})
         first = known.setdefault((int(shown.low[-1]), int(shown.high[-1]), len(shown.low)), shown)

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Ubatch
+from cachesim.engines.llamacpp.memory.find_slot import (
+    apply_ubatch,
+    fill_straight,
+    free_cells,
+    prepare,
+)
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.slots import apply_ubatch, fill_straight, free_cells, prepare
 from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.engines.llamacpp.memory.window import WindowPair
 

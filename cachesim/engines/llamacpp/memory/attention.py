@@ -8,18 +8,18 @@ import numpy as np
 from cachesim.engines.llamacpp.memory import attention_state
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, prepare
 from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes
 from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
 from cachesim.engines.llamacpp.memory.rows import MARGIN, Rows
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.memory.sizes import LEDGER, RowBytes
-from cachesim.engines.llamacpp.memory.slots import SlotInfo, apply_ubatch, prepare
+from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import LayerShape
-from cachesim.model.store import Window
+from cachesim.model.store import Lanes
 from cachesim.units import Array, Integers
 
 Rotate: TypeAlias = Callable[[int, Array, Integers], Array]
@@ -54,7 +54,7 @@ class AttentionCache:
         self.can_shift = not sections
         self.ext = rules.ext_bytes if sections else 0  # bytes beside each saved cell
         self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
-        self.kinds = {s.layer: LEDGER if s.ledger else element for s in self.shapes}
+        self.kinds = {s.layer: MARKS if s.marks else element for s in self.shapes}
         self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]
         self.copies: list[tuple[int, int]] = []
 
@@ -128,7 +128,7 @@ class AttentionCache:
         if not self.can_shift:
             where = "llama_kv_cache::update"
             raise UpstreamAbort(where, "the model's keys cannot be shifted")
-        if all(kind == LEDGER for kind in self.kinds.values()):
+        if all(kind == MARKS for kind in self.kinds.values()):
             # The base cache of a model whose every attention layer has a window.
             where = "llama_kv_cache::set_input_k_shift"
             raise UpstreamAbort(where, "no layer gave the shifts a buffer")
@@ -206,7 +206,7 @@ class Writer:
         self._parts: list[tuple[Rows, slice | Integers, slice]] = []
         self._plans: list[tuple[LanePlan, Rows]] = []
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the ubatch's keys and values into its cells; then what each row may look at."""
         if not self._plans:
             self._plan()

@@ -17,8 +17,8 @@ from cachesim.engines.llamacpp.memory.blob import (
     Word,
     chunks_of,
 )
+from cachesim.engines.llamacpp.memory.find_slot import apply_ubatch, fill_straight, find_slot
 from cachesim.engines.llamacpp.memory.rows import MARGIN
-from cachesim.engines.llamacpp.memory.slots import apply_ubatch, fill_straight, find_slot
 from cachesim.engines.llamacpp.memory.streams import MAX
 from cachesim.errors import BlobError
 from cachesim.units import Integers

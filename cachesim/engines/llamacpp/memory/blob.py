@@ -30,7 +30,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory.sizes import LEDGER
+from cachesim.engines.llamacpp.memory.sizes import MARKS
 from cachesim.errors import BlobError, UpstreamAbort
 from cachesim.units import Array, Integers
 
@@ -96,7 +96,7 @@ class RowBlock:
     @property
     def size(self) -> int:
         """Real bytes: type, row size, rows."""
-        if self.kind == LEDGER:
+        if self.kind == MARKS:
             return 0
         return 12 + (0 if self.data is None else self.count * self.row_bytes)
 

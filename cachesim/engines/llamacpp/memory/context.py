@@ -37,7 +37,7 @@ FailCode: TypeAlias = Literal[2, -2, -3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class PlannedFailure:
     """Lets ubatch `ubatch` of a decode fail after its cells were written, with this code."""
 
     ubatch: int
@@ -98,7 +98,7 @@ class Context:
 
     # --- decode
 
-    def decode(self, batch: Batch, *, fail: Failure | None = None) -> int:
+    def decode(self, batch: Batch, *, fail: PlannedFailure | None = None) -> int:
         """Follows `llama_context::decode`; 0, or what went wrong.
 
         1   no place for the batch, or it cannot be cut        2  aborted

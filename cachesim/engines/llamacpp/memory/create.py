@@ -83,7 +83,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
 
 def rollback_depth(network: Network, wanted: int, rules: MemoryRules) -> int:
     """`n_rs_seq`, or 0 where the architecture is not on the list of those that may roll back."""
-    rows = [s for s in network.shapes if s.place == "recurrent" and not s.ledger]
+    rows = [s for s in network.shapes if s.place == "recurrent" and not s.marks]
     kinds = {network.spec.kind(s.layer) for s in rows}
     return wanted if kinds and kinds <= rules.rollback_layers else 0
 
@@ -115,7 +115,7 @@ def create_memory(
         shapes[shape.place].append(shape)
     sections = has_position_sections(network)
     sizes = {
-        shape.layer: RowBytes() if shape.ledger else row_bytes(network.spec, shape.layer)
+        shape.layer: RowBytes() if shape.marks else row_bytes(network.spec, shape.layer)
         for shape in network.shapes
     }
 

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
-from cachesim.engines.llamacpp.memory.slots import SlotInfo
+from cachesim.engines.llamacpp.memory.find_slot import SlotInfo
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import ContractError
-from cachesim.model.store import Window
+from cachesim.model.store import Lanes
 from cachesim.units import Array
 
 
@@ -38,7 +38,7 @@ class CacheWriter(Protocol):
         """The layers whose keys and values it keeps."""
         ...
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write, then look."""
         ...
 
@@ -77,7 +77,7 @@ class UbatchStore:
         """How many trailing states are kept."""
         return 1 if self.recurrent is None else self.recurrent.planes
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Put the ubatch's keys and values into its cells, and look."""
         home = self._homes.get(layer)
         if home is None:

@@ -16,7 +16,7 @@ from cachesim.engines.llamacpp.memory.module import Plan, StateWindow, UbatchSto
 from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter
 from cachesim.engines.llamacpp.memory.recurrent_cells import RecurrentCells
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.memory.sizes import LEDGER, RowBytes
+from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.engines.llamacpp.memory.streams import MAX, normalised
 from cachesim.errors import ContractError
@@ -45,7 +45,7 @@ class RecurrentMemory:
         self.shapes = tuple(shapes)
         self.layers = tuple(shape.layer for shape in shapes)
         self.sizes = sizes
-        self.kinds = {s.layer: LEDGER if s.ledger else F32 for s in self.shapes}
+        self.kinds = {s.layer: MARKS if s.marks else F32 for s in self.shapes}
         self.n_seq_max = n_seq_max
         self.n_layers = len(self.layers) if n_layers is None else n_layers
         self.size = max(1, n_seq_max)

@@ -16,7 +16,7 @@ class RowBytes:
     s: int = 0
 
 
-LEDGER: Final = -1
+MARKS: Final = -1
 """The element type of layers that the real server does not have, and that cost no bytes."""
 
 

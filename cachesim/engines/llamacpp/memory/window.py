@@ -3,8 +3,8 @@
 from cachesim.engines.llamacpp.memory.attention import AttentionCache, Writer
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, prepare
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
-from cachesim.engines.llamacpp.memory.slots import SlotInfo, apply_ubatch, prepare
 from cachesim.engines.llamacpp.memory.split import Splitter
 
 

@@ -20,7 +20,7 @@ ROWS: Final = 2
 """The axis of the tokens."""
 
 
-def held(buffer: Array | None) -> Array:
+def some(buffer: Array | None) -> Array:
     """The buffer, where upstream reads an attribute of it."""
     if buffer is None:
         msg = "'NoneType' object has no attribute 'shape'"
@@ -38,7 +38,7 @@ def indexed(buffer: Array | None) -> Array:
 
 def rows_of(buffer: Array | None) -> int:
     """How many rows are allocated."""
-    return int(held(buffer).shape[ROWS])
+    return int(some(buffer).shape[ROWS])
 
 
 def blank(like: Array, rows: int) -> Array:
@@ -95,7 +95,7 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
 
     Follows `dynamic_roll`.
     """
-    source = held(buffer)
+    source = some(buffer)
     count = source.shape[ROWS]
     if shifts.shape[0] not in (1, source.shape[0]):
         msg = f"{shifts.shape[0]} shifts for a batch of {source.shape[0]}"

@@ -6,11 +6,11 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import (
     chosen,
-    held,
     indexed,
     integers,
     joined,
     place_state,
+    some,
 )
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, inherit_bytes
 from cachesim.engines.mlx_lm.caches.masks import Mask
@@ -94,7 +94,7 @@ class ArraysCache(LayerCache):
         """Constant in the number of tokens."""
         if not self.rules.bytes_skip_missing_slots:
             for state in self.cache:
-                held(state)
+                some(state)
         states = [state for state in self.cache if state is not None]
         if self.row_bytes is None:
             return sum(int(state.nbytes) for state in states)

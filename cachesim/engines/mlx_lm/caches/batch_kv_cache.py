@@ -9,11 +9,11 @@ from cachesim.engines.mlx_lm.caches.arrays import (
     added,
     chosen,
     grown,
-    held,
     indexed,
     integers,
     rolled_rows,
     rows_of,
+    some,
     write_rows,
 )
 from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
@@ -76,12 +76,12 @@ class BatchKVCache(LayerCache, batches=KVCache):
         self.offset = self.offset + keys.shape[2]
         self._idx += keys.shape[2]
         write_rows(self.keys, prev, self._idx, keys)
-        write_rows(held(self.values), prev, self._idx, values)
+        write_rows(some(self.values), prev, self._idx, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """The first `_idx` rows."""
-        return held(self.keys)[:, :, : self._idx], held(self.values)[:, :, : self._idx]
+        return some(self.keys)[:, :, : self._idx], some(self.values)[:, :, : self._idx]
 
     def prepare(
         self,
@@ -124,7 +124,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
         return keys, values, self.offset, self.left_padding
 
     def _buffers(self) -> tuple[Array, Array]:
-        return held(self.keys), held(self.values)
+        return some(self.keys), some(self.values)
 
     def put_state(self, state: State, meta_state: State) -> None:
         """Follows the setter of `state`; the field for pending padding is not made (an oddity)."""
@@ -185,7 +185,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
         if shared > 0:
             if self.keys is not None:
                 self.keys = self.keys[:, :, shared:].copy()
-                self.values = held(self.values)[:, :, shared:].copy()
+                self.values = some(self.values)[:, :, shared:].copy()
             self._idx -= shared
             self.left_padding = self.left_padding - shared
 
@@ -228,7 +228,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
                 continue
             place = slice(left, left + cache.offset)
             place_rows(keys, row, place, cache.keys[:, :, : cache.offset])
-            place_rows(values, row, place, held(cache.values)[:, :, : cache.offset])
+            place_rows(values, row, place, some(cache.values)[:, :, : cache.offset])
         batch = cls._like(caches, padding)
         batch.keys, batch.values = keys, values
         batch.offset = batch.offset + longest

@@ -9,12 +9,12 @@ from cachesim.engines.mlx_lm.caches.arrays import (
     added,
     blank,
     chosen,
-    held,
     indexed,
     integers,
     joined,
     rolled_rows,
     rows_of,
+    some,
     write_rows,
 )
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import MISSING, Missing
@@ -79,8 +79,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
     def temporal_order(self) -> None:
         """Unroll the ring in place; follows `BatchRotatingKVCache._temporal_order`."""
         if self.rotated:
-            self.keys = np.roll(held(self.keys), -self._idx, axis=2)
-            self.values = np.roll(held(self.values), -self._idx, axis=2)
+            self.keys = np.roll(some(self.keys), -self._idx, axis=2)
+            self.values = np.roll(some(self.values), -self._idx, axis=2)
             self._idx = rows_of(self.keys)
             self.rotated = False
 
@@ -98,16 +98,16 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             self.temporal_order()
             if rows_of(self.keys) > self._idx:
                 self.keys = self.keys[:, :, : self._idx]
-                self.values = held(self.values)[:, :, : self._idx]
+                self.values = some(self.values)[:, :, : self._idx]
             self._roll_padding()
             excess = max(0, self._idx - self.max_size + 1)
             self.left_padding = self.left_padding - excess
-            self.keys = joined((held(self.keys)[:, :, excess:], keys))
-            self.values = joined((held(self.values)[:, :, excess:], values))
+            self.keys = joined((some(self.keys)[:, :, excess:], keys))
+            self.values = joined((some(self.values)[:, :, excess:], values))
         self.offset = self.offset + keys.shape[2]
         self._offset += keys.shape[2]
         self._idx = rows_of(self.keys)
-        return self.keys, held(self.values)
+        return self.keys, some(self.values)
 
     def _roll_padding(self) -> None:
         """Move what lies beyond each row's end to its front, so that it cannot evict tokens."""
@@ -131,8 +131,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             self._idx = prev
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
-            self.keys = held(self.keys)[:, :, excess:].copy()
-            self.values = held(self.values)[:, :, excess:].copy()
+            self.keys = some(self.keys)[:, :, excess:].copy()
+            self.values = some(self.values)[:, :, excess:].copy()
             self._idx = self.max_size
             self.left_padding = self.left_padding - excess
         if self._idx == self.max_size:
@@ -140,8 +140,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             self._idx = 0
         if self.rotated:
             self.left_padding = self.left_padding - 1
-        write_rows(held(self.keys), self._idx, self._idx + 1, keys)
-        write_rows(held(self.values), self._idx, self._idx + 1, values)
+        write_rows(some(self.keys), self._idx, self._idx + 1, keys)
+        write_rows(some(self.values), self._idx, self._idx + 1, values)
         self._offset += 1
         self.offset = self.offset + 1
         self._idx += 1
@@ -151,12 +151,12 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         new_keys, new_values = blank(keys, count), blank(values, count)
         if self.keys is not None:
             new_keys = joined((self.keys, new_keys))
-            new_values = joined((held(self.values), new_values))
+            new_values = joined((some(self.values), new_values))
         self.keys, self.values = new_keys, new_values
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """The used rows, in ring order once it is full; follows upstream's method."""
-        keys, values = held(self.keys), held(self.values)
+        keys, values = some(self.keys), some(self.values)
         if self._offset < keys.shape[2]:
             return keys[:, :, : self._offset], values[:, :, : self._offset]
         return keys, values
@@ -248,8 +248,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             self.rotated = False
         else:
             self.temporal_order()
-            self.keys = held(self.keys)[:, :, :left].copy()
-            self.values = held(self.values)[:, :, :left].copy()
+            self.keys = some(self.keys)[:, :, :left].copy()
+            self.values = some(self.values)[:, :, :left].copy()
         self._offset = self._idx = left
         self.offset = self.offset - n
         return n

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.arrays import held, joined
+from cachesim.engines.mlx_lm.caches.arrays import joined, some
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
@@ -59,17 +59,17 @@ def extended(
         other      [left | padding | tokens] _idx + left
     """
     if rules.batch_extend == "raises":
-        held(one.keys)
-        held(other.keys)
+        some(one.keys)
+        some(other.keys)
     end = max(one.idx, other.idx)
     longest = max(0 if each.keys is None else each.keys.shape[2] for each in (one, other))
-    full = held(one.keys if other.keys is None else other.keys)
+    full = some(one.keys if other.keys is None else other.keys)
     sides = []
     for side in (one, other):
         batch = side.offset.shape[0] if rules.batch_extend == "own-side" else full.shape[0]
         left = end - side.idx
-        keys = _fitted(side.keys, held(_first(one.keys, other.keys)), batch, left, longest)
-        values = _fitted(side.values, held(_first(one.values, other.values)), batch, left, longest)
+        keys = _fitted(side.keys, some(_first(one.keys, other.keys)), batch, left, longest)
+        values = _fitted(side.values, some(_first(one.values, other.values)), batch, left, longest)
         sides.append((keys, values, side.offset, side.left_padding + left))
     first, second = sides
     return (

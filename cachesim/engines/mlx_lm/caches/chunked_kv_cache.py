@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from cachesim.engines.mlx_lm.caches.arrays import grown, held, rows_of, write_rows
+from cachesim.engines.mlx_lm.caches.arrays import grown, rows_of, some, write_rows
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
@@ -44,8 +44,8 @@ class ChunkedKVCache(LayerCache):
             self._keep(excess, valid)
 
     def _keep(self, start: int, stop: int | None) -> None:
-        self.keys = held(self.keys)[:, :, start:stop].copy()
-        self.values = held(self.values)[:, :, start:stop].copy()
+        self.keys = some(self.keys)[:, :, start:stop].copy()
+        self.values = some(self.values)[:, :, start:stop].copy()
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """`KVCache`'s rule, counted from `start_position`; follows upstream's method."""
@@ -56,13 +56,13 @@ class ChunkedKVCache(LayerCache):
         self.offset += keys.shape[2]
         end = self.offset - self.start_position
         write_rows(self.keys, prev, end, keys)
-        write_rows(held(self.values), prev, end, values)
+        write_rows(some(self.values), prev, end, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """The rows from `start_position` on."""
         end = self.offset - self.start_position
-        return held(self.keys)[:, :, :end], held(self.values)[:, :, :end]
+        return some(self.keys)[:, :, :end], some(self.values)[:, :, :end]
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""
@@ -77,7 +77,7 @@ class ChunkedKVCache(LayerCache):
         """Everything; the sliced form counts `offset` rows, as if nothing had been dropped."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.chunk_size, self.start_position
-        keys, values = held(self.keys), held(self.values)
+        keys, values = some(self.keys), some(self.values)
         return keys[:, :, : self.offset], values[:, :, : self.offset]
 
     @property

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from cachesim.engines.mlx_lm.caches.arrays import grown, held, rows_of, write_rows
+from cachesim.engines.mlx_lm.caches.arrays import grown, rows_of, some, write_rows
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
 from cachesim.engines.mlx_lm.caches.masks import Mask, create_attention_mask
 from cachesim.engines.mlx_lm.rules import CacheRules
@@ -32,12 +32,12 @@ class KVCache(LayerCache):
             self.values = grown(self.values, prev, values, self.step)
         self.offset += keys.shape[2]
         write_rows(self.keys, prev, self.offset, keys)
-        write_rows(held(self.values), prev, self.offset, values)
+        write_rows(some(self.values), prev, self.offset, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """The first `offset` rows; follows `KVCache.keys_and_values`."""
-        return held(self.keys)[:, :, : self.offset], held(self.values)[:, :, : self.offset]
+        return some(self.keys)[:, :, : self.offset], some(self.values)[:, :, : self.offset]
 
     def size(self) -> int:
         """All tokens."""

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.arrays import blank, held, joined, rows_of, write_rows
+from cachesim.engines.mlx_lm.caches.arrays import blank, joined, rows_of, some, write_rows
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
 from cachesim.engines.mlx_lm.caches.masks import Mask, create_causal_mask
 from cachesim.engines.mlx_lm.caches.raised import UpstreamNotImplementedError
@@ -52,7 +52,7 @@ class RotatingKVCache(LayerCache):
 
     def temporal_order(self, buffer: Array | None) -> Array:
         """Oldest row first, unused rows cut off; follows `RotatingKVCache._temporal_order`."""
-        rows = held(buffer)
+        rows = some(buffer)
         if self._idx == rows.shape[2]:
             return rows
         if self._idx < self.fill:
@@ -82,7 +82,7 @@ class RotatingKVCache(LayerCache):
         self.offset += keys.shape[2]
         self._offset += keys.shape[2]
         self._idx = rows_of(self.keys)
-        return self.keys, held(self.values)
+        return self.keys, some(self.values)
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then go round. Follows `_update_in_place`."""
@@ -93,13 +93,13 @@ class RotatingKVCache(LayerCache):
             self._idx = prev
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
-            self.keys = self.without_middle(excess, held(self.keys))
-            self.values = self.without_middle(excess, held(self.values))
+            self.keys = self.without_middle(excess, some(self.keys))
+            self.values = self.without_middle(excess, some(self.values))
             self._idx = self.max_size
         if self._idx == self.max_size:
             self._idx = self.keep
-        write_rows(held(self.keys), self._idx, self._idx + 1, keys)
-        write_rows(held(self.values), self._idx, self._idx + 1, values)
+        write_rows(some(self.keys), self._idx, self._idx + 1, keys)
+        write_rows(some(self.values), self._idx, self._idx + 1, values)
         self.offset += 1
         self._offset += 1
         self._idx += 1
@@ -109,12 +109,12 @@ class RotatingKVCache(LayerCache):
         new_keys, new_values = blank(keys, count), blank(values, count)
         if self.keys is not None:
             new_keys = joined((self.keys, new_keys))
-            new_values = joined((held(self.values), new_values))
+            new_values = joined((some(self.values), new_values))
         self.keys, self.values = new_keys, new_values
 
     def keys_and_values(self) -> tuple[Array, Array]:
         """The used rows, in ring order once it is full; follows upstream's method."""
-        keys, values = held(self.keys), held(self.values)
+        keys, values = some(self.keys), some(self.values)
         if self.fill < keys.shape[2]:
             return keys[:, :, : self.fill], values[:, :, : self.fill]
         return keys, values

@@ -23,7 +23,7 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
 from cachesim.model.spec import F16_BYTES
-from cachesim.model.store import Ubatch, Window
+from cachesim.model.store import Lanes, Ubatch
 from cachesim.units import Array, Integers
 
 Group: TypeAlias = tuple[list[int], Integers]
@@ -154,12 +154,12 @@ class _GroupStore:
         self._positions = positions
         self.planes = 1
 
-    def attend(self, layer: int, keys: Array, values: Array) -> Window:
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Fill the placeholders of these columns; every row sees what its cache's mask allows."""
         cached = self._call.attention[layer]
         length = self._columns.shape[1]
         shifts = cached.offsets[list(self._rows)] - self._call.first[list(self._rows)]
-        found: list[Window] = []
+        found: list[Lanes] = []
         for index, row in enumerate(self._rows):
             mine = slice(index * length, (index + 1) * length)
             shift = int(shifts[index])

@@ -5,14 +5,14 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.mlx_lm.generate.rows import Seen
-from cachesim.model.store import ABSENT, BLOCK, FAR, Lane, Window
+from cachesim.model.store import ABSENT, BLOCK, FAR, Lane, Lanes
 from cachesim.units import Array, Integers
 
 NOWHERE: Final = -1
 """The position of a row that has none."""
 
 
-def lanes_of(seen: Seen, rows: Integers, positions: Integers, window: int | None) -> Window:
+def lanes_of(seen: Seen, rows: Integers, positions: Integers, window: int | None) -> Lanes:
     """One lane where every column sees what it should by position, else a lane per column."""
     low = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
     lane = _common_lane(seen, rows, low, positions)

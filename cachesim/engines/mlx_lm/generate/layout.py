@@ -37,7 +37,7 @@ class Layout:
         caches: PromptCache = []
         for shape in self.network.shapes:
             cache = self._cache(shape)
-            paired = self.recurrent.paired and not shape.ledger and shape.place == "attention"
+            paired = self.recurrent.paired and not shape.marks and shape.place == "attention"
             if paired and caches and isinstance(caches[-1], ArraysCache):
                 cache = CacheList(self.rules, caches.pop(), cache)
             caches.append(cache)
@@ -61,9 +61,9 @@ class Layout:
         return cache
 
     def _row_bytes(self, shape: LayerShape, element_bytes: int) -> int:
-        """Numbers are in the model's own type, states proper in float32 too; ledgers take none."""
+        """Numbers are in the model's own type, states proper in float32 too; marks take none."""
         spec = self.network.spec
-        if shape.ledger:
+        if shape.marks:
             return 0
         if shape.place == "recurrent":
             state = F32_BYTES if self.recurrent.float32_state else element_bytes

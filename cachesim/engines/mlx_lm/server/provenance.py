@@ -1,6 +1,6 @@
 """Whether a stored state is the one its key promises: asked of the rows themselves.
 
-A `Traced` network keeps a ledger beside the real layers. Of a prompt cache it tells, place by
+A `Traced` network keeps marks beside the real layers. Of a prompt cache it tells, place by
 place, which tokens each row and each recurrent state has really seen.
 """
 
@@ -37,9 +37,9 @@ def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding
     if not isinstance(network, Traced):
         return ()
     clean = network.histories.clean(key)
-    ledger = [pair for pair in zip(network.shapes, leaves(cache), strict=True) if pair[0].ledger]
+    marks = [pair for pair in zip(network.shapes, leaves(cache), strict=True) if pair[0].marks]
     return tuple(
-        _holding(network, shape, layer, clean, place) for place, (shape, layer) in enumerate(ledger)
+        _holding(network, shape, layer, clean, place) for place, (shape, layer) in enumerate(marks)
     )
 
 
@@ -93,9 +93,9 @@ def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:
 
 
 def described(network: Network, cache: PromptCache) -> tuple[dict[str, Any], ...]:
-    """The real layers of a prompt cache as plain data; ledgers are not among them."""
+    """The real layers of a prompt cache as plain data; marks are not among them."""
     pairs = zip(network.shapes, leaves(cache), strict=True)
-    return tuple(_described(layer) for shape, layer in pairs if not shape.ledger)
+    return tuple(_described(layer) for shape, layer in pairs if not shape.marks)
 
 
 def _described(layer: LayerCache) -> dict[str, Any]:

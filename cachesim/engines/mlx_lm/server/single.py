@@ -123,7 +123,7 @@ def _quantize(serving: Serving, cache: PromptCache) -> None:
     shapes = serving.model.network.shapes
     for index, (shape, layer) in enumerate(zip(shapes, cache, strict=False)):
         long = getattr(layer, "offset", -1) >= options.quantized_kv_start
-        if shape.ledger or not long or isinstance(layer, QuantizedKVCache):
+        if shape.marks or not long or isinstance(layer, QuantizedKVCache):
             continue
         if isinstance(layer, RotatingKVCache):
             layer.to_quantized(options.kv_group_size, options.kv_bits)

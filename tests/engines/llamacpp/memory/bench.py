@@ -6,7 +6,7 @@ from typing import Any
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.memory.context import Context, Failure
+from cachesim.engines.llamacpp.memory.context import Context, PlannedFailure
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
@@ -47,7 +47,7 @@ class Bench:
         self.context.n_ubatch = n_ubatch
         self.context.all_outputs = options.get("all_outputs", False)
         fail = options.get("fail")
-        failure = None if fail is None else Failure(ubatch=fail[0], code=fail[1])
+        failure = None if fail is None else PlannedFailure(ubatch=fail[0], code=fail[1])
         ret = self.context.decode(runs(text), fail=failure)
         self.context.check_integrity()
         return ret

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.llamacpp.memory.cells import Cells
+from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot
 from cachesim.engines.llamacpp.memory.lanes import plan_lanes
 from cachesim.engines.llamacpp.memory.mask import WindowMask
 from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.rules import B11434
-from cachesim.engines.llamacpp.memory.slots import SlotInfo, apply_ubatch, find_slot
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.engines.llamacpp.memory.track import Track

@@ -5,7 +5,7 @@ import pytest
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.context import Failure
+from cachesim.engines.llamacpp.memory.context import PlannedFailure
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.units import as_tokens
@@ -156,7 +156,7 @@ def test_a_failed_compute_leaves_positions_without_a_state(rules: MemoryRules) -
     lab = begun("hybrid", rules, 4)
     lab.context.n_ubatch = 2
     new = tokens_of(8, of=7)[4:]
-    assert lab.context.decode(lab.batch({0: new}), fail=Failure(ubatch=1, code=2)) == 2
+    assert lab.context.decode(lab.batch({0: new}), fail=PlannedFailure(ubatch=1, code=2)) == 2
     lab.said[0] += new
     assert lab.context.seq_pos_max(0) == 7
     assert not lab.go_on(0)
