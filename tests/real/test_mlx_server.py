@@ -103,7 +103,7 @@ def test_a_workload_that_differs_is_made_smaller() -> None:
 @pytest.mark.parametrize("template", ["chatml", "strip-reasoning"])
 def test_bytes_and_marks_become_words_one_for_one(template: str) -> None:
     tokenizer = ByteTokenizer(template)
-    words, random = Words(tokenizer), Random(0)  # noqa: S311 - not for secrets
+    words, random = Words(tokenizer), Random(0)
     real = Vocabulary(template, words.size)
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -350,7 +350,7 @@ class Server:
     def _unfinished(self, asked: Asked) -> None:
         """Why a request has no end: its client left, or its thread died."""
         context = next((each for each in asked.inbox.items if hasattr(each, "_should_stop")), None)
-        if context is not None and context._should_stop:  # noqa: SLF001
+        if context is not None and context._should_stop:
             asked.record["finish"] = "disconnected" if asked.inbox.noticed else "stop"
         elif any(asked.inbox is item[0] for _, item in self.gate.later):
             asked.record["error"] = "came too late"
