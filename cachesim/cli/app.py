@@ -58,7 +58,7 @@ LOOKS: Final[dict[str, Any]] = {
 def run(
     *names: Annotated[str, Parameter(help="Files, folders, shipped scenarios, or -.")],
     profile: Profiles = None,
-    format: Annotated[Format, Parameter(help="How to print.")] = "text",  # noqa: A002
+    format: Annotated[Format, Parameter(help="How to print.")] = "text",
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
     verify: Annotated[bool, Parameter(help="Compare every answer with a cold recompute.")] = True,
@@ -77,10 +77,10 @@ def run(
 
     Example: cachesim run llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
-    from cachesim.cli.jobs import setting  # noqa: PLC0415
-    from cachesim.cli.run import run_command  # noqa: PLC0415
-    from cachesim.cli.watch import watch_command  # noqa: PLC0415
-    from cachesim.cli.workers import processes_wanted  # noqa: PLC0415
+    from cachesim.cli.jobs import setting
+    from cachesim.cli.run import run_command
+    from cachesim.cli.watch import watch_command
+    from cachesim.cli.workers import processes_wanted
 
     if watch:
         return watch_command(names, profiles=profile or (), seed=seed, arithmetic=arithmetic)
@@ -112,7 +112,7 @@ def explain(
 
     Example: cachesim explain llama.cpp-24143-hybrid --profile b9538
     """
-    from cachesim.cli.explain import explain_command  # noqa: PLC0415
+    from cachesim.cli.explain import explain_command
 
     return explain_command(
         name, profiles=profile or (), seed=seed, arithmetic=arithmetic, report=report, step=step
@@ -138,8 +138,8 @@ def diff(
 
     Example: cachesim diff b9538 b9538+24143 llama.cpp-24143-hybrid
     """
-    from cachesim.cli.diff import diff_command  # noqa: PLC0415
-    from cachesim.cli.jobs import setting  # noqa: PLC0415
+    from cachesim.cli.diff import diff_command
+    from cachesim.cli.jobs import setting
 
     settings = (dict(map(setting, set_one or ())), dict(map(setting, set_other or ())))
     return diff_command(one, other, name, seed=seed, arithmetic=arithmetic, settings=settings)
@@ -159,7 +159,7 @@ def bisect(
 
     Example: cachesim bisect llama.cpp-24411-first-turn-again
     """
-    from cachesim.cli.bisect import bisect_command  # noqa: PLC0415
+    from cachesim.cli.bisect import bisect_command
 
     return bisect_command(name, arithmetic=arithmetic, real=real)
 
@@ -170,13 +170,13 @@ def list_(
     symptom: Annotated[
         str, Parameter(help="Scenarios whose report sounds like this, the nearest first.")
     ] = "",
-    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",  # noqa: A002
+    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
 ) -> int:
     """List scenarios, engines, releases, patches or presets, one line each.
 
     Example: cachesim list scenarios --symptom "every turn reprocesses the whole prompt"
     """
-    from cachesim.cli.listing import list_command  # noqa: PLC0415
+    from cachesim.cli.listing import list_command
 
     return list_command(what, symptom=symptom, output=format)
 
@@ -196,10 +196,10 @@ def show(
     Example: cachesim show llama.cpp-three-requests --raw > mine.toml
     """
     if flags:
-        from cachesim.cli.flags import flags_command  # noqa: PLC0415
+        from cachesim.cli.flags import flags_command
 
         return flags_command(name)
-    from cachesim.cli.listing import show_command  # noqa: PLC0415
+    from cachesim.cli.listing import show_command
 
     return show_command(name, raw=raw)
 
@@ -216,7 +216,7 @@ def new(
 
     Example: cachesim new my-report -o my-report.toml
     """
-    from cachesim.cli.new import new_command  # noqa: PLC0415
+    from cachesim.cli.new import new_command
 
     return new_command(name, output=output, source=source)
 
@@ -226,7 +226,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
 
     Example: cachesim completion bash > ~/.local/share/bash-completion/completions/cachesim
     """
-    from cachesim.cli.completion import completion_command  # noqa: PLC0415
+    from cachesim.cli.completion import completion_command
 
     return completion_command(whole_app(["real"]), shell)
 
@@ -236,7 +236,7 @@ def schema(what: str = "scenario") -> int:
 
     Example: cachesim schema output > output.json
     """
-    from cachesim.cli.schema import schema_command  # noqa: PLC0415
+    from cachesim.cli.schema import schema_command
 
     return schema_command(what)
 
@@ -250,7 +250,7 @@ def learn(
 
     Example: cachesim learn 4 --check 8 8 6
     """
-    from cachesim.cli.learn import learn_command  # noqa: PLC0415
+    from cachesim.cli.learn import learn_command
 
     return learn_command(number, answers, check=check)
 
@@ -271,7 +271,7 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
 
 def whole_app(words: list[str]) -> App:
     """The parser with every command; what the words ask for is hung in with all its parts."""
-    from cachesim.cli.mounts import mount  # noqa: PLC0415
+    from cachesim.cli.mounts import mount
 
     whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **LOOKS)
     for name, command in COMMANDS.items():
@@ -280,7 +280,7 @@ def whole_app(words: list[str]) -> App:
     return whole
 
 
-def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 - cyclopts' own
+def parse(arguments: list[str] | None, **settings: Any) -> int:
     """Run the command that the arguments name."""
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
@@ -288,7 +288,7 @@ def parse(arguments: list[str] | None, **settings: Any) -> int:  # noqa: ANN401 
         return 0
     whole = whole_app(words)
     if "-" in words:  # the parser takes `-` for an option
-        from cachesim.scenario.shipped import STDIN  # noqa: PLC0415 - only scenarios are piped
+        from cachesim.scenario.shipped import STDIN
 
         words = [STDIN if word == "-" else word for word in words]
     status = whole(words, result_action="return_value", **settings)
