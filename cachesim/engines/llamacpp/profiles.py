@@ -179,6 +179,12 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         fits=ALL,
         lay=_reuse(search_limit="read-again"),
     ),
+    Patch(
+        name="resume-behind",
+        about="a window's checkpoint is resumed behind its last token: none erodes by a key a trip",
+        fits=ALL,
+        lay=_reuse(resumes_behind=True),
+    ),
 )
 """Numbered patches are pull requests at ggml-org/llama.cpp; names are our own."""
 

@@ -247,11 +247,19 @@ def _resume_from(
 
     Upstream: `pos_next` and `n_past` after "restore the context checkpoint".
 
+        window of 4        keys of the checkpoint      the next token sees
+        restored           [ 29 30 31 32 ]             29 30 31 and itself, 32
+        saved at once         29 30 31                 28 29 30 where 31 is resumed
+
+    Trap: the checkpoint that is saved right there holds one key less than the one that was
+    restored, and the depth test asks about the prompt's own position, not about this one.
+
     Trap: one that was taken before a context shift stands for other tokens by now. What it brings
     back is no approximation that the server meant.
     """
     slot.prompt.approximate = it.approximate
-    pos_next = min(prefix.pos_next, max(it.pos_min + 1, it.pos_max))
+    last = 1 if server.rules.reuse.resumes_behind else 0
+    pos_next = min(prefix.pos_next, max(it.pos_min + 1, it.pos_max + last))
     n_past = min(pos_next, slot.prompt.n_tokens, it.n_tokens)
     server.emit(
         CheckpointRestored(

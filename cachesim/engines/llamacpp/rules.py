@@ -70,6 +70,7 @@ class ReuseRules:
     erasure: Erasure  # #20671; #24035, #25592, #24891
     seq_rm_failure: SeqRmFailure  # #20428, #24891
     failed_restore_resets: bool  # a blob that does not load: read anew, or the process aborts
+    resumes_behind: bool = False  # a window's checkpoint gives its last token too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

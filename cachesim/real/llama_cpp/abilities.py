@@ -13,7 +13,7 @@ PRESETS: Final[Mapping[str, int]] = {
     "recurrent": 0,
     "hybrid": 0,
     "hybrid-delta": 0,
-    "hybrid-swa": 11549,
+    "hybrid-swa": 0,
     "hybrid-mtp": 9294,
 }
 """Preset -> the first build whose server loads such a model as what it is."""

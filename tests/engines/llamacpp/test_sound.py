@@ -78,6 +78,7 @@ SOUND = [
         for model in ("recurrent", "hybrid")
     ),
     ("llama.cpp@b11549+erase-equal", "swa"),
+    ("llama.cpp@b11549+erase-equal+search-read-again+resume-behind", "swa"),
     ("llama.cpp@b11549+24035", "hybrid"),
     ("llama.cpp@b11549+24035-lcp", "hybrid"),
     ("llama.cpp@b11549+25592", "hybrid"),

@@ -193,6 +193,26 @@ def test_a_context_shift_is_an_approximation_and_says_so(model: str) -> None:
     assert difference(play, reply) > DIVERGED
 
 
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("llama.cpp@b9873", (32, "right")),
+        ("llama.cpp@b10068", (31, "wrong")),
+        (OCTOBER + "+erase-equal+search-read-again", (31, "wrong")),
+        (OCTOBER + "+resume-behind", (33, "right")),
+    ],
+)
+def test_a_window_loses_a_key_at_each_trip(profile: str, expected: tuple[int, str]) -> None:
+    """A checkpoint that is saved where another one was resumed begins where that one did."""
+    play = Play(profile, "swa", window=8, arithmetic="float", drop=("ctx_size", "cache_ram"))
+    whole, other = run(range(1000, 1037)), run(range(2000, 2040))
+    for prompt in (whole, other, whole[:34], other):
+        play.reply(prompt)
+    reply = play.reply(whole, 4)
+    answer = "right" if difference(play, reply) == 0.0 else "wrong"
+    assert expected == (reply.cached, answer)
+
+
 def test_a_moved_chunk_is_an_approximation_and_says_so() -> None:
     play = Play(OCTOBER, "dense", arithmetic="float", cache_reuse=16)
     play.reply(run(range(100)))
