@@ -101,6 +101,7 @@ class Family(Generic[R, S]):
     interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
+    draft_flag: str = ""  # the flag that names who drafts: a search then brings drafts of its own
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that a search turns on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
 

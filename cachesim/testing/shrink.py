@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
+from cachesim.scenario.checks import COMPANIONS
 from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import FIRST_WORD
 
@@ -72,7 +73,10 @@ def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
 def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
     for flag in scenario.engine.options:
         rest = {key: value for key, value in scenario.engine.options.items() if key != flag}
-        yield replace(scenario, engine=replace(scenario.engine, options=rest))
+        fewer = replace(scenario, engine=replace(scenario.engine, options=rest))
+        if flag in COMPANIONS:  # nobody proposes what the steps bring
+            fewer = _with_steps(fewer, tuple(replace(step, drafts=None) for step in fewer.step))
+        yield fewer
 
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
@@ -107,6 +111,9 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
         for plain in (
             replace(step, reply=reply[:1]),
             replace(step, reply=reply[: len(reply) // 2] or reply[:1]),
+            replace(step, reply=reply[:-1] or reply),
+            replace(step, drafts=None),
+            replace(step, drafts=(step.drafts or ())[:-1] or None),
             replace(step, with_previous=False),
             replace(step, slot=-1),
             replace(step, cache_prompt=True),
@@ -120,7 +127,7 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
     """Number the tokens in the order in which they first occur; equal ones stay equal."""
     names: dict[int, int] = {}
     for step in scenario.step:
-        for token in (*ids(step), *(step.reply or ())):
+        for token in _tokens_of(step):
             names.setdefault(int(token), FIRST_WORD + len(names))
     if all(old == new for old, new in names.items()) or max(names.values()) >= 512:
         return
@@ -131,12 +138,22 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
                 step,
                 prompt=tuple(names[token] for token in ids(step)),
                 reply=tuple(names[int(token)] for token in step.reply or ()),
+                drafts=step.drafts
+                and tuple(tuple(names[int(token)] for token in each) for each in step.drafts),
             )
             if step.do == "complete"
             else step
             for step in scenario.step
         ),
     )
+
+
+def _tokens_of(step: Step) -> Iterator[int]:
+    """Every token that a step names: its prompt, its reply, its drafts."""
+    yield from ids(step)
+    yield from map(int, step.reply or ())
+    for draft in step.drafts or ():
+        yield from map(int, draft)
 
 
 def ids(step: Step) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ FIRST_WORD: Final = 265
 LAST_WORD: Final = 511
 NEAR_THE_END: Final = (1, 2, 4, 5, 6, 8, 12)
 SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
+MOST_RIGHT: Final = 2
+"""Drafts in a row that are what the reply goes on with."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)
 """Lengths at which servers change their minds: what is left before the end, an ubatch."""
 
@@ -44,13 +46,18 @@ def draw_workload(
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
     family = family_of(profile.engine)
-    tree = _Tree(draws, shape, may_decline=family.may_decline)
     options = draw_flags(draws, profile, model) if shape.flags else {}
     options |= shape.fixed
     slots = options.get("parallel", 1)
+    drafting = options.get(family.draft_flag, "none") != "none"
+    if drafting:
+        shape = replace(shape, replies=2 * shape.replies)
+    tree = _Tree(draws, shape, may_decline=family.may_decline)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):
         step = tree.next_step(index)
+        if drafting and draws.integer(0, 1):
+            step = _drafted(draws, step)
         alone = index == 0 or not shape.together
         if slots > 1:
             step = _placed(draws, step, slots, first=alone)
@@ -69,6 +76,17 @@ def draw_workload(
         ),
         step=tuple(steps),
     )
+
+
+def _drafted(draws: Draws, step: Step) -> Step:
+    """With drafts that are right up to some token; a step without any is a plain one."""
+    reply = step.reply if isinstance(step.reply, tuple) else ()
+    done, drafts = 1, []
+    while done < len(reply):
+        right = reply[done : done + draws.integer(0, MOST_RIGHT)]
+        drafts.append(right + draws.tokens(draws.integer(0, 1), FIRST_WORD, LAST_WORD))
+        done += len(right) + 1
+    return replace(step, drafts=tuple(drafts) or None)
 
 
 def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:

@@ -26,6 +26,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     ),
     has_slots=False,
     interrupts=True,
+    draft_flag="speculative_method",
     exercised={
         "block-evicted": "eviction",
         "blocks-published": "save",

@@ -145,6 +145,7 @@ class VllmOptions:
         "an external store of blocks; `store-attention` promises every group and brings attention",
         default="none",
         choices=("none", "store", "store-attention"),
+        tried=("none", "store"),
     )
 
     @property

@@ -1,10 +1,11 @@
 """What lies in the blocks: keys, values and states of the network's layers, block by block.
 
-Groups share the numbers of the pool, and a layer writes into its group's blocks only. What a block
-held before it was taken stays in it until somebody writes: nothing is wiped.
+Groups share the blocks of the pool, each of which is one page of memory: what a group writes into
+a block destroys what another group had there. What a block held before it was taken stays in it
+until somebody writes: nothing is wiped.
 
-    block of attention   block_size keys and values per layer
-    block of a state     one row per layer
+    block of attention   block_size keys and values per layer     } the same page, read as one
+    block of a state     one row per layer                        } thing or as the other
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
 from cachesim.units import Array, Integers
+
+NOBODY = -1
 
 PLACES: dict[str, Place] = {
     "full": "attention",
@@ -37,6 +40,7 @@ class Pages:
         self._values: dict[int, Array] = {}
         self._states: dict[int, Array] = {}
         self.blocks = 0
+        self.owner = np.full(0, NOBODY, np.int64)  # the group that wrote last, block by block
         for shape in network.shapes:
             group = by_place[shape.place]
             self.shapes[shape.layer] = shape
@@ -52,6 +56,7 @@ class Pages:
         if block < self.blocks:
             return
         self.blocks = max(block + 1, 2 * self.blocks, 16)
+        self.owner = np.append(self.owner, np.full(self.blocks - len(self.owner), NOBODY))
         for layer in self._states:
             self._states[layer] = _grown(self._states[layer], self.blocks)
         for held in (self.keys, self._values):
@@ -59,8 +64,26 @@ class Pages:
                 size = self.groups[self.group_of[layer]].block
                 held[layer] = _grown(held[layer], self.blocks * size)
 
+    def take(self, group: int, blocks: Integers) -> None:
+        """A group writes into blocks: what other groups had in them is gone."""
+        taken = blocks[self.owner[blocks] != group]
+        if len(taken) == 0 or len(self.groups) == 1:
+            return
+        self.owner[taken] = group
+        for layer, at in self.group_of.items():
+            if at == group:
+                continue
+            if layer in self._states:
+                self._states[layer][taken] = 0
+            else:
+                size = self.groups[at].block
+                cells = (taken[:, None] * size + np.arange(size)).ravel()
+                self.keys[layer][cells] = 0
+                self._values[layer][cells] = 0
+
     def copy(self, group: int, source: int, target: int) -> None:
         """Copy one block with everything in it."""
+        self.take(group, np.array([target]))
         size = self.groups[group].block
         for layer, at in self.group_of.items():
             if at != group:
@@ -87,6 +110,7 @@ class Pages:
 
     def fill(self, group: int, block: int, content: dict[int, tuple[Array, ...]]) -> None:
         """Put back what `content` took."""
+        self.take(group, np.array([block]))
         size = self.groups[group].block
         rows = slice(block * size, (block + 1) * size)
         for layer, parts in content.items():
@@ -132,6 +156,8 @@ class ChunkStore:
             sight = self._sights[group] = _Sight.of(
                 self.pages.groups[group], self._tables[group], self._start, self._count
             )
+            size = self.pages.groups[group].block
+            self.pages.take(group, np.unique(sight.written // size))
         held_keys, held_values = self.pages.cells(layer)
         held_keys[sight.written] = keys
         held_values[sight.written] = values
@@ -154,6 +180,8 @@ class ChunkStore:
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Write the newest states into their blocks, the last token's into the last target."""
+        group = self.pages.group_of[layer]
+        self.pages.take(group, np.array(self.targets, np.int64))
         for back, target in enumerate(reversed(self.targets)):
             if back < states.shape[1]:
                 self.pages.put_state(layer, target, states[0, back])

@@ -11,6 +11,7 @@ from typing import Final
 
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.coordinator import Hit
+from cachesim.engines.vllm.groups import GroupSpec
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.pages import Pages
@@ -58,7 +59,7 @@ class Connector:
         for position in range(hit.length + size, most + 1, size):
             if not self._has_attention(request, position, size):
                 break
-            if self._has_all(request, position):
+            if self._has_all(request, hit.length, position):
                 end = position
         if end > hit.length:
             self.promised[request.id] = (hit.length, end)
@@ -73,12 +74,14 @@ class Connector:
             for at in range(end - size + group.block, end + 1, group.block)
         )
 
-    def _has_all(self, request: Request, end: int) -> bool:
+    def _has_all(self, request: Request, local: int, end: int) -> bool:
         """Whether every group that is really loaded is there; the others are promised unseen."""
-        number = request.hashes[end // self.manager.sizes.hash_block - 1]
+        unit = self.manager.sizes.hash_block
         return all(
-            group.kind == "full" or group.kind not in self.loads or (number, i) in self.kept
+            (request.hashes[at // unit - 1], i) in self.kept
             for i, group in enumerate(self.manager.groups)
+            if group.kind != "full" and group.kind in self.loads
+            for at in _ends(group, local, end)
         )
 
     def load(self, step: Step) -> None:
@@ -113,3 +116,15 @@ class Connector:
                 block = pool.block_of(number * pool.groups + group)
                 if block is not None and (number, group) not in self.kept:
                     self.kept[number, group] = self.pages.content(group, block)
+
+
+def _ends(group: GroupSpec, local: int, end: int) -> range:
+    """Where the blocks end that a group needs of a store to go on at `end`.
+
+        local hit |        |  window   |         a state: the block that ends there
+                           ^first    ^end        a window: all that are seen from there
+    """
+    if group.kind != "window":
+        return range(end, end + 1)
+    first = max(local, (end - group.window + 1) // group.block * group.block, 0)
+    return range(first + group.block, end + 1, group.block)
