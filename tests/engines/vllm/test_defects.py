@@ -1,38 +1,42 @@
-"""Known wrong answers are found by a search that is not told where, and made small."""
+"""Known wrong answers are found by a search that is not told where, and made small.
+
+`python -m tests.engines.vllm` prints the table of all of them.
+"""
+
+from typing import Final
 
 import pytest
 
-from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.testing.search import search
+from tests.engines.vllm.defects import DEFECTS, MOST_REQUESTS, Defect
 
-FIXED = "+39273+56525"
+SLOW: Final = {"no-44409", "47491"}
+"""Pinned by a scenario, or a matter of a longer search: the command plays them."""
 
-DEFECTS = {
-    "a state of this step is hit in this step (#29387)": (f"0.33.0{FIXED}+no-29387", "hybrid"),
-    "attention's hit without a state (#43090)": (f"0.33.0{FIXED}+47491", "hybrid"),
-    "recurrent groups are granted a block more (#43559)": (f"0.24.0{FIXED}", "hybrid"),
-    "the same, put back": (f"0.33.0{FIXED}+no-46281", "hybrid"),
-    "a state's entry in the wrong unit (#55600)": (f"0.30.0{FIXED}", "hybrid"),
-    "published and never written (#56525)": ("0.33.0+39273", "hybrid"),
-    "a window one block short": (f"0.33.0{FIXED}+window-one-short", "swa"),
-}
+QUICK = [each for each in DEFECTS if each.profile.rpartition("+")[2] not in SLOW]
 
 
-@pytest.mark.parametrize(("profile", "model"), DEFECTS.values(), ids=DEFECTS)
-def test_the_search_finds_it_in_at_most_four_requests(profile: str, model: str) -> None:
-    found = search(Profile.parse(f"vllm@{profile}"), model, examples=150).counterexample
+@pytest.mark.parametrize("defect", QUICK, ids=lambda each: each.profile)
+def test_the_search_finds_it_in_at_most_four_requests(defect: Defect) -> None:
+    found = defect.hunt(examples=150).counterexample
 
     assert found is not None
     assert "wrong answer" == found.finding.kind
-    assert len([step for step in found.scenario.step if step.do == "complete"]) <= 4
+    assert len([step for step in found.scenario.step if step.do == "complete"]) <= MOST_REQUESTS
 
 
 def test_with_every_fix_the_search_finds_nothing() -> None:
-    report = search(Profile.parse(f"vllm@0.33.0{FIXED}"), "hybrid", examples=40)
+    report = DEFECTS[0].hunt(DEFECTS[0].cured, examples=40)
 
     assert report.counterexample is None
     assert report.cached_tokens > 0
+
+
+def test_every_patch_that_puts_a_defect_back_is_searched_for() -> None:
+    back = {each.name for each in FAMILY.patches if each.name.startswith("no-")}
+    searched = {name for each in DEFECTS for name in each.profile.split("+")[1:]}
+
+    assert back <= searched
 
 
 def test_every_patch_changes_the_rules_of_each_release_it_fits() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.errors import UpstreamEndless
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
@@ -19,11 +20,11 @@ PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 class Workload:
     """One server with random options, and the requests that it is sent."""
 
-    def __init__(self, seed: int, profile: str, *, presets: tuple[str, ...] = PRESETS) -> None:
+    def __init__(self, seed: int, profile: str, *, arithmetic: ArithmeticName = "ring") -> None:
         self.rng = random.Random(seed)
-        name = self.rng.choice(presets)
-        window = {"window": self.rng.choice([6, 12, 40])} if "swa" in name else {}
-        self.network = build(preset(name, **window), "ring")
+        self.preset = self.rng.choice(PRESETS)
+        window = {"window": self.rng.choice([6, 12, 40])} if "swa" in self.preset else {}
+        self.network = build(preset(self.preset, **window), arithmetic)
         self.options = self._options("0.19.1" not in profile)
         self.engine = Engine.create(profile, model=self.network, options=self.options)
         self.oracle = Oracle(self.network)
@@ -49,6 +50,8 @@ class Workload:
             options["speculative_method"] = rng.choice(["eagle", "ngram"])
             options["num_speculative_tokens"] = rng.choice([1, 2, 3])
         options["async_scheduling"] = rng.random() < 0.3
+        if rng.random() < 0.2:
+            options["connector"] = "store"
         return options
 
     def fresh(self, count: int) -> Tokens:
@@ -106,12 +109,14 @@ class Workload:
         return victim
 
 
-def wrong(workload: Workload) -> list[Reply]:
-    """The replies that are not the cold ones; every account must add up."""
-    found = []
+def judged(workload: Workload) -> Iterator[tuple[Reply, bool]]:
+    """Every reply, and whether it is the cold one; every account must add up."""
     for reply in workload.play():
         adds_up(reply)
         verdict = judge(reply, workload.oracle)
-        if verdict is not None and verdict.answer != "same":
-            found.append(reply)
-    return found
+        yield reply, verdict is None or verdict.answer == "same"
+
+
+def wrong(workload: Workload) -> list[Reply]:
+    """The replies that are not the cold ones."""
+    return [reply for reply, same in judged(workload) if not same]

@@ -1,0 +1,94 @@
+"""The known wrong answers of vLLM, put back one at a time, for a search that is not told where."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.engines.profile import Profile
+from cachesim.testing.search import Report, search
+from cachesim.testing.workloads import Shape
+
+FIXED: Final = "+39273+56525"
+"""What 0.33.0 needs so that no answer is wrong."""
+
+MOST_REQUESTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """A profile with one defect, the model that shows it, and the one that has none."""
+
+    about: str
+    profile: str
+    cured: str
+    model: str = "hybrid"
+    flags: Mapping[str, Any] = field(default_factory=dict)  # of every server of the search
+
+    def hunt(self, profile: str = "", *, examples: int = 400) -> Report:
+        """Search, and make small what is found."""
+        shape = Shape(fixed=dict(self.flags), longest=100 if self.flags else 200)
+        named = Profile.parse(f"vllm@{profile or self.profile}")
+        return search(named, self.model, examples=examples, shape=shape)
+
+
+DEFECTS: Final = (
+    Defect(
+        about="a state of this step is hit in this step (#29387)",
+        profile=f"0.33.0{FIXED}+no-29387",
+        cured=f"0.33.0{FIXED}",
+    ),
+    Defect(
+        about="attention's hit without a state (#43090)",
+        profile=f"0.33.0{FIXED}+47491",
+        cured=f"0.33.0{FIXED}",
+    ),
+    Defect(
+        about="recurrent groups are granted a block more (#43559)",
+        profile=f"0.24.0{FIXED}",
+        cured=f"0.24.0{FIXED}+46281",
+    ),
+    Defect(
+        about="the same, put back",
+        profile=f"0.33.0{FIXED}+no-46281",
+        cured=f"0.33.0{FIXED}",
+    ),
+    Defect(
+        about="a group takes blocks before another one holds its hit (#33775)",
+        profile=f"0.33.0{FIXED}+no-44409",
+        cured=f"0.33.0{FIXED}",
+        model="swa",
+        flags={
+            "connector": "store",
+            "block_size": 4,
+            "num_gpu_blocks_override": 40,
+            "prefix_cache_retention_interval": -1,
+        },
+    ),
+    Defect(
+        about="a state's entry in the wrong unit (#55600)",
+        profile=f"0.30.0{FIXED}",
+        cured=f"0.30.0{FIXED}+55601",
+    ),
+    Defect(
+        about="the same, put back",
+        profile=f"0.33.0{FIXED}+no-55601",
+        cured=f"0.33.0{FIXED}",
+    ),
+    Defect(
+        about="a plain step after accepted drafts (#39273)",
+        profile="0.33.0+56525",
+        cured=f"0.33.0{FIXED}",
+    ),
+    Defect(
+        about="published and never written (#56525)",
+        profile="0.33.0+39273",
+        cured=f"0.33.0{FIXED}",
+    ),
+    Defect(
+        about="a window one block short",
+        profile=f"0.33.0{FIXED}+window-one-short",
+        cured=f"0.33.0{FIXED}",
+        model="swa",
+    ),
+)
+"""Every patch that puts a defect back, and every defect that a release has."""
