@@ -121,8 +121,8 @@ class Connector:
 def _ends(group: GroupSpec, local: int, end: int) -> range:
     """Where the blocks end that a group needs of a store to go on at `end`.
 
-        local hit |        |  window   |         a state: the block that ends there
-                           ^first    ^end        a window: all that are seen from there
+    local hit |        |  window   |         a state: the block that ends there
+                       ^first     ^end       a window: all that are seen from there
     """
     if group.kind != "window":
         return range(end, end + 1)
