@@ -154,14 +154,21 @@ def bisect(
     real: Annotated[
         bool, Parameter(negative="", help="Play the real servers, each release's own wheel.")
     ] = False,
+    profile: Annotated[str | None, Parameter(help="Of a log: the release, as b9538.")] = None,
+    model: Annotated[str | None, Parameter(help="Of a log: a preset with its memory.")] = None,
+    window: Annotated[int | None, Parameter(help="Of a log: the sliding window.")] = None,
 ) -> int:
-    """Play a scenario on every release: the first bad one, the first good one, what landed between.
+    """Play every release: the first bad one, the first good one, what landed between.
+
+    NAME is a scenario, or a server's log: then its worst miss, as `cachesim why` finds it.
 
     Example: cachesim bisect llama.cpp-24411-first-turn-again
     """
     from cachesim.cli.bisect import bisect_command
+    from cachesim.logs.whole import Wanted
 
-    return bisect_command(name, arithmetic=arithmetic, real=real)
+    wanted = Wanted(profile=profile, model=model, window=window)
+    return bisect_command(name, arithmetic=arithmetic, real=real, wanted=wanted)
 
 
 def list_(

@@ -1,6 +1,8 @@
 """`cachesim bisect`: the first bad and the first good release, and the change between them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from rich import box
@@ -10,22 +12,28 @@ from rich.text import Text
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
+from cachesim.logs.dump import is_dump
+from cachesim.logs.extract import worst_scenario
+from cachesim.logs.whole import Wanted, open_log, read_files, replays_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.scenario.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 
 WIDEST: Final = 34
 """Columns of the cached counts; of longer scenarios the last steps are shown."""
 
 
-def bisect_command(name: str, *, arithmetic: ArithmeticName = "ring", real: bool = False) -> int:
+def bisect_command(
+    name: str,
+    *,
+    arithmetic: ArithmeticName = "ring",
+    real: bool = False,
+    wanted: Wanted | None = None,
+) -> int:
     """Play every release, one line each; 0 where all are good, 1 where one is bad."""
-    loaded = load_all([name])
-    if len(loaded) > 1:
-        msg = f"{name}: bisect takes one scenario, and these are {len(loaded)}"
-        raise InputError(msg)
-    scenario = loaded[0][1]
+    scenario = _scenario(name, wanted or Wanted())
     family = family_of(scenario.engine.name)
     play = _play(scenario, arithmetic, real=real)
     judged = judge([play(release) for release in (family.real() if real else family.names())])
@@ -39,7 +47,42 @@ def bisect_command(name: str, *, arithmetic: ArithmeticName = "ring", real: bool
     return NOT_AS_EXPECTED if any(each.state == "bad" for each in judged) else AS_EXPECTED
 
 
-def _play(scenario: Any, arithmetic: ArithmeticName, *, real: bool) -> Play:  # noqa: ANN401
+def _scenario(name: str, wanted: Wanted) -> Scenario:
+    """The one scenario that a name stands for, or the worst miss of a server's log."""
+    if _is_log(name):
+        _, file = open_log(name)
+        with file:
+            if is_dump(file.read(1 << 16)):
+                msg = f"{name}: recorded requests say nothing of the server; bisect takes its log"
+                raise InputError(msg)
+            file.seek(0)
+            return _as_given(worst_scenario(replays_of(read_files([(name, file)]), wanted)))
+    loaded = load_all([name])
+    if len(loaded) > 1:
+        msg = f"{name}: bisect takes one scenario, and these are {len(loaded)}"
+        raise InputError(msg)
+    return loaded[0][1]
+
+
+def _as_given(scenario: Scenario) -> Scenario:
+    """A log prints every flag: those at their release's default are left to each release."""
+    server = scenario.engine
+    family, (release, *_) = family_of(server.name), server.profiles
+    options = {
+        name: value
+        for name, value in server.options.items()
+        if family.default(family.option(name), release) != value
+    }
+    return replace(scenario, engine=replace(server, options=options))
+
+
+def _is_log(name: str) -> bool:
+    """Any file that is no scenario file is read as a log."""
+    path = Path(name)
+    return path.suffix != ".toml" and path.is_file()
+
+
+def _play(scenario: Scenario, arithmetic: ArithmeticName, *, real: bool) -> Play:
     if not real:
         return simulated(scenario, arithmetic)
     from cachesim.real.bisecting import on_the_wheels
@@ -71,7 +114,8 @@ def _said(
 ) -> Iterator[str]:
     states = {each.state for each in judged} - {"-"}
     if not found:
-        yield f"every release is {states.pop()}" if states else "no release can play it"
+        alike = "no step reuses less than half of what another release reuses there"
+        yield f"every release is {states.pop()}: {alike}" if states else "no release can play it"
         return
     for turn in found:
         otherwise = " in another way" if turn.was == turn.became else ""

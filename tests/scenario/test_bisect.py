@@ -1,5 +1,7 @@
 """Bisections: which release is bad, and which change made it so, as the reports' threads say."""
 
+from pathlib import Path
+
 import pytest
 
 from cachesim.cli.main import main
@@ -7,6 +9,7 @@ from cachesim.engines.family import family_of
 from cachesim.scenario.bisect import Judged, Played, Seen, TurningPoint, judge, simulated, turns
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
+from tests.logs.test_replay import servers_of
 
 THREADS = {
     "llama.cpp-21510-start-refused": [("b8929", "good", "21510")],
@@ -84,6 +87,31 @@ def test_a_table_has_one_line_for_each_release(capsys: pytest.CaptureFixture[str
     assert "every release is good" in said
     for release in family_of("llama.cpp").names():
         assert said.count(f"{release} ") == 1
+
+
+def test_the_worst_miss_of_a_log_is_bisected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(servers_of("b11549-3")[2]["log"])
+
+    assert 1 == main(["bisect", str(log), "--profile", "b11549", "--model", "recurrent"])
+
+    said = capsys.readouterr().out
+    assert "from-a-log on the simulator" in said
+    assert "first release that is bad in another way: b9294" in said
+    assert "b9093+23280 is like b9294" in said
+
+
+def test_recorded_requests_say_too_little(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = tmp_path / "requests.jsonl"
+    recorded.write_text('{"request": {"prompt": "x"}}\n')
+
+    assert 2 == main(["bisect", str(recorded)])
+
+    assert "bisect takes its log" in capsys.readouterr().err
 
 
 def test_several_scenarios_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

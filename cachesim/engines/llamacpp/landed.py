@@ -122,7 +122,8 @@ LANDED: Final[tuple[Merged, ...]] = (
         },
     ),
     Merged(
-        about="an empty assistant message at the end opens no reply",
+        pull=23089,
+        about="the template continues an assistant message: an empty one at the end opens no reply",
         landed="b9294",
         sets={"requests.empty_prefill_opens": False},
     ),
@@ -195,16 +196,13 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"checkpoints.cuts_heed_spacing": True},
     ),
     Merged(
-        name="unspaced-near-end",
-        about="the checkpoints near the end of a prompt need no distance",
-        landed="b10068",
-        sets={"checkpoints.spacing_waived_near_end": True},
-    ),
-    Merged(
         pull=25472,
-        about="checkpoints of earlier requests that lie too close go whenever one is made",
+        about="a new checkpoint evicts older ones too close; near the end none needs a distance",
         landed="b10068",
-        sets={"checkpoints.eviction": "thinned-always"},
+        sets={
+            "checkpoints.eviction": "thinned-always",
+            "checkpoints.spacing_waived_near_end": True,
+        },
     ),
     Merged(
         pull=25649,
