@@ -11,6 +11,8 @@ from typing import Any, Final
 from cachesim.errors import InputError
 
 SECONDS: Final = 10
+ASLEEP: Final = 600
+"""Seconds on the clock: what waits for something takes no time of its own."""
 BYTES: Final = 2**30
 
 REFUSED: Final = "refused"
@@ -43,7 +45,9 @@ def limit_memory() -> None:
 def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
     """Play a mutant, and say what became of it."""
     before = signal.signal(signal.SIGPROF, _too_slow)
+    asleep = signal.signal(signal.SIGALRM, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of its own: other processes do not count
+    signal.setitimer(signal.ITIMER_REAL, ASLEEP)
     try:
         play(mutant)
     except InputError as error:
@@ -56,5 +60,7 @@ def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
         return Outcome("broken", traceback.format_exc(limit=-6))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGPROF, before)
+        signal.signal(signal.SIGALRM, asleep)
     return Outcome(PLAYED)

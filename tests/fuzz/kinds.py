@@ -5,6 +5,7 @@ A new kind of file is one more entry of `KINDS`; nothing else needs to know of i
 
 import gzip
 import json
+import re
 import struct
 import tomllib
 import zlib
@@ -104,6 +105,9 @@ def play_scenario(mutant: tuple[Any, int]) -> None:
         page([entry])
 
 
+PIECE: Final = re.compile(r"\{([^{}\[]+)")
+
+
 def weight(scenario: Scenario) -> int:
     """About how many tokens a run reads and writes."""
     lengths = {name: v if isinstance(v, int) else len(v) for name, v in scenario.spans.items()}
@@ -112,7 +116,9 @@ def weight(scenario: Scenario) -> int:
         words = step.prompt.split() if isinstance(step.prompt, str) else ()
         prompt = sum(lengths.get(word.partition("[")[0], 8) for word in words)
         prompt += len(step.prompt or ()) if isinstance(step.prompt, tuple) else 0
-        prompt += sum(len(each.content) for each in step.messages)
+        for each in step.messages:
+            named = PIECE.findall(each.content)
+            prompt += len(each.content) + sum(lengths.get(name, 0) for name in named)
         reply = step.predict if step.predict is not None else 8
         total += prompt + step.completions * (reply if reply >= 0 else 4096)
         lengths[f"{step.name}.reply"] = max(0, reply)
@@ -271,7 +277,7 @@ def play_workload(mutant: Any) -> None:
         },
         "step": steps,
     }
-    play_scenario((content, 0))
+    play_scenario((content, zlib.crc32(repr(content).encode())))
 
 
 def _own_keys(step: Any) -> Any:

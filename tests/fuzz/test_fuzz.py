@@ -1,5 +1,7 @@
 """A sample of what `make fuzz` plays, and that its guard notices what it is there for."""
 
+from time import sleep
+
 import pytest
 
 from cachesim.errors import OptionError
@@ -46,6 +48,8 @@ def test_what_breaks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "without a word" in guarded(refuse_without_a_word, None).failure
     assert "slow" == guarded(turn, None).word
     assert "large" == guarded(fill, None).word
+    monkeypatch.setattr("tests.fuzz.guard.ASLEEP", 0.05)
+    assert "slow" == guarded(lambda _: sleep(60), None).word
     assert "KeyError" in guarded(lambda _: {}[1], None).failure
     assert Outcome("played") == guarded(lambda _: None, None)
 
