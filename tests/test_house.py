@@ -68,6 +68,15 @@ def test_imports_point_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_console_is_careful_with_what_it_prints(path: Path) -> None:
+    """Text of a file, a log or a server could steer the terminal on one of Rich's own."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    names = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
+
+    assert names.isdisjoint({"Console", "print"})
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_core_reads_no_clock_no_file_and_draws_no_chance(path: Path) -> None:
     if room_of(path) not in {"model", "engines", "verify"}:
         return

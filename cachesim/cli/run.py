@@ -16,7 +16,7 @@ from cachesim.cli import Format
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.workers import workers
+from cachesim.cli.workers import how_many, workers
 from cachesim.errors import InputError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
@@ -138,7 +138,7 @@ def play(
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
     if arithmetic == "float":
-        announce(jobs, screen)
+        announce(seconds_of(jobs, how_many(len(groups), processes)), screen)
     with (
         workers(len(groups), processes) as do,
         Progress(console=screen, transient=True, disable=not watched(jobs)) as bar,
@@ -164,9 +164,8 @@ def watched(jobs: Sequence[Job]) -> bool:
     return sys.stderr.isatty() and (len(jobs) > SOON_DONE or seconds_of(jobs) > 1)
 
 
-def announce(jobs: Sequence[Job], screen: Console) -> None:
+def announce(seconds: float, screen: Console) -> None:
     """Say beforehand that real numbers will take their time."""
-    seconds = seconds_of(jobs)
     if seconds < LONG:
         return
     about = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"

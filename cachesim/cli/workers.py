@@ -20,12 +20,19 @@ ALONE: Final = 6
 @contextmanager
 def workers(tasks: int, wanted: int | None = None) -> Iterator[Do]:
     """Something that maps a function over items, in this process or in as many as are wanted."""
-    count = min(wanted or processors(), tasks)
-    if count == 1 or (wanted is None and tasks <= ALONE):
+    count = how_many(tasks, wanted)
+    if count == 1:
         yield map
         return
     with processes(count) as pool:
         yield pool.map
+
+
+def how_many(tasks: int, wanted: int | None = None) -> int:
+    """How many processes so many tasks are given to."""
+    if wanted is None and tasks <= ALONE:
+        return 1
+    return max(1, min(wanted or processors(), tasks))
 
 
 @contextmanager

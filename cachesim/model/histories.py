@@ -48,13 +48,20 @@ class Histories:
         known = self._ids.get(key)
         if known is not None:
             return known
-        self._ids[key] = fresh = len(self._nodes)
+        fresh = len(self._nodes)
         self._nodes.append(key)
         self._parents.append(np.array([[reading.node for reading in readings]]))
         self._depths.append(
             tuple(self._depths[reading.node][i] + 1 for i, reading in enumerate(readings))
         )
+        self._ids[key] = fresh
         return fresh
+
+    def settle(self) -> None:
+        """After an interruption: a node that is only half written down is forgotten."""
+        whole = 1 + len(self._ids)
+        del self._nodes[whole:], self._depths[whole:]
+        self._parents.count = whole
 
     def clean(self, tokens: Tokens) -> list[NodeId]:
         """The nodes of a cold run: of no token, of the first one, and so on."""

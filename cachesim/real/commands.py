@@ -58,9 +58,9 @@ def real_vectors(*files: Path) -> int:
     out, all_equal = console(), True
     for path in files:
         summary = replay(path)
-        out.print(f"{path}: {summary}", markup=False)
+        out.print(f"{path}: {summary}")
         for line in summary.first.lines() if summary.first else ():
-            out.print(line, markup=False)
+            out.print(line)
         all_equal = all_equal and summary.first is None
     return 0 if all_equal else 1
 
@@ -154,7 +154,7 @@ def real_logs(*, seed: int, requests: int) -> int:
         wrong += each.wrong
     console().print(table)
     if wrong:
-        console().print(f"differing: {', '.join(wrong[:20])}", markup=False)
+        console().print(f"differing: {', '.join(wrong[:20])}")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
 from cachesim.errors import ScenarioError
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
@@ -73,11 +74,11 @@ class Stage(Generic[S]):
 
 def not_compared(error: EnvironmentUnavailableError) -> int:
     """Say loudly that a real engine is not there; the exit status."""
-    console(stderr=True).print(f"NOT COMPARED: {error}", markup=False)
+    console(stderr=True).print(f"NOT COMPARED: {error}")
     return 1
 
 
 def console(*, stderr: bool = False) -> Console:
     """Where results go, or what is said beside them; never wrapped in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
+    return CarefulConsole(file=stream, soft_wrap=not stream.isatty())

@@ -7,16 +7,13 @@ wide unless `COLUMNS` says otherwise, so that what people paste looks the same e
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from io import StringIO
 from typing import Any, Final
 
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
-from rich.segment import Segment
+from rich.console import Console, RenderableType
 from rich.theme import Theme
 
-from cachesim.printable import printable
+from cachesim.careful import CarefulConsole
 
 THEME: Final = Theme(
     {
@@ -40,12 +37,11 @@ PLAIN: Final = str.maketrans({"→": "->", "·": "-", "─": "-", "…": "~"})
 """What is written where an encoding lacks the sign."""
 
 
-class Screen(Console):
-    """A console on which no text of a scenario steers the terminal, and whose reader may go."""
+class Screen(CarefulConsole):
+    """A console with our colours, whose reader may go."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(theme=THEME, highlight=False, emoji=False, markup=False, **settings)
-        self.push_render_hook(_Careful())
+        super().__init__(theme=THEME, **settings)
 
     def on_broken_pipe(self) -> None:
         """The program decides what this means."""
@@ -75,24 +71,6 @@ def _narrow() -> int | None:
     if not columns.isdigit() or int(columns) >= NARROWEST:
         return None
     return max(NARROWEST, shutil.get_terminal_size().columns)
-
-
-class _Careful(RenderHook):
-    """Puts every renderable into one that spells its control characters out."""
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Spelled(each) for each in renderables]
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelled:
-    """A renderable whose text is `printable`; styles and Rich's own controls stay."""
-
-    inner: ConsoleRenderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        for each in console.render(self.inner, options):
-            yield each if each.control else Segment(printable(each.text), each.style)
 
 
 def show(screen: Console, *renderables: RenderableType, wrap: bool = True) -> None:

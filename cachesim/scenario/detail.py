@@ -9,6 +9,7 @@ step that brought it (`provenance`), and equal moments are told once: steps name
 """
 
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from cachesim.errors import ContractError
 from cachesim.model.trace import Traced
 from cachesim.scenario.provenance import Provenance
 from cachesim.scenario.result import LogitRow, Run, RunDetail, StepDetail, Stretch, TopLogit
-from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.scenario.session import TIMEOUT, Record, Session, groups_of
 from cachesim.scenario.states import states_of
 from cachesim.scenario.writing import to_toml
 from cachesim.units import Array
@@ -51,8 +52,9 @@ class Watcher:
         self.untils: list[int] = []  # how many tokens had been born when each was first seen
         self.at: list[int] = []  # the moment after each event
         self.first = self._moment()
-        self.records: list[Record] = []
-        self.births: list[int] = []  # how many there were when each record was done
+        self.records: dict[int, Record] = {}
+        self.begun = self._seen()
+        self.ends: dict[int, tuple[int, int]] = {}  # births and moments when each was done
         session.engine.after_each_event(self._hear)
 
     def _moment(self) -> int:
@@ -65,18 +67,31 @@ class Watcher:
             self.untils.append(self.trace.births)
         return self.moments[held]
 
+    def _seen(self) -> tuple[int, int]:
+        return self.trace.births, len(self.moments)
+
     def _hear(self) -> None:
         self.at.append(self._moment())
 
     def heard(self, record: Record) -> None:
-        """A step is done."""
-        self.records.append(record)
-        self.births.append(self.trace.births)
+        """A step is done, or there was no time for it.
+
+        Then the server was interrupted anywhere, and so was whoever wrote down what it read: what
+        was seen since the last step does not count.
+        """
+        self.records[record.index] = record
+        if record.error == TIMEOUT:
+            self.trace.histories.settle()
+        self.ends[record.index] = self._whole() if record.error == TIMEOUT else self._seen()
+
+    def _whole(self) -> tuple[int, int]:
+        done = [i for i, each in self.records.items() if each.error != TIMEOUT]
+        return self.ends[done[-1]] if done else self.begun
 
     def run_detail(self) -> RunDetail:
         """The whole run's detail; the session must be over."""
         scenario = self.session.scenario
-        origins = self._origins()
+        origins, seen = self._origins(), zip(self.moments, self.untils, strict=False)
         return RunDetail(
             about=" ".join(scenario.about.split()),
             issue=scenario.source.issue,
@@ -84,22 +99,20 @@ class Watcher:
             model=scenario.model.preset or " ".join(scenario.model.layers or ()),
             options=dict(scenario.engine.options),
             toml=to_toml(scenario),
-            states=states_of(zip(self.moments, self.untils, strict=True), origins),
+            states=states_of(islice(seen, self._whole()[1]), origins),
         )
 
     def _origins(self) -> Provenance:
-        origins = Provenance(self.trace, self.records)
-        by_index = {record.index: record for record in self.records}
-        ends = {record.index: end for record, end in zip(self.records, self.births, strict=True)}
+        origins = Provenance(self.trace, tuple(self.records.values()))
         for group in groups_of(self.session.scenario):
-            origins.learn([by_index[index] for index in group], ends[group[-1]])
+            origins.learn([self.records[index] for index in group], self.ends[group[-1]][0])
         return origins
 
     def step_details(self, oracle: Oracle | None) -> list[StepDetail]:
         """The detail of every step, in order."""
         numbers = {id(event): i for i, event in enumerate(self.session.engine.events)}
         details, before = [], self.first
-        for record in self.records:
+        for record in self.records.values():
             at = [self.at[numbers[id(event)]] for event in record.events]
             details.append(
                 StepDetail(

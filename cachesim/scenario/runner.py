@@ -69,7 +69,7 @@ def run(
         arithmetic=arithmetic,
         mismatches=unmet,
     )
-    if watcher is None or steps[-1].error == TIMEOUT:  # a trace that was interrupted is not whole
+    if watcher is None:
         return done
     return with_details(done, watcher, oracle if verify else None)
 
@@ -84,14 +84,13 @@ def run_steps(
 ) -> tuple[Step, ...]:
     """The steps of a session, in order; those that there was no time for say so."""
     witness = Witness(session, oracle) if verify else None
-    steps: list[Step] = []
-    records: list[Record] = []
+    done: list[tuple[Step, Record]] = []  # one list: an interruption comes between any two lines
 
     def add(record: Record, evidence: Evidence) -> None:
+        step = step_of(record, evidence)
         if watcher is not None:
             watcher.heard(record)
-        records.append(record)
-        steps.append(step_of(record, evidence))
+        done.append((step, record))
 
     try:
         with pace.limit() if pace else nullcontext():
@@ -101,9 +100,9 @@ def run_steps(
                     pace.step_done()
     except OutOfTimeError:
         pass
-    for record in session.undone(len(records)):
+    for record in session.undone(len(done)):
         add(record, Evidence())
-    return with_statements(steps, records)
+    return with_statements([step for step, _ in done], [record for _, record in done])
 
 
 def step_of(record: Record, evidence: Evidence) -> Step:

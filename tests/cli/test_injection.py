@@ -8,6 +8,8 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.printable import STEERING, printable
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.playing import console, not_compared
 
 HOSTILE = """
 format = 1
@@ -76,6 +78,15 @@ def test_nor_in_an_error(text: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["list", "\x1b[2J"]) == 2
 
     assert None is STEERS.search(capsys.readouterr().err)
+
+
+def test_nor_where_real_engines_are_spoken_of(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print("pip said \x1b[2J", "[red]", ":smile:")
+    not_compared(EnvironmentUnavailableError("pip said \x1b]0;owned"))
+
+    printed = capsys.readouterr()
+    assert "pip said \\x1b[2J [red] :smile:\n" == printed.out
+    assert "NOT COMPARED: pip said \\x1b]0;owned\n" == printed.err
 
 
 def test_colour_is_still_there(

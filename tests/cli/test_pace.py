@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,8 @@ from cachesim.cli.main import main
 from cachesim.cli.pace import seconds_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import OutOfTimeError
+from cachesim.model.plain import Growing
+from cachesim.report.html import page
 from cachesim.scenario import load, run
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +88,34 @@ def test_steps_that_were_done_in_time_are_kept(detail: bool, tmp_path: Path) -> 
     assert ["same", None, None] == [step.answer for step in entry.steps]
     assert [None, "timeout", "timeout"] == [step.error for step in entry.steps]
     assert "Step B was not run: the time given was over." == entry.steps[1].finding.title
+    if detail:
+        whole = run(scenario, Profile.parse("llama.cpp@b9538"), detail=True)
+        assert whole.steps[0].detail == entry.steps[0].detail
+        assert [(), ()] == [step.detail.at for step in entry.steps[1:] if step.detail]
+
+
+@pytest.mark.parametrize("done", [2, 28, 90, 203])
+def test_a_run_that_is_interrupted_anywhere_still_tells_what_it_saw(
+    done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, append = iter(range(done)), Growing.append
+
+    def interrupted(*given: Any) -> None:
+        if next(left, None) is None:
+            monkeypatch.undo()
+            raise OutOfTimeError
+        append(*given)
+
+    monkeypatch.setattr(Growing, "append", interrupted)
+    scenario = load(long(tmp_path, tokens=50, preset="hybrid"))
+
+    entry = run(scenario, Profile.parse("llama.cpp@b9538"), detail=True, pace=OneStep())
+
+    assert "timeout" == entry.steps[-1].error
+    assert 0 < len(page([entry]))
+    assert entry.detail is not None
+    shown = [each for step in entry.steps if step.detail for each in step.detail.at]
+    assert all(number < len(entry.detail.states) for number in shown)
 
 
 def test_a_timeout_that_is_not_needed_changes_nothing(capsys: Capture) -> None:
@@ -122,6 +154,18 @@ def test_longer_prompts_are_guessed_to_take_longer(preset: str, tmp_path: Path) 
 
     assert guesses[0] < 10
     assert 5 * guesses[0] < 5 * guesses[1] < guesses[2] * 2
+
+
+def test_processes_share_scenarios_and_no_more_than_that(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    short = long(tmp_path / "one", tokens=20_000)
+    jobs = jobs_of([short, long(tmp_path)], (), None)
+    equal = [*jobs, *(replace(job, source="again") for job in jobs[2:])]
+    alone = [seconds_of(jobs_of([file], (), None)) for file in (short, long(tmp_path))]
+
+    assert sum(alone) == pytest.approx(seconds_of(jobs))
+    assert (alone[0] + 2 * alone[1]) / 2 == pytest.approx(seconds_of(equal, 2))
+    assert alone[1] == seconds_of(jobs, 2) == seconds_of(jobs, 8)
 
 
 def test_a_single_long_scenario_shows_a_bar(tmp_path: Path) -> None:

@@ -26,15 +26,15 @@ def show_difference(
     about = f"the simulator disagrees with the real server in step {step}"
     outcomes = difference.outcomes[: difference.step + 1]
     scenario = as_scenario(workload, outcomes, profile=profile or workload.release, about=about)
-    out.print(to_toml(scenario), markup=False)
+    out.print(to_toml(scenario))
     for name, (real, simulated) in difference.fields.items():
         out.print(f"{name} in step {step}: real {real}, simulated {simulated}")
     out.print("the simulator's events at that step:")
     for line in _lines(difference.events):
-        out.print(f"  {line}", markup=False)
+        out.print(f"  {line}")
     out.print("the real server's log at that step:")
     for line in real_log_of(workload, difference.step, version=version):
-        out.print(f"  {line}", markup=False)
+        out.print(f"  {line}")
 
 
 def _lines(events: Sequence[Event]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from cachesim.model.network import FloatNetwork
@@ -27,7 +26,7 @@ from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step
-from cachesim.real.playing import not_compared
+from cachesim.real.playing import console, not_compared
 from cachesim.units import Token, Tokens
 
 TOP: Final = 8
@@ -168,7 +167,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
         return not_compared(error)
     names = Abilities(wheel).presets
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
-    out = Console(soft_wrap=True)
+    out = console()
     out.print(agreement_table(release, found))
     agree = all(each.agrees for each in found)
     if any(PRESETS[name].mtp_depth for name in names):

@@ -42,7 +42,7 @@ def real_newest(
     except EnvironmentUnavailableError as error:
         return not_compared(error)
     except RealServerError as error:
-        out.print(f"{found} is NOT as {release}: {error}", markup=False)
+        out.print(f"{found} is NOT as {release}: {error}")
         return 1
     out.print(table(str(found), seed, tally))
     requests, agreeing = tally.requests.total(), tally.agreeing.total()

@@ -84,7 +84,7 @@ def real_mlx_lm(
         out.print(classes_table(classes, seed))
     out.print(server_table(served, seed))
     for line in differences(classes, served):
-        out.print(line, markup=False)
+        out.print(line)
     agree = not classes.differences and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
 

@@ -82,9 +82,9 @@ def real_vllm(
     out.print(table(found, seed))
     if found.difference is not None:
         name, real, simulated = found.difference
-        out.print(f"first difference, workload {name}: real, then simulated", markup=False)
+        out.print(f"first difference, workload {name}: real, then simulated")
         for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
-            out.print(f"  {where}: {one!s:.200} | {other!s:.200}", markup=False)
+            out.print(f"  {where}: {one!s:.200} | {other!s:.200}")
     return 0 if found.all_agree else 1
 
 

@@ -1,0 +1,36 @@
+"""A console on which no text of a scenario, a log or a server steers the terminal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
+
+from cachesim.printable import printable
+
+
+class CarefulConsole(Console):
+    """Takes every text as it is: no markup, no emoji, no guessed colours, no control characters."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, emoji=False, markup=False, **settings)
+        self.push_render_hook(_Careful())
+
+
+class _Careful(RenderHook):
+    """Puts every renderable into one that spells its control characters out."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Spelled(each) for each in renderables]
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """A renderable whose text is `printable`; styles and Rich's own controls stay."""
+
+    inner: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for each in console.render(self.inner, options):
+            yield each if each.control else Segment(printable(each.text), each.style)
