@@ -116,16 +116,22 @@ def weight(scenario: Scenario) -> int:
     lengths = {name: v if isinstance(v, int) else len(v) for name, v in scenario.spans.items()}
     total = 0
     for step in scenario.step:
-        words = step.prompt.split() if isinstance(step.prompt, str) else ()
-        prompt = sum(lengths.get(word.partition("[")[0], 8) for word in words)
-        prompt += len(step.prompt or ()) if isinstance(step.prompt, tuple) else 0
+        prompt = length_of(step.prompt or (), lengths)
         for each in step.messages:
             named = PIECE.findall(each.content)
             prompt += len(each.content) + sum(lengths.get(name, 0) for name in named)
-        reply = step.predict if step.predict is not None else 8
+        forced = 8 if step.reply is None else length_of(step.reply, lengths)
+        reply = step.predict if step.predict is not None else forced
         total += prompt + step.completions * (reply if reply >= 0 else 4096)
         lengths[f"{step.name}.reply"] = max(0, reply)
     return total
+
+
+def length_of(tokens: str | Sequence[Any], lengths: Mapping[str, int]) -> int:
+    """About how many tokens a prompt or a forced reply has."""
+    if not isinstance(tokens, str):
+        return len(tokens)
+    return sum(lengths.get(word.partition("[")[0], 8) for word in tokens.split())
 
 
 def damage_file(seed: str, chance: Chance) -> bytes:

@@ -237,8 +237,9 @@ class Batching:
             first += len(view)
 
     def _steps(self) -> int:
-        """Recurrent states are kept for every drafted token of the batch."""
-        return 1 + max((len(slot.drafted) for slot in self._server.slots), default=0)
+        """Recurrent states are kept token by token where the batch holds a draft."""
+        drafted = any(slot.drafted for slot in self._server.slots)
+        return self._server.speculation.steps if drafted else 0
 
     def _cancelled(self) -> None:
         """Whole ubatches survive: token lists are cut to what the memory holds."""

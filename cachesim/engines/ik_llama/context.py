@@ -64,7 +64,7 @@ class Context:
             for s in network.shapes
             if s.place == "recurrent"
         }
-        self.steps: dict[int, Array] = {}  # per layer: the states after each token of a draft
+        self.make_room_for_steps(0)
         self.ubatches_left: int | None = None  # the client goes away after so many
 
     def _cached(self) -> list[LayerShape]:
@@ -77,12 +77,12 @@ class Context:
         batch: Sequence[BatchToken],
         hidden: Sequence[Array] | None = None,
         *,
-        keep_steps: int = 1,
+        keep_steps: int = 0,
     ) -> Decoded:
         """Run a batch in pieces of n_ubatch tokens (`llama_decode_internal`).
 
         Room is sought piece by piece: when it runs out, the pieces before stay where they are.
-        `keep_steps` asks for the states after each of the last tokens of every sequence.
+        `keep_steps` says for how many tokens there is room to keep the state after each.
         """
         self.apply_shifts()
         done = Decoded(code=0, logits={}, hidden={})
@@ -126,6 +126,7 @@ class Context:
         *,
         keep_steps: int,
     ) -> None:
+        planes = len(piece) if 1 < len(piece) <= keep_steps else 1
         # Sequences do not see each other, so each one's rows go through the network on their own.
         for seq in sorted({entry.seq for entry in piece}):
             mine = [i for i, entry in enumerate(piece) if entry.seq == seq]
@@ -137,7 +138,7 @@ class Context:
                 hidden=None if hidden is None else np.stack([hidden[first + i] for i in mine]),
             )
             places = np.array([start + i for i in mine], dtype=np.int64)
-            view = SequenceView(self, seq, ubatch, places, planes=keep_steps)
+            view = SequenceView(self, seq, ubatch, places, planes=planes)
             output = self.network.run(ubatch, view)
             for row, k in enumerate(wanted):
                 done.logits[first + mine[k]] = output.logits[row]
@@ -157,15 +158,27 @@ class Context:
 
     # -- one speculative step ----------------------------------------------------------------
 
+    def make_room_for_steps(self, tokens: int) -> None:
+        """Places for the states of a draft and its first token (`per_step_alloc`), all zero."""
+        self.steps = {
+            layer: np.zeros((tokens, rows.shape[1]), rows.dtype)
+            for layer, rows in self.rows.items()
+        }
+
     def roll_back_to_step(self, seq: SeqId, accepted: Count, drafted: Count) -> None:
         """Copy back the state after the last accepted token (per-step recurrent checkpoints).
+
+        Trap: each ubatch of more than one token writes its states from the first place on, so
+        where a draft is cut into ubatches the place of the accepted token holds another one's.
+
+            drafted      t0 t1 t2 | t3 t4        ubatches of three
+            places       t3 t4 t2                after both; t0 accepted brings t3's state back
 
         Upstream also writes that token's position into the cell whose index equals the sequence
         id, whatever lies there (an oddity).
         """
         for layer, states in self.steps.items():
-            kept = min(drafted, len(states) - 1)  # fewer where the batch ended within the draft
-            self.rows[layer][seq] = states[kept - accepted]
+            self.rows[layer][seq] = states[accepted]
         if self.hybrid and self.cells.pos[seq] >= 0:
             last = self.cells.seq_pos_max(seq)
             self.cells.pos[seq] = last - (drafted - accepted)

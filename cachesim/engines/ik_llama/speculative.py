@@ -37,6 +37,9 @@ class Speculation:
         self._record = record
         self._row: Array | None = None  # the primary's hidden row before the next token
         self._before: SequenceState | None = None  # where to go back to without per-step states
+        kept = companion is not None and self._per_step
+        self.steps = Count(options.draft_max + 1 if kept else 0)
+        primary.make_room_for_steps(self.steps)
 
     @property
     def _head(self) -> Companion:

@@ -84,9 +84,10 @@ class SequenceView:
         return rows[self._seq : self._seq + 1].copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
-        """Keep the last state, and the steps before it when a draft is being verified."""
+        """Keep the last state, and that after each token when a draft is being verified."""
         self._context.rows[layer][self._seq] = states[0, 0]
-        self._context.steps[layer] = states[0]
+        if self.planes > 1:  # the newest state comes first
+            self._context.steps[layer][: self.planes] = states[0, ::-1]
 
 
 def _flags(cells: Integers, length: int) -> Array:

@@ -15,6 +15,7 @@ from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.real.vectors.memory_counter import counter_context
+from cachesim.scenario.limits import TOTAL_TOKENS
 
 Json: TypeAlias = dict[str, Any]
 
@@ -60,6 +61,10 @@ class MemoryPlayer:
     def decode(self, op: Mapping[str, Any]) -> Json:
         """Decode a batch of runs."""
         runs: Sequence[Mapping[str, Any]] = op["runs"]
+        counted = sum(run["count"] for run in runs)
+        if counted > TOTAL_TOKENS:
+            msg = f"a batch of {counted:,} tokens; {TOTAL_TOKENS:,} is the most"
+            raise ValueError(msg)
         seqs = tuple(tuple(run["seqs"]) for run in runs for _ in range(run["count"]))
         positions = tuple(run["start"] + i for run in runs for i in range(run["count"]))
         fail = op.get("fail")

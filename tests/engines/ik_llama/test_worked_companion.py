@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from cachesim.engines import Request
@@ -146,3 +147,22 @@ def test_a_draft_longer_than_the_batch_ends_the_server_where_it_is_right(mode: s
     with pytest.raises(UpstreamAbort, match="invalid logits id 2"):
         Played("hybrid-mtp", **options).ask(prompt, reply, right)
     assert (0, 20) == Played("hybrid-mtp", **options).ask(prompt, reply, wrong)
+
+
+@pytest.mark.parametrize("release", [SEED_ERA, LATER])
+@pytest.mark.parametrize(("ubatch", "right"), [(4, True), (3, True), (2, False), (1, False)])
+def test_a_draft_cut_into_ubatches_brings_another_tokens_state_back(
+    release: str, ubatch: int, right: bool
+) -> None:
+    """Each ubatch of several tokens writes its states from the first place on."""
+    options = {"companion": "attn", "draft_max": 3, "ubatch_size": ubatch}
+    prompt, reply = A[:20], G[:8]
+    drafts = tuple(H[i : i + 3] for i in range(0, 24, 3))
+
+    piecewise = Played("hybrid-mtp", release, **options).full(prompt, reply, drafts)
+    options["recurrent_ckpt_mode"] = "cpu"
+    again = Played("hybrid-mtp", release, **options).full(prompt, reply, drafts)
+    alone = Played("hybrid-mtp", release, ubatch_size=ubatch).full(prompt, reply)
+
+    assert np.array_equal(alone.logits, again.logits)
+    assert right == np.array_equal(alone.logits, piecewise.logits)
