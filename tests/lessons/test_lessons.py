@@ -199,3 +199,14 @@ def test_the_lesson_on_batches_says_on_which_side_the_servers_pad() -> None:
     )  # all but its last
     assert first["explanation"]["fault"]["padding"] > 0
     assert "padded at their right" in page(told(lesson(8)))
+
+
+RULE: Final = re.compile(
+    r"pos_(min|max|end|next)\W+(\w+\W+){0,3}(below|above|>|<)|(below|above|>=?|<=?)\W+n_past"
+)
+"""A server's test written out; what it asks, and with which numbers, is in the event."""
+
+
+def test_lessons_show_a_servers_rule_as_its_event_says_it(one: Lesson) -> None:
+    written = [text for text in sentences(one) if RULE.search(text)]
+    assert written == []

@@ -1,20 +1,16 @@
-"""Why ik_llama.cpp's server reuses fewer tokens than it holds: one cause for each branch."""
+"""Why ik_llama.cpp's server reuses fewer tokens than it holds: one cause for each branch.
 
+What it shares with llama.cpp is said there.
+"""
+
+from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.causes import Cause, declared
+from cachesim.engines.llamacpp import causes as parent
 
-SLOT_TOKENS: Final = Cause(
-    id="slot-tokens",
-    sentence="slot {slot}'s own tokens match the prompt only this far",
-    about="Only what the chosen slot itself holds can be used.",
-    fields=("slot",),
-)
-CACHE_PROMPT_OFF: Final = Cause(
-    id="cache-prompt-off",
-    sentence="the request asks for no reuse",
-    about="The request was sent with `cache_prompt: false`.",
-)
+SLOT_TOKENS: Final = parent.SLOT_TOKENS
+CACHE_PROMPT_OFF: Final = parent.CACHE_PROMPT_OFF
 TEXT_MATCH: Final = Cause(
     id="text-match",
     sentence="compared as text, {exact} tokens of the prompt match exactly and {tolerant} loosely",
@@ -30,35 +26,18 @@ CACHE_RAM_N_MIN: Final = Cause(
     about="A short match is thrown away, with the slot's checkpoints.",
     fields=("match", "n_min"),
 )
-LAST_TOKEN: Final = Cause(
-    id="last-token",
-    sentence="all {n_tokens} tokens are there; the last one is processed again for its logits",
-    about="Sampling needs the logits of the last token, so one token is always processed.",
-    fields=("n_tokens",),
-)
-MEMORY_DEPTH: Final = Cause(
-    id="memory-depth",
-    sentence=(
-        "memory reaches back only to position {pos_min}; resuming here needs one below {threshold}"
-    ),
+LAST_TOKEN: Final = parent.LAST_TOKEN
+MEMORY_DEPTH: Final = replace(
+    parent.MEMORY_DEPTH,
     about="A recurrent state stands at one position and cannot go back. Only a checkpoint helps.",
     fields=("pos_min", "threshold", "checkpoints"),
 )
-FULL_REPROCESSING: Final = Cause(
-    id="full-reprocessing",
-    sentence=(
-        "memory reaches back only to position {pos_min}; resuming here needs one below "
-        "{threshold}, and no checkpoint qualifies ({checkpoints})"
-    ),
+FULL_REPROCESSING: Final = replace(
+    parent.FULL_REPROCESSING,
     about="The state cannot go back, and none of the checkpoints can be resumed from.",
     fields=("pos_min", "threshold", "checkpoints"),
 )
-CHECKPOINT_RESTORED: Final = Cause(
-    id="checkpoint-restored",
-    sentence="checkpoint {n_tokens}[{pos_min}..{pos_max}] was restored",
-    about="A saved state brings back a part of what the memory could not.",
-    fields=("n_tokens", "pos_min", "pos_max"),
-)
+CHECKPOINT_RESTORED: Final = parent.CHECKPOINT_RESTORED
 FULL_RESET: Final = Cause(
     id="full-reset",
     sentence=(
