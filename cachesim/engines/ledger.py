@@ -1,5 +1,6 @@
 """The ledger of one request: what matched, what stayed usable, and which cause changed it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from cachesim.engines.causes import Cause, Loss
@@ -30,3 +31,38 @@ class Ledger:
         if after != self.usable:
             self.losses += (Loss(cause=cause, before=self.usable, after=after, detail=detail),)
             self.usable = after
+
+
+class Holdings:
+    """What could be reused, by holder: an elimination that leaves one.
+
+    A request could have reused the best of all slots and prompt-cache entries. Each branch of the
+    slot choice rules some of them out; where that lowers the best there is, the ledger learns which
+    rule it was.
+    """
+
+    __slots__ = ("_common", "ledger")
+
+    def __init__(self, common: Mapping[object, tuple[str, Count]]) -> None:
+        """`common` says for every holder its name and how much it shares with the prompt."""
+        self._common = {holder: count for holder, (_, count) in common.items()}
+        name, equal = max(common.values(), key=lambda each: each[1], default=("nothing", Count(0)))
+        self.ledger = Ledger(equal, name if equal > 0 else "nothing")
+
+    def common(self, holder: object) -> Count:
+        """How much a holder shares with the prompt; nothing once it is ruled out."""
+        return self._common.get(holder, Count(0))
+
+    def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:
+        """A branch decided against a holder."""
+        if self._common.pop(holder, 0) >= self.ledger.usable > 0:
+            self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
+
+    def takes_over(self, holder: object, other: object) -> None:
+        """A holder got what another one had."""
+        self._common[holder] = self._common.pop(other, Count(0))
+
+    def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:
+        """Only one is left; whatever is still in the race goes by one cause."""
+        for other in [each for each in self._common if each is not holder]:
+            self.rule_out(other, cause, **detail)

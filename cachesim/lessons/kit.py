@@ -15,10 +15,8 @@ from cachesim.engines.llamacpp.memory.create import (
     has_position_sections,
     rollback_depth,
 )
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
-from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.rules import B11434
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
@@ -135,9 +133,8 @@ class Memory:
     @property
     def state(self) -> Array:
         """What the first recurrent layer holds for sequence 0; its convolution's part left out."""
-        memory = self.context.memory
-        recurrent = memory.recurrent if isinstance(memory, HybridMemory) else memory
-        if not isinstance(recurrent, RecurrentMemory):
+        recurrent = parts_of(self.context.memory)[1]
+        if recurrent is None:
             msg = "this memory has no recurrent state"
             raise TypeError(msg)
         shape = recurrent.shapes[0]
@@ -163,12 +160,11 @@ class Memory:
                 say(_row("owners", owners))
 
     def _caches(self) -> list[tuple[str, AttentionCache]]:
-        memory = self.context.memory
-        part = memory.attention if isinstance(memory, HybridMemory) else memory
-        if isinstance(part, WindowPair):
-            found = [("full ", part.base), ("window ", part.swa)]
-            return [(name, cache) for name, cache in found if cache.layers]
-        return [("", part)] if isinstance(part, AttentionCache) else []
+        caches = caches_of(parts_of(self.context.memory)[0])
+        if len(caches) < 2:
+            return [("", cache) for cache in caches.values()]
+        found = [("full ", caches["attention"]), ("window ", caches["window"])]
+        return [(name, cache) for name, cache in found if cache.layers]
 
 
 def _row(name: str, words: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from cachesim.engines.causes import Loss
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Token, Tokens
 from cachesim.verify.ideal import IdealCache
-from cachesim.verify.sentences import sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +139,8 @@ def _beginning(
     if matched is not None:
         return f"{equal}, which has no more; what follows{where} is not there."
     return f"{equal}; nothing more was found from token {parting.index}{where} on."
+
+
+def sentence(loss: Loss) -> str:
+    """One entry of "why": what happened, and from how many tokens to how many."""
+    return f"{loss.sentence}: {loss.before} to {loss.after}."

@@ -31,6 +31,12 @@ def test_no_engine_has_two_causes_of_one_id() -> None:
     assert len(set(named)) == len(named)
 
 
+def test_what_two_engines_say_alike_is_written_once() -> None:
+    words = [cause.sentence for _, cause in CAUSES] + [event.says for _, event in EVENTS]
+    twice = [each for each in set(words) if len({id(word) for word in words if word == each}) > 1]
+    assert [each for each in twice if each] == []
+
+
 @pytest.mark.parametrize(("engine", "event"), EVENTS, **by_name)
 def test_every_event_has_a_sentence_over_its_own_fields(engine: str, event: type[Event]) -> None:
     known = {each.name for each in fields(event)}

@@ -10,9 +10,8 @@ from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.ledger import Ledger
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Tokens, as_tokens
-from cachesim.verify.explain import Part, Parting, adds_up, explain
+from cachesim.verify.explain import Part, Parting, adds_up, explain, sentence
 from cachesim.verify.ideal import IdealCache
-from cachesim.verify.sentences import sentence
 
 
 def reply(

@@ -26,22 +26,3 @@ class Checkpoint:
     def size(self) -> int:
         """Bytes of the saved state."""
         return self.state.size
-
-
-def evicted_index(checkpoints: list[Checkpoint], policy: str, *, keeps_earliest: bool) -> int:
-    """Which checkpoint gives way to a new one in a full list.
-
-    `variance` keeps the first and the last and drops the interior one whose neighbours lie
-    closest, the first of equals (server: checkpoint eviction, #2020).
-    """
-    count = len(checkpoints)
-    if policy == "fifo":
-        return 1 if keeps_earliest and count > 1 else 0
-    if count < 3:
-        return 0
-    if count == 3:
-        return 1
-    at = [checkpoint.pos_max for checkpoint in checkpoints]
-    return min(
-        range(1, count - 1), key=lambda i: (at[i] - at[i - 1]) * (at[i + 1] - at[i]) / at[-1]
-    )

@@ -12,8 +12,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.ik_llama.cells import Cells
-from cachesim.engines.ik_llama.sizes import Sizes
-from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.engines.ik_llama.state import SequenceState, Sizes
 from cachesim.engines.ik_llama.view import SequenceView
 from cachesim.errors import BlobError, UpstreamAbort
 from cachesim.model.arithmetic import LayerShape, Network

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from cachesim.engines.events import Event
+from cachesim.engines.llamacpp import events as parent
+from cachesim.engines.llamacpp import prompt_cache_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,7 @@ class PromptSaved(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAlreadyCached(
-    Event,
-    tone="plain",
-    says="the prompt cache already has all {n_tokens} tokens: nothing is saved",
-):
+class PromptAlreadyCached(Event, tone="plain", says=prompt_cache_events.PromptAlreadyCached.says):
     """Nothing was saved: an entry holds all of it."""
 
     n_tokens: int
@@ -167,14 +165,7 @@ class CheckpointErased(Event, tone="plain"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointKept(
-    Event,
-    tone="warn",
-    says=(
-        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its tokens "
-        "match. Rule: erase if {rule}. Here {numbers} is false"
-    ),
-):
+class CheckpointKept(Event, tone="warn", says=parent.CheckpointKept.says):
     """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
 
     pos_min: int
@@ -265,11 +256,7 @@ class DraftVerified(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContextShifted(
-    Event,
-    tone="loss",
-    says="the context is full: {n_discard} tokens after the first {n_keep} are discarded",
-):
+class ContextShifted(Event, tone="loss", says=parent.ContextShifted.says):
     """Old positions were dropped and the rest moved down."""
 
     n_keep: int

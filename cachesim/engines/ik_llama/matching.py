@@ -2,11 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from cachesim.engines.byte_tokenizer import BYTES, FIRST_BYTE, ByteTokenizer
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token
 
@@ -149,3 +151,18 @@ def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, int]]:
         end += len(closing)
         blocks.append((start, end))
         at = end
+
+
+@cache
+def texts(chat_template: str) -> TextOf:
+    """Token texts under a chat template; a byte is one character, an unknown token its number."""
+    own = ByteTokenizer(chat_template).texts
+
+    def text_of(token: Token) -> str:
+        if token in own:
+            return own[token]
+        if FIRST_BYTE <= token < FIRST_BYTE + BYTES:
+            return chr(token - FIRST_BYTE)
+        return f"[{token}]"
+
+    return text_of

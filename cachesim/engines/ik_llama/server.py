@@ -22,6 +22,7 @@ from cachesim.engines.ik_llama.companion import (
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.held import held
+from cachesim.engines.ik_llama.matching import texts
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation
 from cachesim.engines.ik_llama.prompt_cache import PromptCache
@@ -31,7 +32,6 @@ from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
 from cachesim.engines.ik_llama.slot_actions import SlotActions
 from cachesim.engines.ik_llama.snapshot import snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
-from cachesim.engines.ik_llama.texts import texts
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
 from cachesim.engines.tokens import get_common_prefix

@@ -17,12 +17,10 @@ from cachesim.engines.held import (
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.blob import Blob, CellList, RowBlock
 from cachesim.engines.llamacpp.memory.context import Context
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
-from cachesim.engines.llamacpp.memory.module import Memory
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.sizes import MARKS
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot
 from cachesim.units import Integers
@@ -49,29 +47,14 @@ def held(server: ServerContext) -> Held:
 def _context(
     context: Context, server: ServerContext
 ) -> tuple[tuple[CellsHeld, ...], tuple[RowHeld, ...]]:
-    attention, recurrent = _parts(context.memory)
+    attention, recurrent = parts_of(context.memory)
     window = server.network.spec.window
     cells = tuple(
         each
-        for part, cache in attention
+        for part, cache in caches_of(attention).items()
         for each in _cells(part, cache, window if part == "window" else None)
     )
     return cells, () if recurrent is None else _rows(recurrent)
-
-
-def _parts(memory: Memory) -> tuple[list[tuple[str, AttentionCache]], RecurrentMemory | None]:
-    """The attention caches and the recurrent rows that a memory is made of."""
-    match memory:
-        case HybridMemory():
-            return _parts(memory.attention)[0], memory.recurrent
-        case WindowPair():
-            return [("attention", memory.base), ("window", memory.swa)], None
-        case AttentionCache():
-            return [("attention", memory)], None
-        case RecurrentMemory():
-            return [], memory
-        case _:
-            return [], None
 
 
 def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHeld]:
@@ -109,7 +92,7 @@ def _rows(memory: RecurrentMemory) -> tuple[RowHeld, ...]:
 
 
 def _slot(slot: Slot, server: ServerContext) -> SlotHeld:
-    _, recurrent = _parts(server.contexts.target.memory)
+    _, recurrent = parts_of(server.contexts.target.memory)
     return SlotHeld(
         id=int(slot.id),
         state=slot.state.value,

@@ -8,9 +8,9 @@ import numpy as np
 
 from cachesim.engines.causes import Cause
 from cachesim.engines.events import Event
+from cachesim.engines.ledger import Holdings
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.contexts import SavedState
-from cachesim.engines.llamacpp.holdings import Holdings
 from cachesim.engines.llamacpp.prompt_cache_events import (
     CacheEntryCompared,
     CacheEntryDropped,

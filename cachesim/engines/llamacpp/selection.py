@@ -5,13 +5,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.ledger import Holdings
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.events import (
     SlotChosenByAge,
     SlotChosenById,
     SlotChosenBySimilarity,
 )
-from cachesim.engines.llamacpp.holdings import Holdings
 from cachesim.engines.llamacpp.ratio import HALF, Float32, ratio
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot

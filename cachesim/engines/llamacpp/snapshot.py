@@ -4,13 +4,11 @@ from typing import Any
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.context import Context
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
-from cachesim.errors import ContractError
 
 
 def snapshot(server: ServerContext) -> dict[str, Any]:
@@ -48,18 +46,9 @@ def _parts(context: Context) -> list[dict[str, Any]]:
 
 def _memory(memory: Memory) -> list[dict[str, Any]]:
     """Every part of a memory: what lies in which cell."""
-    match memory:
-        case AttentionCache():
-            return [_attention("attention", memory)]
-        case WindowPair():
-            return [_attention("attention", memory.base), _attention("window", memory.swa)]
-        case RecurrentMemory():
-            return [_recurrent(memory)]
-        case HybridMemory():
-            return [*_memory(memory.attention), _recurrent(memory.recurrent)]
-        case _:
-            msg = f"no snapshot of a {type(memory).__name__}"
-            raise ContractError(msg)
+    attention, recurrent = parts_of(memory)
+    found = [_attention(part, cache) for part, cache in caches_of(attention).items()]
+    return found if recurrent is None else [*found, _recurrent(recurrent)]
 
 
 def _attention(part: str, cache: AttentionCache) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Slots and the prompt cache: saving, loading, clearing, idle slots, purging."""
 
+from cachesim.engines.ledger import Holdings
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.events import SlotPurged
-from cachesim.engines.llamacpp.holdings import Holdings
 from cachesim.engines.llamacpp.prompt_cache import Entry, PromptCache, Swap
 from cachesim.engines.llamacpp.prompt_cache_events import (
     CacheEntryLoaded,

@@ -9,15 +9,17 @@ from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.context import INVALID, NO_SLOT, PlannedFailure
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
-from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.real.vectors.memory_counter import counter_context
 from cachesim.scenario.limits import TOTAL_TOKENS
 
 Json: TypeAlias = dict[str, Any]
+
+NAMES: Final = {"attention": "kv", "window": "swa"}
+"""What the vectors call our caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class MemoryPlayer:
         rules = replace(FAMILY.release(build).rules.memory, short_ubatch="kept")
         self.context = counter_context(memory, rules)
         self.n_seq_max: int = memory["n_seq_max"]
-        self.parts = parts_of(self.context.memory)
+        self.parts = named_parts(self.context.memory)
         self.slots: dict[str, Blob] = {}
 
     def play(self, op: Mapping[str, Any]) -> Json:
@@ -171,19 +173,11 @@ class Parts:
     recurrent: RecurrentMemory | None = None
 
 
-def parts_of(memory: Memory) -> Parts:
+def named_parts(memory: Memory) -> Parts:
     """Its attention caches under the vectors' names, and its recurrent part."""
-    match memory:
-        case AttentionCache():
-            return Parts(caches={"kv": memory})
-        case WindowPair():
-            return Parts(caches={"kv": memory.base, "swa": memory.swa})
-        case HybridMemory():
-            return replace(parts_of(memory.attention), recurrent=memory.recurrent)
-        case RecurrentMemory():
-            return Parts(caches={}, recurrent=memory)
-        case _:
-            raise TypeError(type(memory).__name__)
+    attention, recurrent = parts_of(memory)
+    named = {NAMES[part]: cache for part, cache in caches_of(attention).items()}
+    return Parts(caches=named, recurrent=recurrent)
 
 
 def told(ubatch: Ubatch, store: UbatchStore | None) -> Json:

@@ -4,7 +4,7 @@ import pytest
 
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause
-from cachesim.engines.llamacpp.holdings import Holdings
+from cachesim.engines.ledger import Holdings
 from cachesim.units import Count
 from tests.engines.llamacpp.play import Play, run
 

@@ -18,7 +18,7 @@ from cachesim.engines.llamacpp.memory.find_slot import (
     free_cells,
     prepare,
 )
-from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
+from cachesim.engines.llamacpp.memory.hybrid import parts_of
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.streams import Streams
@@ -40,7 +40,7 @@ def advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
         return False
     if len({run.seq for run in runs}) < len(runs):
         return False
-    attention, recurrent = _parts(memory)
+    attention, recurrent = parts_of(memory)
     if recurrent is not None and not _is_plain(recurrent, runs):
         return False
     if attention is not None and not _put(attention, runs, n_ubatch):
@@ -49,20 +49,6 @@ def advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
         for run in runs:
             recurrent.cells.find_slot(_last_token(run))
     return True
-
-
-def _parts(
-    memory: Memory,
-) -> tuple[AttentionCache | WindowPair | None, RecurrentMemory | None]:
-    match memory:
-        case HybridMemory():
-            return memory.attention, memory.recurrent
-        case RecurrentMemory():
-            return None, memory
-        case AttentionCache() | WindowPair():
-            return memory, None
-        case _:
-            return None, None
 
 
 def _is_plain(memory: RecurrentMemory, runs: list[Advance]) -> bool:

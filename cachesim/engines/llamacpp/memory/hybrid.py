@@ -126,3 +126,25 @@ class HybridMemory:
         """Both."""
         self.attention.check_integrity()
         self.recurrent.check_integrity()
+
+
+def parts_of(
+    memory: object,
+) -> tuple[AttentionCache | WindowPair | None, RecurrentMemory | None]:
+    """The attention part and the recurrent part of any memory; None for one it does not have."""
+    match memory:
+        case HybridMemory():
+            return memory.attention, memory.recurrent
+        case RecurrentMemory():
+            return None, memory
+        case AttentionCache() | WindowPair():
+            return memory, None
+        case _:
+            return None, None
+
+
+def caches_of(attention: AttentionCache | WindowPair | None) -> dict[str, AttentionCache]:
+    """The attention caches of an attention part, by name."""
+    if isinstance(attention, WindowPair):
+        return {"attention": attention.base, "window": attention.swa}
+    return {} if attention is None else {"attention": attention}

@@ -16,8 +16,12 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server.request import Job
 from cachesim.engines.mlx_lm.server.rules import ServerRules
-from cachesim.engines.mlx_lm.server.segments import cut, prompt_checkpoint, without_cached
-from cachesim.engines.mlx_lm.server.snapshot_keys import snapshot_key
+from cachesim.engines.mlx_lm.server.segments import (
+    cut,
+    prompt_checkpoint,
+    snapshot_key,
+    without_cached,
+)
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.units import Count
 

@@ -20,8 +20,7 @@ from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.server.batch import Serving
 from cachesim.engines.mlx_lm.server.request import Job
-from cachesim.engines.mlx_lm.server.segments import cut
-from cachesim.engines.mlx_lm.server.snapshot_keys import snapshot_key
+from cachesim.engines.mlx_lm.server.segments import cut, snapshot_key
 from cachesim.model.layers.rope import halves_order
 from cachesim.units import Count, Token, Tokens
 
