@@ -10,7 +10,7 @@ from cachesim.engines.llamacpp.memory.context import Context, PlannedFailure
 from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
-from cachesim.real.vectors.memory import parts_of
+from cachesim.real.vectors.memory import named_parts
 from cachesim.real.vectors.memory_counter import counter_context
 
 BOTH = (B9509, B11434)
@@ -41,7 +41,7 @@ class Bench:
             memory.setdefault("n_rs_seq", 0)
         defaults = {"kind": kind, "n_seq_max": 1, "unified": True, "layers": layers}
         self.context: Context = counter_context({**defaults, **memory}, rules)
-        self.parts = parts_of(self.context.memory)
+        self.parts = named_parts(self.context.memory)
 
     def decode(self, n_ubatch: int, text: str, **options: Any) -> int:
         self.context.n_ubatch = n_ubatch
