@@ -34,6 +34,7 @@ class Environment:
 
     name: str
     requirements: tuple[str, ...]
+    patience: int = SET_UP_SECONDS
 
     @property
     def folder(self) -> Path:
@@ -71,10 +72,18 @@ class Environment:
             [sys.executable, "-m", "venv", str(self.folder)],
             [*pip, *self.requirements],
         ):
-            problem = _problem_of(command)
+            problem = _problem_of(command, self.patience)
             if problem:
                 msg = f"cannot install {wanted} into {self.folder}: {problem}"
                 raise EnvironmentUnavailableError(msg)
+
+    def without(self, *packages: str) -> None:
+        """Take out what came along and is not needed."""
+        command = [str(self.python), "-m", "pip", "uninstall", "--quiet", "--yes", *packages]
+        problem = _problem_of(command, self.patience)
+        if problem:
+            msg = f"cannot take {', '.join(packages)} out of {self.folder}: {problem}"
+            raise EnvironmentUnavailableError(msg)
 
 
 def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
@@ -114,13 +123,13 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _problem_of(command: list[str]) -> str:
+def _problem_of(command: list[str], seconds: int = SET_UP_SECONDS) -> str:
     """Run a command; the last line it complained with, or nothing when it went well."""
     with tempfile.TemporaryFile("w+") as said:
         try:
             subprocess.run(command, check=True, stdout=said, stderr=said, timeout=SET_UP_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"not done after {SET_UP_SECONDS} seconds"
+            return f"not done after {seconds} seconds"
         except (OSError, subprocess.CalledProcessError) as error:
             said.seek(0)
             lines = [line.strip() for line in said if line.strip()]

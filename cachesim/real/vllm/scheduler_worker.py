@@ -179,6 +179,8 @@ class Server:
 
     def play(self, group: Json) -> Json:
         """Requests that arrive together; until all are done."""
+        if "reset" in group[0]:
+            return {"reset": bool(self.manager.reset_prefix_cache())}
         self.evicted = []
         requests = {each.request_id: each for each in map(self._add, group)}
         wanted = dict(zip(requests, group, strict=True))

@@ -1,0 +1,55 @@
+"""Tiny models as configurations of real classes; the engine draws their weights itself."""
+
+from typing import Any, Final
+
+_COMMON: Final[dict[str, Any]] = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+MODELS: Final[dict[str, dict[str, Any]]] = {
+    "dense": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "num_hidden_layers": 2,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "float32",
+    },
+    "hybrid-delta": _COMMON
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+        "rms_norm_eps": 1e-6,
+        "torch_dtype": "bfloat16",
+    },
+}
+"""By the preset that has layers of the same kinds."""

@@ -1,0 +1,72 @@
+"""Scenarios as the real scheduler is told them, and what is made of an end-to-end run."""
+
+from typing import Any
+
+import pytest
+
+from cachesim.engines.profile import Profile
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.errors import ScenarioError
+from cachesim.real.vllm.end_to_end import Played, apart, prompts, simulated
+from cachesim.real.vllm.playing import play
+from cachesim.real.vllm.scenarios import config_of, play_scenario
+from cachesim.scenario.session import Session
+from cachesim.scenario.shipped import load_all
+
+
+def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
+    [(_, scenario)] = load_all(["vllm-29387-same-step"])
+    session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
+    prompt = "300-339"
+    group = [{"prompt": prompt, "generate": 1, "reply": str(450 + at)} for at in range(2)]
+
+    told = play(
+        {"config": config_of(session.engine), "steps": [group, [{"reset": True}], group[:1]]},
+        FAMILY.release("0.33.0").rules,
+    )
+
+    assert [0, 32] == [each["cached"] for each in told[0]["requests"]]
+    assert {"reset": True} == told[1]
+    assert 0 == told[2]["requests"][0]["cached"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("vllm-store-brings-states", "no external store"),
+        ("vllm-39273-plain-step-after-drafts", "n-grams"),
+        ("vllm-56525-published-not-written", "never left half done"),
+    ],
+)
+def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: str) -> None:
+    [(_, scenario)] = load_all([name])
+
+    with pytest.raises(ScenarioError, match=why):
+        play_scenario(scenario, "0.33.0")
+
+
+def answer(tokens: list[int], *steps: dict[str, float], cached: int = 0) -> dict[str, Any]:
+    return {"name": "first", "cached": cached, "tokens": tokens, "logprobs": list(steps)}
+
+
+def test_answers_are_compared_up_to_the_first_other_token() -> None:
+    one = answer([7, 8, 9], {"7": -1.0}, {"8": -2.0, "5": -3.0}, {"9": 0.0})
+    other = answer([7, 5, 9], {"7": -1.0}, {"8": -2.5, "5": -2.25}, {"9": -9.0})
+
+    assert 0.75 == apart(one, other)
+    assert 0.0 == apart(one, one)
+
+
+def test_an_end_to_end_run_whose_check_sees_nothing_does_not_agree() -> None:
+    cold, moved = answer([7], {"7": -1.0}), answer([7], {"7": -1.5})
+    seen = Played("dense", 16, {"first": cold}, {"first": cold}, {"states": moved}, {"first": 0})
+    blind = Played("dense", 16, {"first": cold}, {"first": cold}, {"states": cold}, {"first": 0})
+    wrong = Played("dense", 16, {"first": moved}, {"first": cold}, {"states": moved}, {"first": 0})
+
+    assert (True, False, False) == (seen.agrees, blind.agrees, wrong.agrees)
+
+
+def test_a_hybrid_goes_on_from_the_junction_at_its_second_branch() -> None:
+    found = simulated("hybrid-delta", 640, prompts())
+
+    assert [0, 1280, 1280, 0, 640] == list(found.values())
