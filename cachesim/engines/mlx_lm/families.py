@@ -65,6 +65,11 @@ class ModelFamily:
     layers: tuple[LayerKind, ...]
     rules: RecurrentRules = field(default_factory=RecurrentRules)
     until: tuple[Until, ...] = ()
+    since: str = ""  # the first release that has the class; empty: the oldest known
+
+    def is_at(self, release: str, order: tuple[str, ...]) -> bool:
+        """True where a release has the class."""
+        return not self.since or order.index(release) >= order.index(self.since)
 
     def rules_at(self, release: str, order: tuple[str, ...]) -> RecurrentRules:
         """The rules of a release."""
@@ -77,7 +82,7 @@ class ModelFamily:
 
 
 _DECAYS: Final = Until(
-    release="0.32.0", upstream="0.32.2: ssm_attn masks dtA", fields={"padding_decays": True}
+    release="0.32.1", upstream="0.32.2: ssm_attn masks dtA", fields={"padding_decays": True}
 )
 _NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32_state": False})
 """#992 for the chunked scan, #997 for the delta rule: states became float32."""
@@ -98,6 +103,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             name="qwen3_5",
             about="Qwen 3.5",
             layers=("delta", "attention"),
+            since="0.30.7",
             until=(
                 _NARROW,
                 Until(release="after-1019", upstream="#1072", fields={"conv_at_lengths": False}),

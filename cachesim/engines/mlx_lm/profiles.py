@@ -124,6 +124,14 @@ def _wheel(version: str, runtime: str) -> Package:
 
 RELEASES: Final[tuple[Release[MlxRules], ...]] = (
     Release(
+        name="0.30.6",
+        about="no checkpoints",
+        rules=MlxRules(caches=_C_0_30_7, store=_G0, server=_R0_30_7),
+        date="2026-02-04",
+        upstream="v0.30.6",
+        package=_wheel("0.30.6", "0.30.6"),
+    ),
+    Release(
         name="0.30.7",
         about="no checkpoints",
         rules=MlxRules(caches=_C_0_30_7, store=_G0, server=_R0_30_7),
@@ -192,6 +200,14 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
         package=_wheel("0.32.0", "0.32.4"),
     ),
     Release(
+        name="0.32.1",
+        about="segments; empty prompts refused",
+        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
+        date="2026-08",
+        upstream="v0.32.1",
+        package=_wheel("0.32.1", "0.32.4"),
+    ),
+    Release(
         name="0.32.2",
         about="segments; empty prompts refused",
         rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
@@ -203,7 +219,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
-SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.2")
+SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.1", "0.32.2")
 
 
 def _lay(

@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.real.mlx_lm.cache_sequences import GROUPS, Sequenced, draw_cache_sequence
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.store_sequences import draw_store_sequence, draw_trie_sequence
@@ -65,10 +66,16 @@ def compare_classes(release: str, seed: int, sequences: int) -> Agreement:
     return agreement
 
 
+def has_trie(release: str) -> bool:
+    """True where prompts are kept in a trie of its own class (#1072)."""
+    order = FAMILY.names()
+    return order.index(release) >= order.index("0.31.2")
+
+
 def draw(release: str, seed: int, number: int) -> Sequenced:
     """One sequence: the groups take turns, the store comes up as often as three classes."""
     kinds = [*GROUPS, "store", "store", "store"]
-    if release not in ("0.30.7", "0.31.1"):
+    if has_trie(release):
         kinds.append("trie")
     kind = kinds[number % len(kinds)]
     random = Random(f"{seed}/{number}")

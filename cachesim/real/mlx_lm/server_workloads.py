@@ -211,7 +211,8 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")
     rules = FAMILY.release(release).rules.server
-    family = PLAYED[number % len(PLAYED)]
+    played = [each for each in PLAYED if FAMILIES[each].is_at(release, FAMILY.names())]
+    family = played[number % len(played)]
     windowed = family == "gemma3_text"
     model = {"family": family} | ({"window": random.choice(WINDOWS)} if windowed else {})
     template = random.choice(("chatml", "chatml", "think", "think-tools"))
