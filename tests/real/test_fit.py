@@ -9,12 +9,13 @@ import pytest
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.fit import recordings as kept_by
 from cachesim.real.llama_cpp.fit.fields import Change, changes, differing
+from cachesim.real.llama_cpp.fit.probes import open_changes, probe, server_under
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
 from cachesim.real.llama_cpp.fit.search import Search, play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.trial import Trial, known_trials
 from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
-from cachesim.real.llama_cpp.workloads import Setting, draw_setting, grow
+from cachesim.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.units import as_tokens
 
 PRESETS = ("hybrid", "recurrent", "swa")
@@ -24,20 +25,8 @@ KNOWN = known_trials()
 def recorded(number: int, trial: Trial, *, release: str = "b9538") -> Recording:
     """What a server with these rules would have answered."""
     setting = draw_setting(7, number, release=release, presets=PRESETS)
-    workload, outcomes = grow(setting, server_of(setting, trial))
+    workload, outcomes = grow(setting, server_under(setting, trial))
     return Recording(workload=workload, outcomes=outcomes)
-
-
-def server_of(setting: Setting, trial: Trial) -> SimulatedServer:
-    empty = Workload(
-        name=setting.name,
-        release=setting.release,
-        preset=setting.preset,
-        window=setting.window,
-        options=setting.options,
-        steps=(),
-    )
-    return SimulatedServer.of(empty, trial=trial)
 
 
 def changed(*made: Change) -> Trial:
@@ -111,6 +100,47 @@ def test_two_releases_differ_in_what_turns_one_into_the_other() -> None:
         trial = change.of(trial)
 
     assert differing(trial, KNOWN["b11549"]) == ()
+
+
+def test_a_rule_is_open_where_no_recording_turns_on_it() -> None:
+    trial = KNOWN["b9538"]
+    waived = Change("checkpoints", "spacing_waived_near_end", value=True)
+    known = (trial, waived.of(trial))
+
+    assert (waived,) == open_changes(trial, known, [twice("dense", trial)])
+    assert () == open_changes(trial, known, [twice("hybrid", trial)])
+
+
+class Told(Recordings):
+    """A wheel with rules of its own."""
+
+    rules = KNOWN["b9538"]
+
+    def play(self, number: int) -> Recording:
+        setting = draw_setting(self.seed, number, release=self.release)
+        workload, outcomes = grow(setting, server_under(setting, self.rules))
+        return Recording(workload=workload, outcomes=outcomes)
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_what_is_open_is_drawn_until_the_wheel_tells(value: bool) -> None:
+    trial = KNOWN["b9538"]
+    pinned = Change("selection", "pinned_slot_uses_cache", value=True)
+    wheel = Told("b9538", seed=3)
+    wheel.rules = Change("selection", "pinned_slot_uses_cache", value=value).of(trial)
+
+    (probed,) = probe([pinned], trial, wheel, most=1)
+
+    assert (1, value) == (probed.turned, probed.value(trial))
+
+
+def test_what_nothing_drawn_turns_on_stays_open() -> None:
+    trial = KNOWN["b9538"]
+    kept = Change("cache", "load_consumes", value=False)
+
+    (probed,) = probe([kept], trial, Told("b9538", seed=3), most=1)
+
+    assert (0, None) == (probed.turned, probed.value(trial))
 
 
 class Played(Recordings):

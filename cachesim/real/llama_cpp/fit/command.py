@@ -11,13 +11,17 @@ from rich.table import Table
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.compare import Difference, SideBySide
 from cachesim.real.llama_cpp.differences import show_difference
-from cachesim.real.llama_cpp.fit.fields import Change, differing, shown, value_of
+from cachesim.real.llama_cpp.fit.fields import Change, shown, value_of
+from cachesim.real.llama_cpp.fit.probes import Probed, open_changes, probe
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
 from cachesim.real.llama_cpp.fit.search import Fit, Search, play_under
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.trial import Trial, known_trials
 from cachesim.real.llama_cpp.wheels import Wheel, wheel_named
 from cachesim.real.playing import console, not_compared
+
+ANOTHER: Final = 1_000_000
+"""Added to the seed where workloads are drawn for rules that were left open."""
 
 SHOWN: Final = 5
 """So many of the remaining disagreements are shrunk and printed."""
@@ -34,12 +38,19 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     recordings = _recorded(wheel, workloads=workloads, seed=seed)
     known = known_trials()
     aside = console(stderr=True)
-    fit = Search(recordings, known, play_under, lambda line: aside.print(f"  {line}")).run()
+
+    def say(line: str) -> None:
+        aside.print(f"  {line}")
+
+    fit = Search(recordings, known, play_under, say).run()
+    others = Recordings(wheel.release, seed=seed + ANOTHER, version=wheel.version)
+    probed = probe(_open(fit, wheel, known, recordings), fit.trial, others)
+    told = tuple({each.told.workload.name: each.told for each in probed if each.told}.values())
+    first, fit = fit, Search((*recordings, *told), known, play_under, say).run() if told else fit
     out.print(f"{wheel}: {fit.requests:,} requests in {len(recordings):,} workloads, seed {seed}")
     out.print(_table(fit, known))
-    left_open = _left_open(fit, wheel, known, recordings)
-    if left_open is not None:
-        out.print(left_open)
+    if probed:
+        out.print(_left_open(probed, first.trial, known))
     _show_rest(out, fit, wheel)
     return 0 if not fit.differences else 1
 
@@ -76,27 +87,40 @@ def _holding(change: Change, known: dict[str, Trial]) -> list[str]:
     return [name for name, trial in known.items() if change.holds(trial)]
 
 
-def _left_open(
+def _open(
     fit: Fit, wheel: Wheel, known: dict[str, Trial], recordings: Sequence[Recording]
-) -> Table | None:
-    """Fields in which the releases before and after differ, and on which no request turned."""
+) -> tuple[Change, ...]:
+    """Rules on which no request turned; those in which the neighbours differ come first."""
+    near = [trial for name, trial in known.items() if name in _neighbours(wheel, known)]
+    found = open_changes(fit.trial, tuple(known.values()), recordings)
+    return tuple(sorted(found, key=lambda change: not any(map(change.holds, near))))
+
+
+def _neighbours(wheel: Wheel, known: dict[str, Trial]) -> list[str]:
+    """The releases before and after a wheel."""
     others = [name for name in known if name != wheel.release]
     before = [name for name in others if int(name[1:]) < wheel.build][-1:]
-    after = [name for name in others if int(name[1:]) > wheel.build][:1]
-    table = Table(title="left open: these workloads fit either", title_style="", box=SIMPLE_HEAD)
-    for head in ("rule", "found", "or", "as in"):
+    return before + [name for name in others if int(name[1:]) > wheel.build][:1]
+
+
+def _left_open(probed: Sequence[Probed], trial: Trial, known: dict[str, Trial]) -> Table:
+    """Rules on which none of the workloads turned, and what others drawn for them showed."""
+    title = "no request turned on these; others were drawn until one did"
+    table = Table(title=title, title_style="", box=SIMPLE_HEAD)
+    for head in ("rule", "found", "or", "as in", "the wheel says"):
         table.add_column(head)
-    for name in before + after:
-        for change in differing(fit.trial, known[name]):
-            if _agreeing(recordings, change.of(fit.trial)) == fit.agreeing:
-                found = value_of(fit.trial, change.part, change.field)
-                rule = f"{change.part}.{change.field}"
-                table.add_row(rule, shown(found), shown(change.value), name)
-    return table if table.rows else None
-
-
-def _agreeing(recordings: Sequence[Recording], trial: Trial) -> int:
-    return sum(each.agreeing(play_under(each, trial)) for each in recordings)
+    for each in probed:
+        change = each.change
+        own = value_of(trial, change.part, change.field)
+        value = each.value(trial)
+        says = shown(value)
+        if value is None:
+            says = "nothing" if each.turned else "open: nothing drawn turns on it"
+        holding = _holding(change, known)
+        among = holding[0] if len(holding) == 1 else f"{holding[0]} .. {holding[-1]}"
+        rule = f"{change.part}.{change.field}"
+        table.add_row(rule, shown(own), shown(change.value), among, says)
+    return table
 
 
 def _show_rest(out: Console, fit: Fit, wheel: Wheel) -> None:

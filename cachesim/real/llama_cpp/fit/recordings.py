@@ -107,6 +107,11 @@ class Recordings:
                 file.flush()
                 yield recording
 
+    def play(self, number: int) -> Recording:
+        """One workload, played now and not kept."""
+        with SideBySide(self.release, version=self.version) as pair:
+            return self._played(pair, number)
+
     def _kept(self, count: int) -> list[Recording]:
         """Those on disk that are still what the generator would ask."""
         found: list[Recording] = []

@@ -1,0 +1,111 @@
+"""Workloads on which a rule turns, where the recorded ones leave it open.
+
+The simulator plays random workloads under both values of a rule, until they part:
+
+    drawn 0 .. drawn 41 alike, drawn 42 parts   ->   drawn 42 is played on the wheel
+
+The wheel says other replies than the simulator, so the workload that grows on it is not quite the
+same. One that tells neither value from the other any more says nothing, and the next is drawn.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachesim.real.llama_cpp.fit.fields import Change, Value, changes, value_of
+from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
+from cachesim.real.llama_cpp.fit.search import play_under
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.trial import Trial
+from cachesim.real.llama_cpp.workload import Workload
+from cachesim.real.llama_cpp.workloads import Setting, draw_setting, grow
+
+DRAWN: Final = 400
+"""So many workloads are drawn for the rules that are open."""
+
+PLAYED: Final = 3
+"""So many of those on which a rule turns are played on the wheel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """A rule that was open, and what the wheel said of it."""
+
+    change: Change  # the other value
+    turned: int = 0  # workloads on which the simulator's answers depend on it
+    told: Recording | None = None  # the wheel's answers on which the two values part
+
+    def value(self, trial: Trial) -> Value | None:
+        """The value that agrees with the wheel for longer; None where nothing tells them apart."""
+        if self.told is None:
+            return None
+        ours = self.told.agreeing(play_under(self.told, trial))
+        theirs = self.told.agreeing(play_under(self.told, self.change.of(trial)))
+        own = value_of(trial, self.change.part, self.change.field)
+        return self.change.value if theirs > ours else own
+
+
+def open_changes(
+    trial: Trial, known: Sequence[Trial], recordings: Sequence[Recording]
+) -> tuple[Change, ...]:
+    """One change for each rule that no recording turns on: a value that some release has."""
+    found: dict[tuple[str, str], Change] = {}
+    turned: set[tuple[str, str]] = set()
+    for change in changes(known):
+        rule = (change.part, change.field)
+        if change.holds(trial) or rule in turned or not any(map(change.holds, known)):
+            continue
+        if any(parts(each, trial, change) for each in recordings):
+            turned.add(rule)
+        else:
+            found.setdefault(rule, change)
+    return tuple(change for rule, change in found.items() if rule not in turned)
+
+
+def parts(recording: Recording, trial: Trial, change: Change) -> bool:
+    """Whether the answers, or where they first fail to be the wheel's, depend on a rule."""
+    ours, theirs = play_under(recording, trial), play_under(recording, change.of(trial))
+    if ours is None or theirs is None:
+        return ours is not theirs
+    return (ours.step, ours.simulated) != (theirs.step, theirs.simulated)
+
+
+def probe(
+    rules: Sequence[Change], trial: Trial, recordings: Recordings, *, most: int = DRAWN
+) -> tuple[Probed, ...]:
+    """Draw workloads for open rules; play those on which one turns, until the wheel tells."""
+    turned: Counter[Change] = Counter()
+    told: dict[Change, Recording] = {}
+    for number in range(most):
+        waiting = [each for each in rules if each not in told and turned[each] < PLAYED]
+        if not waiting:
+            break
+        drawn = _simulated(number, trial, recordings)
+        turning = [each for each in waiting if parts(drawn, trial, each)]
+        if not turning:
+            continue
+        turned.update(turning)
+        heard = recordings.play(number)
+        told |= {each: heard for each in turning if parts(heard, trial, each)}
+    return tuple(Probed(change=each, turned=turned[each], told=told.get(each)) for each in rules)
+
+
+def _simulated(number: int, trial: Trial, recordings: Recordings) -> Recording:
+    """What a server with these rules would answer to a random workload."""
+    setting = draw_setting(recordings.seed, number, release=recordings.release)
+    workload, outcomes = grow(setting, server_under(setting, trial))
+    return Recording(workload=workload, outcomes=outcomes)
+
+
+def server_under(setting: Setting, trial: Trial) -> SimulatedServer:
+    """A fresh simulated server under rules that are tried."""
+    empty = Workload(
+        name=setting.name,
+        release=setting.release,
+        preset=setting.preset,
+        window=setting.window,
+        options=setting.options,
+        steps=(),
+    )
+    return SimulatedServer.of(empty, trial=trial)
