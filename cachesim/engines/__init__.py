@@ -6,6 +6,7 @@ from cachesim.engines.family import FAMILIES, register
 from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA_CPP
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.lazily import lazily
 
@@ -33,7 +34,7 @@ HOMES: Final = {
 
 __getattr__ = lazily(__name__, HOMES)
 
-for each in (LLAMA_CPP, IK_LLAMA_CPP, MLX_LM, VLLM):
+for each in (LLAMA_CPP, IK_LLAMA_CPP, MLX_LM, VLLM, SGLANG):
     register(each)
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
+from cachesim.real.token_rows import spell, unspell
 from cachesim.real.vectors.vllm_scheduler import mismatch
-from cachesim.real.vllm.playing import spell, unspell
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 EVERY = 5

@@ -75,6 +75,12 @@ KINDS: Final = (
         operations="steps",
     ),
     Kind(
+        name="SGLang scheduler",
+        fits=lambda line: "version" in line and "kind" in _table(line.get("config")),
+        module="cachesim.real.vectors.sglang_scheduler",
+        operations="steps",
+    ),
+    Kind(
         name="mlx-lm server",
         fits=lambda line: "version" in line and "steps" in line,
         module="cachesim.real.vectors.mlx_server",

@@ -14,32 +14,12 @@ from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler
+from cachesim.real.token_rows import spell, unspell
 
 WRONG_DRAFT: Final = 9_999_999
 """Proposed where the true continuation ends."""
 
 MOST_STEPS: Final = 20_000
-
-
-def spell(tokens: Sequence[int]) -> str:
-    """Tokens as text: `5-9` for a run."""
-    out, i = [], 0
-    while i < len(tokens):
-        j = i
-        while j + 1 < len(tokens) and tokens[j + 1] == tokens[j] + 1:
-            j += 1
-        out.append(str(tokens[i]) if j == i else f"{tokens[i]}-{tokens[j]}")
-        i = j + 1
-    return " ".join(out)
-
-
-def unspell(text: str) -> list[int]:
-    """Read what `spell` wrote."""
-    out: list[int] = []
-    for piece in text.split():
-        first, dash, last = piece.partition("-")
-        out.extend(range(int(first), int(last) + 1) if dash else [int(first)])
-    return out
 
 
 def group_of(given: Mapping[str, Any]) -> GroupSpec:

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.vllm.rules import Rules
-from cachesim.real.vllm.playing import spell
+from cachesim.real.token_rows import spell
 
 KINDS: Final = (
     "full",

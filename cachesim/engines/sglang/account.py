@@ -1,0 +1,78 @@
+"""Why not more was reused: the rule that lowered the number, part by part.
+
+computed before  -last token->  -pairs->  -whole pages->  -never kept->  -evicted->
+                 -window->  -state->
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.sglang import causes
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.seen import Seen, States
+from cachesim.engines.sglang.tree import Match, Tree
+from cachesim.units import Count, Integers
+
+NOTHING: Final = "nothing"
+
+
+@dataclass(slots=True)
+class Account:
+    """What was computed, what the tree has had, and where states were saved."""
+
+    tree: Tree
+    computed: Seen = field(default_factory=Seen)
+    kept: Seen = field(default_factory=Seen)
+    states: States = field(default_factory=States)
+
+    def of(self, req: Req, match: Match) -> Ledger:
+        """From what was computed before down to the match, each step with its cause."""
+        prompt = req.tokens[: req.num_tokens]
+        equal, by = self.computed.find(prompt, req.extra_key)
+        ledger = Ledger(Count(equal), f"request {by}" if equal else NOTHING)
+        shape = self.tree.shape
+        known = req.num_tokens
+        if equal > known - 1:
+            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+        if shape.bigrams and ledger.usable:
+            pairs = ledger.usable - 1
+            ledger.apply(causes.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
+        page = shape.page
+        ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
+        self._attention(ledger, req, match, prompt)
+        found = match.length
+        if found < ledger.usable:
+            self._parts(ledger, req, found, prompt)
+        return ledger
+
+    def _attention(self, ledger: Ledger, req: Req, match: Match, prompt: Integers) -> None:
+        """What the tree never had of it, and what it has no more."""
+        kept, _ = self.kept.find(prompt, req.extra_key)
+        kept = kept - int(self.tree.shape.bigrams) if kept else 0
+        kept = max(kept // self.tree.shape.page * self.tree.shape.page, match.attention)
+        if kept < ledger.usable:
+            ledger.apply(causes.NOT_KEPT, kept, kept=kept)
+        wanted = ledger.usable
+        if match.attention < wanted:
+            found = match.attention
+            ledger.apply(causes.ATTENTION_EVICTED, found, wanted=wanted, found=found)
+
+    def _parts(self, ledger: Ledger, req: Req, found: int, prompt: Integers) -> None:
+        """What window and state took away."""
+        tree, wanted = self.tree, ledger.usable
+        if not tree.has_states:
+            ledger.apply(
+                causes.WINDOW_GONE, found, wanted=wanted, found=found, window=tree.shape.window
+            )
+            return
+        saved = self.states.deepest(prompt, req.extra_key, wanted)
+        if saved > found and not tree.has_windows:
+            ledger.apply(causes.STATE_EVICTED, found, wanted=wanted, found=found, saved=saved)
+        elif saved > found:
+            ledger.apply(causes.STATE_MISSING, saved, wanted=wanted, found=saved)
+            ledger.apply(
+                causes.WINDOW_GONE, found, wanted=saved, found=found, window=tree.shape.window
+            )
+        else:
+            ledger.apply(causes.STATE_MISSING, found, wanted=wanted, found=found)

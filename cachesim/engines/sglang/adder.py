@@ -1,0 +1,205 @@
+"""Which waiting requests go into the next prefill, and how much of each. Follows `PrefillAdder`.
+
+A request is taken in when its prompt and what it may generate fit beside what is promised already;
+what a chunk has no room for waits for the next one.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from cachesim.engines.sglang.node import FULL, PART
+from cachesim.engines.sglang.pools import TokenPool, WindowPool
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.tree import Tree
+
+Verdict: TypeAlias = Literal["continue", "no-token", "other"]
+
+CLIP: Final = 4096
+"""`SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION`: no request is counted with more new tokens."""
+
+
+@dataclass(slots=True)
+class Adder:
+    """One pass over the queue."""
+
+    tree: Tree
+    pool: TokenPool
+    rules: Rules
+    running: list[Req]
+    ratio: float  # new_token_ratio
+    input_left: int  # rem_input_tokens
+    chunk_left: int | None  # rem_chunk_tokens
+    ignores_eos: bool = False
+    taken: list[Req] = field(default_factory=list)
+    new_chunked: Req | None = None
+    total_offset: float = 0.0
+    current_offset: float = 0.0
+    window_offset: int = 0
+
+    def __post_init__(self) -> None:
+        """What runs already is promised what it may still generate."""
+        self.total_offset += sum(map(self._promised, self.running))
+
+    def _promised(self, req: Req) -> float:
+        ratio = self.ratio
+        if self.ignores_eos and self.rules.scheduler.ignoring_eos_counts_in_full:
+            ratio = 1.0
+        return min(req.max_new_tokens - req.num_output, CLIP) * ratio
+
+    # -- how much there is -------------------------------------------------------------------------
+
+    def ceil(self, tokens: int) -> int:
+        """Up to a whole page."""
+        page = self.pool.page
+        return -(-tokens // page) * page
+
+    @property
+    def page_extra(self) -> int:
+        """What each request gets on top."""
+        return self.pool.page if self.rules.scheduler.reserves_a_page else 0
+
+    def _available(self) -> float:
+        pool, tree = self.pool, self.tree
+        full = pool.available + tree.evictable[FULL]
+        if isinstance(pool, WindowPool) and not self.rules.scheduler.windows_have_their_budget:
+            return min(full, pool.windows.available + tree.evictable[PART])
+        return full
+
+    @property
+    def total_left(self) -> float:
+        """`rem_total_tokens`: with all that may still be generated."""
+        return self._available() - self.total_offset
+
+    @property
+    def current_left(self) -> float:
+        """`cur_rem_tokens`: with what is computed now."""
+        return self._available() - self.current_offset
+
+    @property
+    def own_windows(self) -> WindowPool | None:
+        """The window pool, where it has a budget of its own."""
+        if isinstance(self.pool, WindowPool) and self.rules.scheduler.windows_have_their_budget:
+            return self.pool
+        return None
+
+    def _window_left(self, pool: WindowPool) -> int:
+        return pool.windows.available + self.tree.evictable[PART] - self.window_offset
+
+    def _window_tokens(self, extend: int, new: int, limit: int | None) -> int:
+        """What a request takes of the windows at most. Follows `estimate_swa_kv_tokens`."""
+        window, page = self.tree.shape.window, self.pool.page
+        allocated = extend if limit is None else min(extend, limit)
+        return max(allocated - window, 0) + min(extend + new, window) + page
+
+    def state(self) -> Verdict:
+        """Whether anything more can be taken. Follows `budget_state`."""
+        pool = self.own_windows
+        if self.total_left <= 0 or self.current_left <= 0:
+            return "no-token"
+        if pool is not None and self._window_left(pool) <= 0:
+            return "no-token"
+        if self.input_left <= 0 or (self.chunk_left is not None and self.chunk_left <= 0):
+            return "other"
+        return "continue"
+
+    def _reserve(self, extend: int, new: int) -> None:
+        """Follows `_update_prefill_budget`."""
+        limit = self.chunk_left
+        extend = self.ceil(extend)
+        immediate = extend + self.page_extra
+        self.total_offset += immediate + new
+        self.current_offset += immediate
+        if self.own_windows is not None:
+            self.window_offset += self._window_tokens(extend, new, limit)
+        self.input_left -= extend
+        if self.chunk_left is not None:
+            self.chunk_left -= extend
+
+    # -- what is taken -----------------------------------------------------------------------------
+
+    def add_chunked(self, req: Req) -> Req | None:
+        """The next piece of a prompt that is half read; the request again if more is left.
+
+        Follows `add_chunked_req`.
+        """
+        limit = self.chunk_left or 0
+        left = min(limit, int(self.total_left))
+        pool = self.own_windows
+        if pool is not None:
+            left = min(left, self._window_left(pool) - self.pool.page)
+            if left <= 0:
+                return req
+        elif left <= 0:
+            left = limit
+        wanted = req.num_tokens - req.prefix
+        cut = wanted > left
+        req.extend = min(wanted, left)
+        self.taken.append(req)
+        self._reserve(req.extend, 0 if cut else min(req.max_new_tokens, CLIP))
+        return req if cut else None
+
+    def add(self, req: Req) -> Verdict:
+        """One waiting request, whole or cut to what is left of the chunk. Follows `add_one_req`."""
+        new = min(max(req.max_new_tokens - req.num_output, 0), CLIP)
+        extend = req.num_tokens - req.prefix
+        total = extend + new + self.page_extra
+        node = req.last_node or self.tree.root
+        if not self.rules.scheduler.reserves_a_page:  # 0.5.9 looks before it holds the node too
+            if total >= self.total_left:
+                return "no-token"
+            if self.ceil(extend) >= self.input_left and self.taken:
+                return "other"
+        held = self.tree.lock(node)
+        try:
+            verdict = self._admit(req, total, new)
+        finally:
+            self.tree.unlock(node, held)
+        return verdict
+
+    def _admit(self, req: Req, total: int, new: int) -> Verdict:
+        extend = req.num_tokens - req.prefix
+        whole = self.ceil(extend)
+        fits, limit = self._fits(whole, total, new)
+        if not fits:
+            return "no-token"
+        bounded = self.chunk_left is None or not self.rules.scheduler.reserves_a_page
+        if bounded and self.taken and whole >= self.input_left:
+            return "other"
+        if limit is None or whole <= limit:
+            self._take(req, extend, min(req.max_new_tokens, CLIP))
+            return self.state()
+        cut = limit // self.pool.page * self.pool.page
+        if self.rules.scheduler.reserves_a_page:
+            end = (req.prefix + cut) // self.pool.page * self.pool.page
+            cut = end - req.prefix
+        if cut <= 0:
+            return "other"
+        self.new_chunked = req
+        self._take(req, cut, 0)
+        return self.state()
+
+    def _fits(self, whole: int, total: int, new: int) -> tuple[bool, int | None]:
+        """Whether a request fits, and the longest chunk of it. Follows `check_prefill`."""
+        if total >= self.total_left:
+            return False, None
+        pool, limit = self.own_windows, self.chunk_left
+        if pool is None:
+            return True, limit
+        needed = self._window_tokens(whole, new, limit)
+        if needed < self._window_left(pool):
+            return True, limit
+        cap = 0
+        if needed >= pool.windows.size:
+            room = self._window_left(pool) - self._window_tokens(0, new, None)
+            cap = max(0, room // pool.page * pool.page)
+        if limit is None or cap <= 0:
+            return False, None
+        return True, min(limit, cap)
+
+    def _take(self, req: Req, extend: int, new: int) -> None:
+        req.extend = extend
+        self.taken.append(req)
+        node = req.last_node or self.tree.root
+        req.lock = self.tree.lock(node)
+        self._reserve(extend, new)

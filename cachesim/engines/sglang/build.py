@@ -1,0 +1,47 @@
+"""A tree with its pools, for one kind of model at one release."""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from cachesim.engines.sglang.mamba_radix import MambaRadixCache
+from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
+from cachesim.engines.sglang.radix import RadixCache
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.tree import Shape, Tree
+from cachesim.engines.sglang.unified import UnifiedRadixCache
+from cachesim.engines.sglang.window_radix import SWARadixCache
+
+Kind: TypeAlias = Literal["full", "window", "mamba", "window-mamba"]
+
+CHUNK: Final = 64
+"""`FLA_CHUNK_SIZE`: what a linear-attention kernel takes at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How many slots there are."""
+
+    tokens: int
+    window_tokens: int = 0
+    states: int = 0
+
+
+def grid_of(page: int) -> int:
+    """Where states are saved: multiples of the kernel's chunk and of the page."""
+    return math.lcm(max(CHUNK, page), page)
+
+
+def make_tree(kind: Kind, shape: Shape, sizes: Sizes, rules: Rules) -> Tree:
+    """The tree of a kind of model."""
+    pool: TokenPool = TokenPool(sizes.tokens, shape.page)
+    if kind in {"window", "window-mamba"}:
+        pool = WindowPool(sizes.tokens, sizes.window_tokens, shape.page)
+    states = StatePool(sizes.states) if kind in {"mamba", "window-mamba"} else None
+    if rules.tree.trees == "unified":
+        return UnifiedRadixCache(shape, rules, pool, states)
+    if kind == "window":
+        return SWARadixCache(shape, rules, pool, states)
+    if kind == "mamba":
+        return MambaRadixCache(shape, rules, pool, states)
+    return RadixCache(shape, rules, pool, states)

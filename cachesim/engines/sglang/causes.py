@@ -1,0 +1,76 @@
+"""Why SGLang reuses fewer tokens than were computed before: one cause for each branch."""
+
+from typing import Final
+
+from cachesim.engines.causes import Cause, declared
+
+LAST_TOKEN: Final = Cause(
+    id="last-token",
+    sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
+    about="A match is limited to the prompt's length minus one.",
+    fields=("prompt_tokens",),
+)
+PAIRS: Final = Cause(
+    id="pairs-of-tokens",
+    sentence="keys are pairs of tokens: {tokens} tokens have {pairs}",
+    about=(
+        "With EAGLE the key of a position is its token and the next one, because the drafter was "
+        "fed with both; a match ends one token earlier."
+    ),
+    fields=("tokens", "pairs"),
+)
+WHOLE_PAGES: Final = Cause(
+    id="whole-pages",
+    sentence="a match is a multiple of {page} tokens",
+    about="Keys are compared page by page (`--page-size`).",
+    fields=("page",),
+)
+NOT_KEPT: Final = Cause(
+    id="not-kept",
+    sentence="what was computed after {kept} tokens never went into the tree",
+    about=(
+        "With `extra_buffer` a finished request keeps what lies up to its last saved state, and "
+        "frees the rest; a request that was retracted or aborted keeps nothing."
+    ),
+    fields=("kept",),
+)
+ATTENTION_EVICTED: Final = Cause(
+    id="attention-evicted",
+    sentence="the tree had more than {found} tokens of it once; they were evicted",
+    about="Leaves that no request holds go when memory is short, the one used longest ago first.",
+    fields=("wanted", "found"),
+)
+WINDOW_GONE: Final = Cause(
+    id="window-gone",
+    sentence=(
+        "the window layers' last {window} tokens before {wanted} are not all there; "
+        "they are before {found}"
+    ),
+    about=(
+        "A node keeps attention's slots when its window part is freed; a match may only end where "
+        "a whole window before it is alive."
+    ),
+    fields=("wanted", "found", "window"),
+)
+STATE_EVICTED: Final = Cause(
+    id="state-evicted",
+    sentence=(
+        "the state that was saved after {saved} tokens was evicted; the nearest is after {found}"
+    ),
+    about=(
+        "States have slots and a list of last use of their own: an inner node loses its state and "
+        "keeps attention's slots (a tombstone)."
+    ),
+    fields=("wanted", "found", "saved"),
+)
+STATE_MISSING: Final = Cause(
+    id="state-missing",
+    sentence="no state was saved between {found} and {wanted} tokens",
+    about=(
+        "`no_buffer` saves states where chunks and requests end, `extra_buffer` at the last "
+        "multiple of the grid, every `mamba_track_interval` generated tokens, and at the point "
+        "where attention would have gone on."
+    ),
+    fields=("wanted", "found"),
+)
+CAUSES: Final = declared(globals())

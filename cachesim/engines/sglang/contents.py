@@ -1,0 +1,153 @@
+"""What lies in the slots: keys, values and states of the network's layers.
+
+    slot of attention     a key and a value per attention layer
+    slot of a window      a key and a value per window layer
+    slot of a state       a row per recurrent layer
+
+What a slot held before it was handed out stays in it until somebody writes.
+"""
+
+import numpy as np
+
+from cachesim.engines.sglang.pools import WindowPool
+from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
+from cachesim.units import Array, Integers
+
+
+class Contents:
+    """The memory of all layers; it grows with the highest slot."""
+
+    def __init__(self, network: Network, windows: WindowPool | None) -> None:
+        self.windows = windows
+        self.shapes: dict[int, LayerShape] = {shape.layer: shape for shape in network.shapes}
+        self.window = network.spec.window
+        self.keys: dict[int, Array] = {}
+        self.values: dict[int, Array] = {}
+        self.rows: dict[int, Array] = {}
+        for shape in network.shapes:
+            if shape.place == "recurrent":
+                self.rows[shape.layer] = np.zeros((1, shape.row), shape.dtype)
+            else:
+                self.keys[shape.layer] = np.zeros((1, *shape.key), shape.dtype)
+                self.values[shape.layer] = np.zeros((1, *shape.value), shape.dtype)
+
+    def cells(self, layer: int, slots: Integers) -> Integers:
+        """Where a layer keeps what belongs to attention's slots."""
+        if self.windows is not None and self.shapes[layer].place == "window":
+            return self.windows.mapping[slots]
+        return slots
+
+    def reach(self, layer: int, cells: Integers) -> None:
+        """Room up to some cells."""
+        most = int(cells.max(initial=0)) + 1
+        if most > len(self.keys[layer]):
+            self.keys[layer] = _grown(self.keys[layer], 2 * most)
+            self.values[layer] = _grown(self.values[layer], 2 * most)
+
+    def row(self, layer: int, slot: int) -> Array:
+        """The state of one layer in a slot."""
+        self._reach_state(layer, slot)
+        found: Array = self.rows[layer][slot]
+        return found
+
+    def put_row(self, layer: int, slot: int, row: Array) -> None:
+        """Write a state of one layer."""
+        self._reach_state(layer, slot)
+        self.rows[layer][slot] = row
+
+    def _reach_state(self, layer: int, slot: int) -> None:
+        if slot >= len(self.rows[layer]):
+            self.rows[layer] = _grown(self.rows[layer], 2 * slot + 1)
+
+    def copy_state(self, source: int, target: int) -> None:
+        """All layers' states of one slot go into another one."""
+        for layer in self.rows:
+            self.put_row(layer, target, self.row(layer, source).copy())
+
+    def state(self, slot: int) -> dict[int, Array]:
+        """A copy of all layers' states of a slot."""
+        return {layer: self.row(layer, slot).copy() for layer in self.rows}
+
+    def put_state(self, slot: int, state: dict[int, Array]) -> None:
+        """Write what `state` took."""
+        for layer, row in state.items():
+            self.put_row(layer, slot, row)
+
+    def content(self, slots: Integers) -> dict[int, tuple[Array, Array]]:
+        """A copy of keys and values of attention's slots, layer by layer."""
+        found = {}
+        for layer in self.keys:
+            cells = self.cells(layer, slots)
+            self.reach(layer, cells)
+            found[layer] = (self.keys[layer][cells].copy(), self.values[layer][cells].copy())
+        return found
+
+    def put_content(self, slots: Integers, content: dict[int, tuple[Array, Array]]) -> None:
+        """Write what `content` took."""
+        for layer, (keys, values) in content.items():
+            cells = self.cells(layer, slots)
+            self.reach(layer, cells)
+            self.keys[layer][cells] = keys
+            self.values[layer][cells] = values
+
+
+class ChunkStore:
+    """What one request's piece `[start, start + count)` writes and sees, through its row."""
+
+    planes = 1
+
+    def __init__(self, contents: Contents, row: Integers, start: int, count: int) -> None:
+        self.contents = contents
+        self._row = row
+        self._start = start
+        self._count = count
+        self.initial: int | None = None  # slot of the state to start from
+        self.target: int | None = None  # slot for the state after the last token
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        """Write the piece's cells, then look at those of the row.
+
+        |  before the window  |   seen   | piece | ABSENT |
+                         first    start     end   whole blocks of the lane
+        """
+        contents, start, end = self.contents, self._start, self._start + self._count
+        high = np.arange(start, end)
+        low = np.zeros_like(high)
+        if contents.shapes[layer].place == "window":
+            low = np.maximum(high - contents.window + 1, 0)
+        written = contents.cells(layer, self._row[start:end])
+        first = int(low[0]) // BLOCK * BLOCK
+        positions = np.arange(first, -(-end // BLOCK) * BLOCK)
+        cells = contents.cells(layer, self._row[np.minimum(positions, end - 1)])
+        contents.reach(layer, np.concatenate((written, cells)))
+        positions[positions >= end] = ABSENT
+        held_keys, held_values = contents.keys[layer], contents.values[layer]
+        held_keys[written], held_values[written] = keys, values
+        lane = Lane(
+            rows=np.arange(len(high)),
+            keys=held_keys[cells],
+            values=held_values[cells],
+            positions=positions,
+            low=low,
+            high=high,
+        )
+        return (lane,)
+
+    def states(self, layer: int) -> Array:
+        """The row that the piece starts from, zeros for a prefix of nothing."""
+        if self.initial is None:
+            shape = self.contents.shapes[layer]
+            return np.zeros((1, shape.row), shape.dtype)
+        return self.contents.row(layer, self.initial)[None].copy()
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Write the state after the last token."""
+        if self.target is not None:
+            self.contents.put_row(layer, self.target, states[0, 0])
+
+
+def _grown(held: Array, rows: int) -> Array:
+    grown = np.zeros((rows, *held.shape[1:]), held.dtype)
+    grown[: len(held)] = held
+    return grown

@@ -1,0 +1,214 @@
+r"""Nodes of a radix tree, their keys, and the lists that say which was used last.
+
+    root --[1 2 3 4]--> node --[5 6]--> node       an edge's tokens lie in the node below it
+                          \--[7 8 9]--> node        a child is found by its first page
+
+A node of attention holds one slot per token of its key. It may hold one recurrent state, valid at
+its end, and window slots, alive or gone.
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import Final
+
+import numpy as np
+
+from cachesim.units import Integers
+
+NO_SLOTS: Final[Integers] = np.zeros(0, np.int64)
+
+FULL: Final = 0
+PART: Final = 1
+STATE: Final = 2
+"""Which of a node's lists and locks: attention, the window's slots, the recurrent state."""
+
+
+def as_key(tokens: Integers, *, bigrams: bool) -> Integers:
+    """The numbers that a tree compares: tokens, or with EAGLE each token with the next one.
+
+    N tokens have N - 1 pairs (`convert_to_bigram_key`).
+    """
+    if not bigrams:
+        return tokens
+    if len(tokens) < 2:
+        return NO_SLOTS
+    return (tokens[:-1] << 32) | tokens[1:]
+
+
+def common(one: Integers, other: Integers, page: int) -> int:
+    """How many leading numbers are equal, in whole pages. Follows `_key_match_paged`."""
+    count = min(len(one), len(other))
+    differ = one[:count] != other[:count]
+    at = int(differ.argmax()) if count else 0
+    if count and differ[at]:
+        count = at
+    return count // page * page
+
+
+class Clock:
+    """Logical time: what upstream reads off a monotonic clock."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def tick(self) -> float:
+        """The next moment."""
+        self.now += 1.0
+        return self.now
+
+
+class Node:
+    """One node; `request` is the number of the request whose tokens made it."""
+
+    __slots__ = (
+        "child_key",
+        "children",
+        "created",
+        "evictable",
+        "hits",
+        "host",
+        "id",
+        "key",
+        "last_access",
+        "locks",
+        "next",
+        "parent",
+        "prev",
+        "priority",
+        "request",
+        "state",
+        "value",
+        "window",
+        "window_mark",
+    )
+
+    def __init__(self, number: int, time: float) -> None:
+        self.id = number
+        self.parent: Node | None = None
+        self.children: dict[Hashable, Node] = {}
+        self.child_key: Hashable = None
+        self.key: Integers = NO_SLOTS
+        self.value: Integers | None = None
+        self.state: int | None = None
+        self.window = False
+        self.window_mark = 0  # where a window's lock ends; 0: nowhere here
+        self.locks = [0, 0, 0]
+        self.last_access = time
+        self.created = time
+        self.hits = 0
+        self.priority = 0
+        self.request = -1
+        self.evictable = False
+        self.host: dict[int, int] = {}
+        self.prev: list[Node | None] = [None, None, None]
+        self.next: list[Node | None] = [None, None, None]
+
+    def __lt__(self, other: "Node") -> bool:
+        return self.last_access < other.last_access
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def slots(self) -> Integers:
+        """The slots of its tokens; none where they are gone."""
+        return NO_SLOTS if self.value is None else self.value
+
+    def path(self) -> "Iterator[Node]":
+        """The node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def depth(self) -> int:
+        """How many tokens lead to its end."""
+        return sum(len(each.key) for each in self.path())
+
+
+class LruList:
+    """Nodes by last use. Follows `LRUList` and `UnifiedLRUList`."""
+
+    def __init__(self, which: int) -> None:
+        self.which = which
+        self.head = Node(-1, 0.0)
+        self.tail = Node(-2, 0.0)
+        self.head.next[which] = self.tail
+        self.tail.prev[which] = self.head
+        self.members: set[int] = set()
+
+    def __contains__(self, node: Node | None) -> bool:
+        return node is not None and node.id in self.members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def _link(self, before: Node, node: Node) -> None:
+        which = self.which
+        after = before.next[which]
+        node.prev[which], node.next[which] = before, after
+        before.next[which] = node
+        if after is not None:
+            after.prev[which] = node
+
+    def _unlink(self, node: Node) -> None:
+        which = self.which
+        before, after = node.prev[which], node.next[which]
+        if before is not None:
+            before.next[which] = after
+        if after is not None:
+            after.prev[which] = before
+        node.prev[which] = node.next[which] = None
+
+    def insert(self, node: Node) -> None:
+        """Put a node in as the one used last."""
+        self.members.add(node.id)
+        self._link(self.head, node)
+
+    def insert_after(self, before: Node, node: Node) -> None:
+        """Put a node in as used just before another one."""
+        self.members.add(node.id)
+        self._link(before, node)
+
+    def remove(self, node: Node) -> None:
+        """Take a node out."""
+        self.members.discard(node.id)
+        self._unlink(node)
+
+    def use(self, node: Node) -> None:
+        """The node is the one used last now."""
+        self._unlink(node)
+        self._link(self.head, node)
+
+    def use_path(self, nodes: Iterator[Node]) -> None:
+        """Nodes from a leaf upwards become the ones used last, the leaf before its parent."""
+        before = self.head
+        for node in nodes:
+            if node.id in self.members:
+                self._unlink(node)
+                self._link(before, node)
+                before = node
+
+    def before(self, node: Node, *, leaves: bool = False) -> Node | None:
+        """The next candidate to go: not locked, used longer ago than all before it."""
+        which = self.which
+        at = node.prev[which]
+        while at is not None and at is not self.head:
+            if not at.locks[which] and not (leaves and at.children):
+                return at
+            at = at.prev[which]
+        return None
+
+    def oldest(self, *, leaves: bool = False) -> Node | None:
+        """The first candidate to go."""
+        return self.before(self.tail, leaves=leaves)
+
+    def __iter__(self) -> Iterator[Node]:
+        at = self.head.next[self.which]
+        while at is not None and at is not self.tail:
+            yield at
+            at = at.next[self.which]

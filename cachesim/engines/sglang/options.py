@@ -1,0 +1,171 @@
+"""The flags of `sglang.launch_server` that decide what is cached, under upstream's names."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from cachesim.engines.option import option
+from cachesim.engines.sglang.rules import Rules
+from cachesim.errors import OptionError
+
+LONGEST: Final = 4096
+"""`context_length` where nothing is said."""
+
+MOST: Final = 1 << 24
+STRATEGIES: Final = ("auto", "no_buffer", "extra_buffer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangOptions:
+    """What the server was started with; the defaults are upstream's, the pools are a toy's."""
+
+    page_size: int = option(
+        "--page-size",
+        "tokens in a page: keys are compared page by page",
+        default=1,
+        low=1,
+        high=4096,
+        unit="tokens",
+        tried=(1, 4, 16),
+    )
+    max_total_tokens: int = option(
+        "--max-total-tokens",
+        "slots for tokens",
+        default=16384,
+        low=2,
+        high=MOST,
+        unit="tokens",
+        tried=(16384, 400),
+    )
+    context_length: int = option(
+        "--context-length",
+        "the longest request",
+        default=LONGEST,
+        low=2,
+        high=MOST,
+        unit="tokens",
+    )
+    chunked_prefill_size: int = option(
+        "--chunked-prefill-size",
+        "tokens of one prefill; -1: prompts are not cut",
+        default=8192,
+        low=-1,
+        high=MOST,
+        unit="tokens",
+        tried=(8192, 64, 32),
+    )
+    max_prefill_tokens: int = option(
+        "--max-prefill-tokens",
+        "tokens of the prompts that are read together",
+        default=16384,
+        low=1,
+        high=MOST,
+        unit="tokens",
+    )
+    max_running_requests: int = option(
+        "--max-running-requests",
+        "requests that run at once",
+        default=8,
+        low=1,
+        high=4096,
+        unit="requests",
+        tried=(8, 1, 2),
+    )
+    radix_eviction_policy: str = option(
+        "--radix-eviction-policy",
+        "which leaf goes first when memory is short",
+        default="lru",
+        choices=("lru", "lfu", "slru", "priority"),
+        arrived={"slru": "0.5.23", "priority": "0.5.23"},
+        tried=("lru", "lfu"),
+    )
+    swa_full_tokens_ratio: float = option(
+        "--swa-full-tokens-ratio",
+        "window slots for each slot of full attention",
+        default=0.8,
+        low=0.01,
+        high=1.0,
+    )
+    max_mamba_cache_size: int = option(
+        "--max-mamba-cache-size",
+        "slots for recurrent states",
+        default=64,
+        low=4,
+        high=1 << 20,
+        unit="states",
+        tried=(64, 16),
+    )
+    mamba_scheduler_strategy: str = option(
+        "--mamba-scheduler-strategy",
+        "where recurrent states are saved: where chunks end, or on a grid in two more slots",
+        default="auto",
+        choices=STRATEGIES,
+        until="0.5.9",
+        tried=STRATEGIES[1:],
+    )
+    mamba_radix_cache_strategy: str = option(
+        "--mamba-radix-cache-strategy",
+        "where recurrent states are saved: where chunks end, or on a grid in two more slots",
+        default="auto",
+        choices=STRATEGIES,
+        since="0.5.23",
+        tried=STRATEGIES[1:],
+    )
+    mamba_track_interval: int = option(
+        "--mamba-track-interval",
+        "generated tokens between two saved states, with `extra_buffer`",
+        default=256,
+        low=1,
+        high=1 << 20,
+        unit="tokens",
+        tried=(256, 64),
+    )
+    mamba_max_states_per_path: int = option(
+        "--mamba-max-states-per-path",
+        "states on one path; -1: no limit",
+        default=-1,
+        low=-1,
+        high=1 << 20,
+        unit="states",
+        since="0.5.23",
+        tried=(-1, 2),
+    )
+    speculative_algorithm: str = option(
+        "--speculative-algorithm",
+        "with EAGLE the tree's keys are pairs of tokens; drafts themselves are not played",
+        default="none",
+        choices=("none", "EAGLE"),
+        tried=("none", "EAGLE"),
+    )
+
+    def check(self, rules: Rules, *, states: bool) -> None:
+        """Refuse what does not go together."""
+        page = self.page_size
+        if self.max_total_tokens < page:
+            msg = (
+                f"option 'max_total_tokens' is {self.max_total_tokens}: write at least a page, "
+                f"{page}"
+            )
+            raise OptionError(msg)
+        if states and page > 1 and not self.extra_buffer(rules):
+            msg = (
+                f"option 'page_size' is {page}: with states and `no_buffer` it must be 1; "
+                "write 1, or choose `extra_buffer`"
+            )
+            raise OptionError(msg)
+        grid = max(64, page)
+        if states and self.extra_buffer(rules) and self.mamba_track_interval % grid:
+            msg = (
+                f"option 'mamba_track_interval' is {self.mamba_track_interval}; it must be a "
+                f"multiple of {grid}"
+            )
+            raise OptionError(msg)
+        if states and grid % page:
+            msg = f"option 'page_size' is {page}: with states it must divide 64, or be a multiple"
+            raise OptionError(msg)
+
+    def extra_buffer(self, rules: Rules) -> bool:
+        """Whether states are tracked in slots of their own; `auto` is the release's business."""
+        given = {self.mamba_scheduler_strategy, self.mamba_radix_cache_strategy} - {"auto"}
+        if given:
+            return "extra_buffer" in given
+        return rules.scheduler.auto_is_extra_buffer or self.page_size > 1

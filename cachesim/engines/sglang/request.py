@@ -1,0 +1,111 @@
+"""A request as the scheduler sees it. Follows `Req`."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cachesim.engines.sglang.node import NO_SLOTS, Node
+from cachesim.units import Integers
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """One request: its tokens, what of them is computed, and where it lies.
+
+    Upstream's `prefix_indices` is `prefix`, `fill_ids` the first `fill` tokens, and its line of
+    `req_to_token` is `row`.
+    """
+
+    id: int
+    tokens: Integers  # prompt, then what was generated, then room
+    num_prompt: int
+    max_new_tokens: int
+    extra_key: Hashable = None
+    priority: int = 0
+
+    num_tokens: int = 0
+    row: Integers = field(default_factory=lambda: NO_SLOTS)
+    has_row: bool = False
+    prefix: int = 0  # tokens that are not computed in the next chunk
+    shared: Integers = field(default_factory=lambda: NO_SLOTS)  # their slots, as the tree has them
+    extend: int = 0
+    last_node: Node | None = None
+    lock: object = None
+    protected: int = 0  # cache_protected_len
+    inserted: int = 0  # cache_inserted_len
+    is_chunked: int = 0
+    committed: int = 0
+    finished: bool = False
+    retracted: bool = False
+    retractions: int = 0
+    decode_steps: int = 0
+    window_evicted: int = 0  # swa_evicted_seqlen
+    window_branch: int | None = None  # swa_branching_seqlen
+
+    state: int | None = None  # mamba_pool_idx
+    state_source: int | None = None  # mamba_cow_src_index: copied when the chunk runs
+    state_is_new: bool = False  # mamba_needs_clear
+    tracks: list[int] | None = None  # mamba_ping_pong_track_buffer
+    next_track: int = 0
+    tracked: int | None = None  # mamba_last_track_seqlen
+    tracked_before: int | None = None  # mamba_prev_track_seqlen
+    kept_track: int | None = None  # mamba_last_track_idx
+    branch: int | None = None  # mamba_branching_seqlen
+    track_at: int | None = None  # where this chunk leaves a state in a track
+
+    @classmethod
+    def make(
+        cls,
+        number: int,
+        prompt: Integers,
+        max_new_tokens: int,
+        *,
+        extra_key: Hashable = None,
+        priority: int = 0,
+    ) -> "Req":
+        """A request that waits."""
+        tokens = np.zeros(len(prompt) + max_new_tokens, np.int64)
+        tokens[: len(prompt)] = prompt
+        made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
+        made.num_tokens = len(prompt)
+        return made
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def fill(self) -> int:
+        """Where the chunk ends."""
+        return self.prefix + self.extend
+
+    def append(self, token: int) -> bool:
+        """A token was sampled; whether it was the last."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        self.finished = self.num_output >= self.max_new_tokens
+        return self.finished
+
+    def write(self, start: int, slots: Integers) -> None:
+        """Put slots into the row."""
+        self.row[start : start + len(slots)] = slots
+
+    def reset_for_retract(self) -> None:
+        """Start over. Follows `reset_for_retract`."""
+        self.retractions += 1
+        self.retracted = True
+        self.prefix = self.extend = 0
+        self.shared = NO_SLOTS
+        self.last_node = self.lock = None
+        self.protected = self.inserted = 0
+        self.is_chunked = 0
+        self.state = self.state_source = self.tracks = None
+        self.state_is_new = False
+        self.next_track = 0
+        self.tracked = self.tracked_before = self.kept_track = None
+        self.branch = self.window_branch = None
+        self.committed = 0
+        self.window_evicted = 0
+        self.decode_steps = 0

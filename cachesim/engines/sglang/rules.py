@@ -1,0 +1,165 @@
+"""What SGLang's scheduler and trees do at one release, as data.
+
+One field per difference, named after what it does. The logic never asks for a release: it asks for
+a rule. The defaults are those of the newest release.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Trees: TypeAlias = Literal["one-per-kind", "unified"]
+Evicts: TypeAlias = Literal["whole-demand", "shortfall"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRules:
+    """The trees."""
+
+    trees: Trees = "unified"
+    """0.5.16: one `UnifiedRadixCache` instead of a class for each kind of model."""
+
+    counts_hits: bool = True
+    """0.5.23 counts how often a node was walked over; before, `lfu` is `lru`."""
+
+    keeps_prompt_end: bool = True
+    """0.5.23: a finished request divides its node where the prompt ends, and prefers that part."""
+
+    branch_beyond_the_state: bool = True
+    """The branching point is reported only where it lies beyond what the state gives; in 0.5.9
+    also where the floored one does not."""
+
+    uses_path_states: bool = False
+    """Until #31643 a match refreshed every state on its path; since then only the one it used."""
+
+    refills_windows: bool = True
+    """Inserting over a node whose window is gone revives it with the request's own slots."""
+
+    key_without_reply: bool = False
+    """#24380: a finished request leaves its prompt as the key, with the state after its reply."""
+
+    inserts_gone_windows: bool = False
+    """#31486: window slots that were freed count as alive when they are inserted."""
+
+    matches_without_window: bool = False
+    """Our own defect: a match does not look whether the window before its end is alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerRules:
+    """The scheduler."""
+
+    full_flag_needs_no_chunk: bool = True
+    """Whether the batch counts as full where no row is free and no prompt is half read; 0.5.9
+    has the test the wrong way round."""
+
+    rows_bound_admission: bool = True
+    """0.5.23: no more requests are admitted than there are free rows."""
+
+    filters_before_prefill: bool = True
+    """0.5.23: finished requests leave the running batch before anything is admitted."""
+
+    checks_budget_before_each: bool = True
+    """0.5.23: the budget is looked at before each waiting request, not only after it."""
+
+    returns_unused_state: bool = True
+    """0.5.23: a request that was matched and not admitted gives its state slot back."""
+
+    reserves_a_page: bool = True
+    """0.5.23: a page per request is reserved on top of its tokens."""
+
+    windows_have_their_budget: bool = True
+    """0.5.23: windows are budgeted on their own; before, by the smaller of both pools."""
+
+    ignoring_eos_counts_in_full: bool = True
+    """0.5.23: requests that ignore the end of text are counted with all tokens they may make."""
+
+    states_per_request: int = 0
+    """0.5.9 makes room for three states per request; 0: for as many as it takes."""
+
+    evicts: Evicts = "shortfall"
+    """How much is evicted where memory is short: all that is wanted, or what is missing."""
+
+    window_steps: int = 128
+    """Windows are let go of in decode when so many tokens have slid out; 0: once per window."""
+
+    groups_prefill_frees: bool = True
+    """0.5.23: what a prefill frees is freed at its end."""
+
+    aborts_last: bool = True
+    """0.5.23: the last request that runs out of memory is aborted; 0.5.9 raises."""
+
+    auto_is_extra_buffer: bool = True
+    """What `auto` makes of the strategy for states; 0.5.9 takes `no_buffer`."""
+
+    keeps_previous_track: bool = True
+    """0.5.23: where the tracked state lies beyond what is committed, the one before it is used."""
+
+    refreshes_waiting: int = 32
+    """0.5.23: every so many passes, what waiting requests would match counts as used; 0: never."""
+
+    reserves_states_for_the_queue: bool = True
+    """0.5.23: states for the waiting requests are taken from the pool at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerRules:
+    """What the model runner makes of it; each is a defect that was reported."""
+
+    offset_of_first: bool = False
+    """#31833, #33450: the state tracked for a later request of a prefill batch is read at the
+    first one's offset."""
+
+    load_needs_tracking: bool = False
+    """#29330: a chunk shorter than the grid starts from a blank state."""
+
+    snapshot_after_next_chunk: bool = False
+    """#24221: with overlap the state that is stored for a chunk is that of the next one."""
+
+    shares_states: bool = False
+    """A request runs on the tree's own state instead of a copy."""
+
+    host_copy_late: bool = False
+    """#39830: the copy to the host is made after the slot has been used for something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """All differences of one release."""
+
+    tree: TreeRules = field(default_factory=TreeRules)
+    scheduler: SchedulerRules = field(default_factory=SchedulerRules)
+    runner: RunnerRules = field(default_factory=RunnerRules)
+
+
+RULES_059 = Rules(
+    tree=TreeRules(
+        trees="one-per-kind",
+        counts_hits=False,
+        keeps_prompt_end=False,
+        branch_beyond_the_state=False,
+        uses_path_states=True,
+    ),
+    scheduler=SchedulerRules(
+        full_flag_needs_no_chunk=False,
+        rows_bound_admission=False,
+        filters_before_prefill=False,
+        checks_budget_before_each=False,
+        returns_unused_state=False,
+        reserves_a_page=False,
+        windows_have_their_budget=False,
+        ignoring_eos_counts_in_full=False,
+        states_per_request=3,
+        evicts="whole-demand",
+        window_steps=0,
+        groups_prefill_frees=False,
+        aborts_last=False,
+        auto_is_extra_buffer=False,
+        keeps_previous_track=False,
+        refreshes_waiting=0,
+        reserves_states_for_the_queue=False,
+    ),
+)
+"""0.5.9, of 2026-02-23."""
+
+RULES_0523 = Rules()
+"""0.5.23, of 2026-10-30."""

@@ -1,0 +1,152 @@
+"""Puts the batches through the network, in the slots that their requests were given.
+
+    states are copied or cleared -> every request in turn -> tracked states go into their slots
+
+Follows `ModelRunner.forward`, the deferred copies of `mamba_cow_src_indices`, and the tracking of
+the linear-attention backends. Four defects that were reported live here, behind rules.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cachesim.engines.sglang.build import CHUNK
+from cachesim.engines.sglang.contents import ChunkStore, Contents
+from cachesim.engines.sglang.pools import StatePool
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import RunnerRules
+from cachesim.engines.sglang.scheduler import Batch
+from cachesim.model.arithmetic import Network
+from cachesim.model.store import Ubatch
+from cachesim.units import Array
+
+Judge = Callable[[Req, Array], int]
+"""What is sampled after a request's last token, given its logits."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """The network over the contents of the slots."""
+
+    network: Network
+    contents: Contents
+    rules: RunnerRules
+    grid: int
+    pending: list[tuple[int, int]] = field(default_factory=list)  # copies that come too late
+    chunk_states: list[dict[int, Array]] = field(default_factory=list)  # of this batch, in order
+
+    late_now: bool = False  # a piece of a prompt is being stashed
+
+    def watch(self, states: StatePool | None) -> None:
+        """Copies between slots are copies of what lies in them."""
+        if states is not None:
+            states.on_copy = self._copy
+
+    def stashing(self, *, begins: bool) -> None:
+        """With the snapshot's defect, copies made now are made when the next piece has run."""
+        self.late_now = begins and self.rules.snapshot_after_next_chunk
+
+    def _copy(self, source: int, target: int) -> None:
+        if self.late_now:
+            self.pending.append((source, target))
+        else:
+            self.contents.copy_state(source, target)
+
+    def run(self, batch: Batch, judge: Judge) -> list[int]:
+        """Run a batch; what was sampled for each request, 0 where a prompt is half read."""
+        self.chunk_states = []
+        late, self.pending = self.pending, []
+        tokens = []
+        for req in batch.reqs:
+            logits = self._extend(req) if batch.extend else self._decode(req)
+            tokens.append(judge(req, logits[-1]) if len(logits) else 0)
+        if batch.extend and self.rules.offset_of_first:
+            self._track_by_first(batch)
+        for source, target in late:
+            self.contents.copy_state(source, target)
+        return tokens
+
+    # -- prefill -----------------------------------------------------------------------------------
+
+    def _extend(self, req: Req) -> Array:
+        start, end = req.prefix, req.fill
+        slot = self._state_of(req)
+        blank = start == 0
+        if self.rules.load_needs_tracking and req.tracks is not None and req.extend < self.grid:
+            blank = True
+        initial = None if blank else slot
+        target = slot
+        for at in self._cuts(req):
+            self._piece(req, start, at, initial, target, wanted=False)
+            self._passed(req, at, target)
+            start, initial = at, target
+        logits = self._piece(req, start, end, initial, target, wanted=end == req.num_tokens)
+        self._passed(req, end, target)
+        if slot is not None and req.state is not None and slot != req.state:
+            self.contents.copy_state(slot, req.state)  # it ran on the tree's: a defect
+        return logits
+
+    def _state_of(self, req: Req) -> int | None:
+        """The slot that a request runs on, with the state of its prefix in it."""
+        source, req.state_source = req.state_source, None
+        if source is not None and req.state is not None and req.prefix:
+            if self.rules.shares_states:
+                return source
+            self.contents.copy_state(source, req.state)
+        req.state_is_new = False
+        return req.state
+
+    def _cuts(self, req: Req) -> list[int]:
+        """Where a chunk is cut to look at its state."""
+        if self.rules.offset_of_first and req.tracks is not None:
+            return list(range(req.prefix + CHUNK, req.fill, CHUNK))
+        at = req.track_at
+        return [at] if at is not None and req.prefix < at < req.fill else []
+
+    def _passed(self, req: Req, at: int, slot: int | None) -> None:
+        """A piece has ended: its state is tracked where it should be."""
+        if slot is None or req.tracks is None:
+            return
+        if self.rules.offset_of_first:
+            self.chunk_states.append(self.contents.state(slot))
+        elif at == req.track_at and req.kept_track is not None:
+            self.contents.copy_state(slot, req.tracks[req.kept_track])
+
+    def _track_by_first(self, batch: Batch) -> None:
+        """Every request's tracked state is looked up from where the first one's states begin."""
+        for req in batch.reqs:
+            if req.track_at is None or req.tracks is None or req.kept_track is None:
+                continue
+            at = -(-(req.track_at - req.prefix) // CHUNK) - 1
+            if at < len(self.chunk_states):
+                self.contents.put_state(req.tracks[req.kept_track], self.chunk_states[at])
+
+    # -- decode ------------------------------------------------------------------------------------
+
+    def _decode(self, req: Req) -> Array:
+        at = req.committed
+        logits = self._piece(req, at - 1, at, req.state, req.state, wanted=True)
+        if req.track_at is not None and req.tracks is not None and req.state is not None:
+            self.contents.copy_state(req.state, req.tracks[req.next_track])
+        return logits
+
+    def _piece(
+        self,
+        req: Req,
+        start: int,
+        end: int,
+        initial: int | None,
+        target: int | None,
+        *,
+        wanted: bool,
+    ) -> Array:
+        """Put tokens `[start, end)` through the network; the logits of the last, if wanted."""
+        store = ChunkStore(self.contents, req.row, start, end - start)
+        store.initial, store.target = initial, target
+        ubatch = Ubatch(
+            tokens=req.tokens[start:end],
+            positions=np.arange(start, end),
+            outputs=np.array([end - start - 1] if wanted else [], np.int64),
+        )
+        return self.network.run(ubatch, store).logits

@@ -1,0 +1,414 @@
+"""One batch after another: a prefill where anything can be read, else a token for each request.
+
+First come, first served; chunked prefill; when memory runs out in decode, the requests that have
+generated least start over (retraction). Follows `Scheduler.get_next_batch_to_run` and
+`process_batch_result_*`, without overlap.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from cachesim.engines.sglang.adder import Adder
+from cachesim.engines.sglang.allocation import Allocation
+from cachesim.engines.sglang.node import NO_SLOTS
+from cachesim.engines.sglang.pools import TokenPool, WindowPool
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.states import plan_track, tracked_in_decode
+from cachesim.engines.sglang.tree import Match, Tree
+from cachesim.errors import UpstreamAbort
+
+MOST_REFRESHED: Final = 128
+"""`WAITING_QUEUE_PREFIX_MATCH_MAX`."""
+
+RETRACT_STEPS: Final = 20
+"""`SGLANG_RETRACT_DECODE_STEPS`."""
+
+FIRST_RATIO: Final = 0.7
+LEAST_FACTOR: Final = 0.14
+DECAY_STEPS: Final = 600
+"""`SGLANG_INIT_NEW_TOKEN_RATIO`, `..._MIN_NEW_TOKEN_RATIO_FACTOR`, `..._DECAY_STEPS`."""
+
+
+class Stashing(Protocol):
+    """Hears when a piece of a prompt is about to be stashed, and when it is."""
+
+    def __call__(self, *, begins: bool) -> None:
+        """Before, and after."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one batch may hold."""
+
+    chunk: int = 8192  # chunked_prefill_size
+    max_prefill: int = 16384  # max_prefill_tokens
+    max_running: int = 8
+    max_len: int = 4096
+    interval: int = 256  # mamba_track_interval
+    ignores_eos: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that go through the network together."""
+
+    reqs: list[Req]
+    extend: bool = False
+    chunked: Req | None = None
+    is_full: bool = False
+
+    def keep(self, excluded: Sequence[Req] = ()) -> bool:
+        """Drop finished and excluded requests; whether any went. Follows `filter_batch`."""
+        before = len(self.reqs)
+        gone = {id(req) for req in excluded}
+        self.reqs = [r for r in self.reqs if not r.finished and id(r) not in gone]
+        return len(self.reqs) < before
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """Waiting and running requests over a tree."""
+
+    tree: Tree
+    pool: TokenPool
+    rules: Rules
+    limits: Limits
+    waiting: list[Req] = field(default_factory=list)
+    running: Batch = field(default_factory=lambda: Batch([]))
+    last: Batch | None = None
+    chunked: Req | None = None
+    ratio: float = FIRST_RATIO
+    room: Allocation = field(init=False)
+    rows: int = 0  # requests that hold one
+    refreshes: int = 0  # how often the queue's prefixes could have been refreshed
+    on_match: Callable[[Req, Match], None] | None = None
+    on_retract: Callable[[Req], None] | None = None
+    on_abort: Callable[[Req], None] | None = None
+    on_chunk: Stashing | None = None
+
+    def __post_init__(self) -> None:
+        """What makes room."""
+        self.room = Allocation(self.tree, self.pool, self.rules)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not done."""
+        return bool(self.waiting or self.running.reqs or self.chunked or self._of_last())
+
+    def _of_last(self) -> bool:
+        return self.last is not None and any(not req.finished for req in self.last.reqs)
+
+    # -- the next batch ----------------------------------------------------------------------------
+
+    def next_batch(self) -> Batch | None:
+        """Follows `get_next_batch_to_run`."""
+        rules, excluded = self.rules.scheduler, []
+        if self.chunked is not None:
+            excluded.append(self.chunked)
+            if self.chunked.extend:
+                self._stash_chunk(self.chunked)
+        last, running = self.last, self.running
+        if last is not None and last.extend:
+            if last.chunked is not None:
+                excluded.append(last.chunked)
+            if last.keep(excluded):
+                running.is_full = False
+            if last.reqs and last is not running:
+                if running.reqs:
+                    running.reqs.extend(last.reqs)
+                else:
+                    self.running = running = last
+                    running.extend = False
+        if rules.filters_before_prefill and running.keep():
+            running.is_full = False
+        batch = self._new_prefill()
+        if batch is None and self.running.reqs:
+            batch = self._decode_batch()
+        return batch
+
+    def _stash_chunk(self, req: Req) -> None:
+        """A piece of a prompt has run: the tree gets it. Follows `stash_chunked_request`."""
+        if self.on_chunk is not None:
+            self.on_chunk(begins=True)
+        self._stash(req)
+        if self.on_chunk is not None:
+            self.on_chunk(begins=False)
+
+    def _stash(self, req: Req) -> None:
+        self.tree.cache_unfinished(req)
+        req.extend = 0
+
+    def _allocatable(self, held: int = 0) -> int:
+        limit = self.limits.max_running
+        count = limit - len(self.running.reqs)
+        if self.rules.scheduler.rows_bound_admission:
+            count = min(count, limit - self.rows + held)
+        return count
+
+    def _new_prefill(self) -> Batch | None:
+        """Follows `_get_new_batch_prefill_raw`.
+
+        Trap: 0.5.9 stops admitting when no row is free only while a prompt is half read.
+        """
+        rules, running = self.rules.scheduler, self.running
+        if rules.filters_before_prefill and (self.tree.has_windows or not running.reqs):
+            running.is_full = False
+        if (running.is_full or not self.waiting) and self.chunked is None:
+            return None
+        unread = self.chunked is None
+        if self._allocatable() <= 0 and unread == rules.full_flag_needs_no_chunk:
+            running.is_full = True
+            return None
+        if rules.refreshes_waiting and self.tree.shape.policy == "lru":
+            self._touch_waiting()
+        adder = Adder(
+            tree=self.tree,
+            pool=self.pool,
+            rules=self.rules,
+            running=running.reqs,
+            ratio=self.ratio,
+            input_left=self.limits.max_prefill,
+            chunk_left=self.limits.chunk if self.limits.chunk > 0 else None,
+            ignores_eos=self.limits.ignores_eos,
+        )
+        if self.chunked is not None:
+            self.chunked = adder.add_chunked(self.chunked)
+        self._admit(adder)
+        if not adder.taken:
+            return None
+        taken = {id(req) for req in adder.taken}
+        self.waiting = [req for req in self.waiting if id(req) not in taken]
+        if adder.new_chunked is not None:
+            self.chunked = adder.new_chunked
+        if self.chunked is not None:
+            self.chunked.is_chunked += 1
+        batch = Batch(adder.taken, extend=True, chunked=self.chunked)
+        self._prepare_for_extend(batch)
+        return batch
+
+    def _touch_waiting(self) -> None:
+        """What requests in the queue would match counts as used. Follows
+        `_touch_waiting_prefixes`.
+        """
+        if not self.waiting:
+            return
+        self.refreshes += 1
+        if (self.refreshes - 1) % self.rules.scheduler.refreshes_waiting:
+            return
+        for req in reversed(self.waiting[:MOST_REFRESHED]):
+            key = self.tree.key_of(req.tokens[: req.num_tokens])
+            self.tree.match(key, req.extra_key)
+
+    def _admit(self, adder: Adder) -> None:
+        """Take in what waits, in its order, as long as there is room."""
+        rules, running = self.rules.scheduler, self.running
+        states = self.tree.state_pool if self.tree.has_states else None
+        if states is not None and rules.reserves_states_for_the_queue:
+            states.begin_group(len(self.waiting))
+        for req in self.waiting:
+            if rules.checks_budget_before_each and adder.state() == "other":
+                break
+            held = sum(each.has_row for each in adder.taken)
+            if len(adder.taken) >= self._allocatable(held):
+                running.is_full = True
+            if running.is_full:
+                break
+            self._match(req)
+            verdict = adder.add(req)
+            if verdict == "continue":
+                continue
+            if verdict == "no-token":
+                idle = not adder.taken and not running.reqs
+                running.is_full = not (rules.filters_before_prefill and idle)
+            if rules.returns_unused_state and not (adder.taken and adder.taken[-1] is req):
+                self._return_state(req)
+            break
+        if states is not None and rules.reserves_states_for_the_queue:
+            states.end_group()
+
+    def _return_state(self, req: Req) -> None:
+        req.state_source, req.state_is_new = None, False
+        if req.state is not None:
+            self.tree.state_pool.free(req.state)
+            req.state = None
+
+    def _match(self, req: Req) -> None:
+        """What the tree has of a waiting request. Follows `init_next_round_input`."""
+        limit = max(req.num_tokens - 1, 0)
+        match = self.tree.match_tokens(req.tokens[:limit], req)
+        req.shared = match.slots
+        req.prefix = req.protected = match.length
+        req.last_node = match.node
+        req.branch = match.branch
+        req.window_branch = match.window_branch
+        if self.on_match is not None:
+            self.on_match(req, match)
+
+    def _prepare_for_extend(self, batch: Batch) -> None:
+        """Follows `prepare_for_extend`."""
+        self.rows += sum(not req.has_row for req in batch.reqs)
+        self.room.for_extend(batch.reqs, self.limits.max_len)
+        for req in batch.reqs:
+            req.shared = NO_SLOTS
+            req.retracted = False
+            req.track_at = None
+            if self.tree.has_states and self.tree.shape.extra_buffer:
+                plan_track(req, self.tree.shape.grid)
+
+    # -- decode ------------------------------------------------------------------------------------
+
+    def _decode_batch(self) -> Batch | None:
+        """Follows `update_running_batch`."""
+        batch = self.running
+        before = len(batch.reqs)
+        batch.keep()
+        if not batch.reqs:
+            batch.is_full = False
+            return None
+        if not self.room.can_decode(batch.reqs):
+            self._retract(batch)
+        else:
+            least = FIRST_RATIO * LEAST_FACTOR
+            self.ratio = max(self.ratio - (FIRST_RATIO - least) / DECAY_STEPS, least)
+        if len(batch.reqs) < before:
+            batch.is_full = False
+        if not batch.reqs:
+            return None
+        self._prepare_for_decode(batch)
+        return batch
+
+    def _prepare_for_decode(self, batch: Batch) -> None:
+        batch.extend = False
+        self._let_windows_go(batch)
+        self.room.for_decode(batch.reqs)
+        for req in batch.reqs:
+            req.decode_steps += 1
+            req.track_at = None
+            if self.tree.has_states and self.tree.shape.extra_buffer:
+                interval = self.tree.track_interval(self.limits.interval)
+                if req.committed % interval == 0:
+                    req.track_at = req.committed
+
+    def _retract(self, batch: Batch) -> None:
+        """Requests with the fewest generated tokens start over until there is room.
+
+        Follows `retract_decode`.
+        """
+        order = sorted(batch.reqs, key=lambda r: (r.num_output, -r.num_prompt), reverse=True)
+        gone, first = [], True
+        while (first or not self.room.can_decode(order)) and len(order) > 1:
+            first = False
+            req = order.pop()
+            gone.append(req)
+            self._release(req, insert=False)
+            self.room.make_room(len(order) * RETRACT_STEPS)
+            req.reset_for_retract()
+        if len(order) <= 1 and not self.room.can_decode(order):
+            self._give_up(order)
+        batch.reqs = order
+        decoded = sum(req.num_output for req in order)
+        allowed = sum(req.max_new_tokens for req in order)
+        self.ratio = min(1.0, (decoded + RETRACT_STEPS * len(order)) / (allowed + 1))
+        for req in gone:
+            if self.on_retract is not None:
+                self.on_retract(req)
+            self.waiting.append(req)
+
+    def _give_up(self, order: list[Req]) -> None:
+        """The last request finds no room either."""
+        if not self.rules.scheduler.aborts_last:
+            where = "retract_decode"
+            why = "ValueError: Out of memory even after retracting all other requests"
+            raise UpstreamAbort(where, why)
+        req = order.pop()
+        self._release(req, insert=False)
+        req.finished = True
+        if self.on_abort is not None:
+            self.on_abort(req)
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    def _let_windows_go(self, batch: Batch) -> None:
+        """Window slots that nobody will look at any more are freed. Follows `maybe_evict_swa`."""
+        if not isinstance(self.pool, WindowPool):
+            return
+        window, steps = self.tree.shape.window, self.rules.scheduler.window_steps
+        self.pool.begin_group()
+        for req in batch.reqs:
+            length = req.num_tokens - 1
+            if not steps:
+                if req.decode_steps % window == 1:
+                    self._let_go(req, self.pool, length - window)
+            elif req.decode_steps >= 1 and length - window >= req.window_evicted + steps:
+                self.tree.let_windows_go(req, length)
+        self.pool.end_group()
+
+    def _let_go(self, req: Req, pool: WindowPool, until: int) -> None:
+        """Follows `_evict_swa` of 0.5.9."""
+        start = max(req.window_evicted, req.protected)
+        end = max(start, until) // pool.page * pool.page
+        req.window_evicted = start
+        if end > start:
+            pool.free_window(req.row[start:end].copy())
+            req.window_evicted = end
+
+    # -- what came back ----------------------------------------------------------------------------
+
+    def take(self, batch: Batch, tokens: Sequence[int]) -> list[Req]:
+        """Take what was sampled; the requests that are done. Follows `process_batch_result_*`."""
+        self.last = batch
+        done: list[Req] = []
+        grouped = not batch.extend or self.rules.scheduler.groups_prefill_frees
+        if grouped:
+            self.pool.begin_group()
+        for req, token in zip(list(batch.reqs), tokens, strict=True):
+            if batch.extend and req.is_chunked > 0:
+                req.is_chunked -= 1
+                continue
+            if req.finished or req.retracted:
+                continue
+            is_done = req.append(token)
+            if not batch.extend and self.tree.has_states and req.track_at is not None:
+                tracked_in_decode(req)
+            if is_done:
+                self._release(req, insert=True)
+                done.append(req)
+            elif batch.extend:
+                self._stash(req)
+        if grouped:
+            self.pool.end_group()
+        return done
+
+    def _release(self, req: Req, *, insert: bool) -> None:
+        """Follows `release_kv_cache`."""
+        if not req.has_row:
+            if req.state is not None:
+                self.tree.state_pool.free(req.state)
+                req.state = None
+            return
+        self.tree.cache_finished(req, insert=insert)
+        req.has_row = False
+        req.row = np.zeros(0, np.int64)
+        self.rows -= 1
+
+    def abort(self, req: Req) -> None:
+        """The client went away. Follows `abort_request`: what runs ends, and is cached as far as
+        it got.
+        """
+        if req.finished:
+            return
+        if req in self.waiting:
+            self.waiting.remove(req)
+            self._release(req, insert=False)
+            req.finished = True
+            return
+        req.max_new_tokens = max(req.num_output, 0)
+        if self.chunked is req:
+            self.chunked = None
+        self._release(req, insert=False)
+        req.finished = True

@@ -1,0 +1,337 @@
+"""SGLang's engine core: requests go in, batches are formed and run, replies and events come out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines import base
+from cachesim.engines.base import Engine, Reply, Ticket
+from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family
+from cachesim.engines.held import Held
+from cachesim.engines.profile import Profile
+from cachesim.engines.sglang import events as happened
+from cachesim.engines.sglang.account import Account
+from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
+from cachesim.engines.sglang.contents import Contents
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.held import held
+from cachesim.engines.sglang.integrity import check_books
+from cachesim.engines.sglang.job import Job, check
+from cachesim.engines.sglang.node import Node
+from cachesim.engines.sglang.options import SglangOptions
+from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.runner import Runner
+from cachesim.engines.sglang.scheduler import Batch, Limits, Scheduler
+from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
+from cachesim.errors import OptionError, UpstreamEndless
+from cachesim.model.arithmetic import Network
+from cachesim.model.spec import ModelSpec
+from cachesim.units import Array, Count
+
+MOST_IDLE: Final = 3
+"""Steps in a row that schedule nothing while requests wait: nothing can change any more."""
+
+
+class Sglang(Engine):
+    """A scheduler at one release, with one model."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        family: Family[Rules, SglangOptions] = FAMILY,
+        network: Network,
+        options: Mapping[str, Any],
+        store: base.ByteStore | None = None,
+    ) -> None:
+        del store  # nothing is saved to files
+        self.profile = profile
+        self.network = network
+        self.family = family
+        self.rules = family.rules(profile)
+        self.options = family.read(profile, options)
+        self.kind = self._kind(network.spec)
+        states = self.kind in {"mamba", "window-mamba"}
+        self.options.check(self.rules, states=states)
+        self._events = EventLog()
+        self._jobs: list[Job] = []
+        self._of_req: dict[int, Job] = {}
+        self._idle = 0
+        self._start()
+
+    def _kind(self, spec: ModelSpec) -> Kind:
+        """Which tree a model gets; 0.5.9 has none for windows with states, and keeps windows whole
+        as it does for models that it does not list.
+        """
+        if spec.recurrent_layers:
+            both = spec.window_layers and self.rules.tree.trees == "unified"
+            return "window-mamba" if both else "mamba"
+        return "window" if spec.window_layers else "full"
+
+    def _start(self) -> None:
+        """An empty tree, and everything that looks at it."""
+        self.tree = self._tree()
+        pool = self.tree.pool
+        self.scheduler = Scheduler(self.tree, pool, self.rules, self._limits())
+        windows = pool if isinstance(pool, WindowPool) else None
+        self.contents = Contents(self.network, windows)
+        self.runner = Runner(self.network, self.contents, self.rules.runner, self.tree.shape.grid)
+        self.runner.watch(self.tree.states)
+        self.account = Account(self.tree)
+        self.scheduler.on_match = self._matched
+        self.scheduler.on_retract = self._retracted
+        self.scheduler.on_abort = self._out_of_memory
+        self.scheduler.on_chunk = self.runner.stashing
+        self.tree.on_kept = self._kept
+        self.tree.on_state = self._kept_state
+        self.tree.on_lost = self._lost
+
+    def _tree(self) -> Tree:
+        options = self.options
+        page = options.page_size
+        shape = Shape(
+            page=page,
+            bigrams=options.speculative_algorithm == "EAGLE" and self.kind != "mamba",
+            extra_buffer=options.extra_buffer(self.rules),
+            grid=grid_of(page),
+            window=max(self.network.spec.window - 1, 1),
+            states_per_path=options.mamba_max_states_per_path,
+            policy=options.radix_eviction_policy,
+        )
+        tokens = options.max_total_tokens // page * page
+        windows = int(tokens * options.swa_full_tokens_ratio) // page * page
+        sizes = Sizes(
+            tokens=tokens,
+            window_tokens=max(windows, page),
+            states=options.max_mamba_cache_size,
+        )
+        return make_tree(self.kind, shape, sizes, self.rules)
+
+    def _limits(self) -> Limits:
+        options = self.options
+        return Limits(
+            chunk=options.chunked_prefill_size,
+            max_prefill=options.max_prefill_tokens,
+            max_running=options.max_running_requests,
+            max_len=options.context_length,
+            interval=options.mamba_track_interval,
+        )
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+        return self._events
+
+    @property
+    def _longest(self) -> int:
+        """`max_req_len`: what context and pool allow of one request."""
+        pool = self.tree.pool
+        size = pool.size
+        if isinstance(pool, WindowPool):
+            size = min(size, pool.windows.size)
+        return min(self.options.context_length, size) - 1
+
+    def submit(self, request: base.Request) -> Ticket:
+        """Put a request at the end of the queue; nothing runs yet."""
+        check(request, self.network.spec.vocabulary)
+        fields = self.family.read_fields(self.profile, request.options or {})
+        ticket = Ticket(len(self._jobs))
+        job = Job(ticket=ticket, prompt=request.prompt, forced=request.reply)
+        self._jobs.append(job)
+        room = self._longest - len(request.prompt) - 1
+        if room < 1:
+            job.error, job.done = "BadRequestError", True
+            job.message = (
+                f"the input ({len(request.prompt)} tokens) is longer than the model's context "
+                f"length ({self._longest} tokens)"
+            )
+            return ticket
+        job.req = Req.make(
+            int(ticket),
+            np.array(request.prompt, np.int64),
+            self._limit(request, room),
+            extra_key=fields.get("extra_key"),
+            priority=fields.get("priority", 0),
+        )
+        self._of_req[int(ticket)] = job
+        self.scheduler.waiting.append(job.req)
+        return ticket
+
+    def _limit(self, request: base.Request, room: int) -> int:
+        wanted = room if request.predict < 0 else min(request.predict, room)
+        if request.reply is not None:
+            wanted = min(wanted, len(request.reply))
+        if wanted < 1:
+            msg = "max_new_tokens must be at least 1: let the request generate a token"
+            raise OptionError(msg)
+        return wanted
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply to a request, once it is finished."""
+        job = self._jobs[ticket]
+        return job.reply() if job.done else None
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away."""
+        job = self._jobs[ticket]
+        if job.done or job.req is None:
+            return
+        self.scheduler.abort(job.req)
+        job.done, job.error = True, "cancelled"
+        self._tell(happened.RequestAborted(task=job.req.id, why="its client went away"))
+
+    def flush_cache(self) -> bool:
+        """Empty the tree, as `POST /flush_cache` does; refused while requests run."""
+        done = not self.scheduler.busy
+        if done:
+            self._start()
+        self._tell(happened.CacheFlushed(done=done))
+        return done
+
+    def slot_erase(self, slot: int) -> Ticket:
+        """A scenario's way to say `flush_cache`."""
+        del slot
+        self.flush_cache()
+        job = Job(ticket=Ticket(len(self._jobs)), prompt=())
+        job.done, job.cached = True, Count(0)
+        self._jobs.append(job)
+        return job.ticket
+
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """There is nothing like it."""
+        del slot, name
+        msg = "sglang has no slots to save: a step may be complete, cancel or slot-erase (a flush)"
+        raise OptionError(msg)
+
+    slot_restore = slot_save
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One batch, formed and run."""
+        if not self.scheduler.busy:
+            return False
+        batch = self.scheduler.next_batch()
+        if batch is None:
+            self.scheduler.last = None
+            self._idle += 1
+            if self._idle > MOST_IDLE and self.scheduler.busy:
+                where = "Scheduler.event_loop_normal"
+                raise UpstreamEndless(where, "a request waits for more memory than there is")
+            return self.scheduler.busy
+        self._idle = 0
+        self._begin(batch)
+        tokens = self.runner.run(batch, self._sample)
+        for req in batch.reqs:
+            self.account.computed.learn(req.tokens[: req.committed], req.extra_key, req.id)
+        for req in self.scheduler.take(batch, tokens):
+            self._of_req[req.id].done = True
+            self._tell(happened.RequestFinished(task=req.id, generated=Count(req.num_output)))
+        return True
+
+    def _begin(self, batch: Batch) -> None:
+        if not batch.extend:
+            return
+        for req in batch.reqs:
+            job = self._of_req[req.id]
+            if job.cached is None:
+                job.cached = Count(req.prefix)
+            self._tell(happened.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
+
+    def _sample(self, req: Req, row: Array) -> int:
+        """Greedy, or the token that the request brought."""
+        job, index = self._of_req[req.id], req.num_output
+        if index >= len(job.rows):  # what is computed again was sampled before
+            job.rows.append(row)
+        if job.forced is not None and index < len(job.forced):
+            return int(job.forced[index])
+        return int(self.network.sample(row))
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _matched(self, req: Req, match: Match) -> None:
+        job = self._of_req[req.id]
+        if job.cached is None:
+            job.ledger = self.account.of(req, match)
+        self._tell(
+            happened.PrefixMatched(
+                task=req.id,
+                cached=Count(match.length),
+                attention=Count(match.attention),
+                branch=match.branch or match.window_branch or 0,
+            )
+        )
+
+    def _retracted(self, req: Req) -> None:
+        self._tell(happened.RequestRetracted(task=req.id))
+
+    def _out_of_memory(self, req: Req) -> None:
+        job = self._of_req[req.id]
+        job.done, job.error = True, "InternalServerError"
+        job.message = "out of memory even after retracting all other requests in the decode batch"
+        self._tell(happened.RequestAborted(task=req.id, why="memory is too small for it alone"))
+
+    def _kept(self, tokens: int, fresh: int) -> None:
+        req = self._of_req[self.tree.by_request].req
+        if req is None:
+            return
+        length = tokens + int(self.tree.shape.bigrams) if tokens else 0
+        self.account.kept.learn(req.tokens[:length], req.extra_key, req.id)
+        if fresh:
+            self._tell(happened.PrefixKept(task=req.id, tokens=Count(tokens), fresh=Count(fresh)))
+
+    def _kept_state(self, node: Node) -> None:
+        req, depth = self._of_req[self.tree.by_request].req, node.depth()
+        if req is not None:
+            self.account.states.learn(req.tokens[:depth], req.extra_key)
+            self._tell(happened.StateKept(task=req.id, tokens=Count(depth)))
+
+    def _lost(self, what: Lost, node: Node) -> None:
+        end = node.depth()
+        start, request = end - len(node), node.request
+        if what == "node":
+            self._tell(happened.NodeEvicted(request=request, start=start, end=end))
+        elif what == "window":
+            self._tell(happened.WindowEvicted(request=request, start=start, end=end))
+        else:
+            self._tell(happened.StateEvicted(request=request, tokens=Count(end)))
+
+    # -- looking in --------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the server holds now, as plain data: the tree's nodes, who runs, who waits."""
+        return {
+            "slots": [],
+            "prompt_cache": [],
+            "nodes": [
+                {
+                    "request": node.request,
+                    "n_tokens": node.depth(),
+                    "own": len(node),
+                    "state": node.state is not None,
+                    "window": node.window,
+                    "locks": node.locks[0],
+                }
+                for node in self.tree.nodes()
+            ],
+            "free": self.tree.pool.available,
+            "running": [req.id for req in self.scheduler.running.reqs],
+            "waiting": [req.id for req in self.scheduler.waiting],
+        }
+
+    def held(self) -> Held:
+        """The tree's nodes, with the ledgers of a traced network."""
+        return held(self.tree, self.contents, self.network)
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the tree's own books disagree."""
+        check_books(self.tree, [job.req for job in self._jobs if job.req is not None])

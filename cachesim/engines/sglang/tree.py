@@ -1,0 +1,259 @@
+"""What every radix tree does, whatever its nodes carry.
+
+    match      walk down; where the match ends inside an edge, divide the node there
+    insert     walk the same way, then hang the rest below
+    lock       a running request holds its node and all above it
+    evict      what is not held, the oldest first
+
+Follows `BasePrefixCache` and what its classes have in common.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from cachesim.engines.sglang.node import NO_SLOTS, Clock, Node, as_key, common
+from cachesim.engines.sglang.pools import StatePool, TokenPool
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.errors import UpstreamAbort
+from cachesim.units import Integers
+
+Lost: TypeAlias = Literal["node", "window", "state"]
+"""What went: a node with everything in it, or a part of it."""
+
+Priority = Callable[[Node], tuple[float, ...]]
+"""What goes first is smallest."""
+
+STRATEGIES: dict[str, Priority] = {
+    "lru": lambda node: (node.last_access,),
+    "lfu": lambda node: (node.hits, node.last_access),
+    "fifo": lambda node: (node.created,),
+    "mru": lambda node: (-node.last_access,),
+    "filo": lambda node: (-node.created,),
+    "priority": lambda node: (node.priority, node.last_access),
+    "slru": lambda node: (float(node.hits >= 2), node.last_access),
+}
+"""`--radix-eviction-policy`. Trap: 0.5.9 counts no hits, so that its `lfu` is `lru`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a tree is made of."""
+
+    page: int = 1
+    bigrams: bool = False  # is_eagle
+    extra_buffer: bool = False
+    grid: int = 64  # mamba_cache_chunk_size: what chunks of the kernel and pages agree on
+    window: int = 0  # sliding_window_size, the current token excluded
+    states_per_path: int = -1
+    policy: str = "lru"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a match found: slots and node to go on from, and how far attention alone goes."""
+
+    slots: Integers
+    node: Node
+    attention: int = 0
+    branch: int | None = None
+    window_branch: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens on the device."""
+        return len(self.slots)
+
+
+class Tree(ABC):
+    """A radix tree over a pool of slots."""
+
+    has_windows = False
+    has_states = False
+
+    def __init__(
+        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
+    ) -> None:
+        self.shape = shape
+        self.rules = rules
+        self.pool = pool
+        self.states = states
+        self.clock = Clock()
+        self._count = 0
+        self.root = self.new_node()
+        self.root.locks = [1, 1, 1]
+        self.evictable = [0, 0, 0]
+        self.on_evict: Callable[[], Callable[[], None]] | None = None
+        self.on_lost: Callable[[Lost, Node], None] | None = None
+        self.on_kept: Callable[[int, int], None] | None = None
+        self.on_state: Callable[[Node], None] | None = None
+        self._evicting = 0
+        self.by_request = -1  # whose tokens are inserted now
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def new_node(self) -> Node:
+        """A node of the present moment."""
+        self._count += 1
+        return Node(self._count, self.clock.tick())
+
+    def child_key(self, key: Integers, extra: Hashable) -> Hashable:
+        """Under which name a child hangs: its first page, and the request's extra key."""
+        page = self.shape.page
+        plain = int(key[0]) if page == 1 else key[:page].tobytes()
+        return plain if extra is None else (extra, plain)
+
+    def key_of(self, tokens: Integers, limit: int | None = None) -> Integers:
+        """What is compared of some tokens: pairs with EAGLE, and whole pages."""
+        key = as_key(tokens, bigrams=self.shape.bigrams)[:limit]
+        return key[: len(key) // self.shape.page * self.shape.page]
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, depth first, children in the order of their making."""
+        stack = list(reversed(self.root.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def _halves(self, child: Node, length: int, extra: Hashable) -> Node:
+        """Divide a node: the new one gets the first `length` tokens and hangs above.
+
+        parent --[0 ....... n)--> child
+        parent --[0 .. length)--> new --[length .. n)--> child
+        """
+        new = self.new_node()
+        new.parent = parent = child.parent
+        new.request = child.request
+        new.priority = child.priority
+        new.child_key = child.child_key
+        new.key, child.key = child.key[:length], child.key[length:]
+        if child.value is not None:
+            new.value, child.value = child.value[:length], child.value[length:]
+        child.child_key = self.child_key(child.key, extra)
+        child.parent = new
+        new.children = {child.child_key: child}
+        if parent is not None:
+            parent.children[new.child_key] = new
+        return new
+
+    def _hang(self, parent: Node, key: Integers, slots: Integers, extra: Hashable) -> Node:
+        """A new leaf."""
+        node = self.new_node()
+        node.parent = parent
+        node.key = key
+        node.value = slots
+        node.request = self.by_request
+        node.child_key = self.child_key(key, extra)
+        parent.children[node.child_key] = node
+        return node
+
+    def _detach(self, node: Node) -> None:
+        if node.parent is not None:
+            del node.parent.children[node.child_key]
+
+    # -- what the scheduler asks -------------------------------------------------------------------
+
+    @abstractmethod
+    def match(self, key: Integers, extra: Hashable) -> Match:
+        """The longest usable prefix of a key."""
+
+    def match_tokens(self, tokens: Integers, req: Req) -> Match:
+        """What a request may go on from; its state is copied where there is one."""
+        match = self.match(self.key_of(tokens), req.extra_key)
+        self.take_state(req, match.node)
+        return match
+
+    def take_state(self, req: Req, node: Node) -> None:
+        """Copy the state that a request goes on from; most trees have none."""
+        del req, node
+
+    def let_windows_go(self, req: Req, length: int) -> None:
+        """Free the window slots that a request has left behind; most trees have none."""
+        del req, length
+
+    def track_interval(self, interval: int) -> int:
+        """How often a decoding request saves its state."""
+        return interval
+
+    @abstractmethod
+    def lock(self, node: Node) -> object:
+        """Hold a node; what comes back is needed to let go."""
+
+    @abstractmethod
+    def unlock(self, node: Node, held: object) -> None:
+        """Let go of a node."""
+
+    @abstractmethod
+    def cache_unfinished(self, req: Req) -> None:
+        """A chunk has run: what is computed goes into the tree."""
+
+    @abstractmethod
+    def cache_finished(self, req: Req, *, insert: bool = True) -> None:
+        """A request is over: what is committed goes into the tree, the rest is freed."""
+
+    @abstractmethod
+    def _evict(self, tokens: int, window: int, states: int) -> None:
+        """Make room."""
+
+    def evict(self, tokens: int = 0, window: int = 0, states: int = 0) -> None:
+        """Make room, and say what went."""
+        self._evicting += 1
+        after = self.on_evict() if self.on_evict is not None and self._evicting == 1 else None
+        try:
+            self._evict(tokens, window, states)
+        finally:
+            self._evicting -= 1
+            if after is not None:
+                after()
+
+    def lost(self, what: Lost, node: Node) -> None:
+        """Say what went."""
+        if self.on_lost is not None:
+            self.on_lost(what, node)
+
+    def kept(self, tokens: int, fresh: int) -> None:
+        """Say how much of a request is in the tree now, and how much of it is new."""
+        if self.on_kept is not None:
+            self.on_kept(tokens, fresh)
+
+    def kept_state(self, node: Node) -> None:
+        """Say that a node has got a state."""
+        if self.on_state is not None:
+            self.on_state(node)
+
+    # -- states ------------------------------------------------------------------------------------
+
+    @property
+    def state_pool(self) -> StatePool:
+        """The pool of states, in trees that have one."""
+        if self.states is None:
+            where = "req_to_token_pool"
+            raise UpstreamAbort(where, "a tree without states was asked for one")
+        return self.states
+
+    def state_or_room(self, where: str) -> int:
+        """A slot for a state; where none is free, one state is evicted."""
+        slot = self.state_pool.alloc()
+        if slot is None:
+            self.evict(states=1)
+            slot = self.state_pool.alloc()
+        if slot is None:
+            raise UpstreamAbort(where, "assert: Can not alloc mamba cache")
+        return slot
+
+
+def joined(parts: Sequence[Integers]) -> Integers:
+    """Slots one after the other."""
+    if not parts:
+        return NO_SLOTS
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def matching(node: Node, key: Integers, page: int) -> int:
+    """How many numbers of a node's key are those of another key."""
+    return common(node.key, key, page)

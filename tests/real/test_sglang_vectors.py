@@ -1,0 +1,44 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.errors import ScenarioError
+from cachesim.real.vectors.sglang_scheduler import mismatch
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+EVERY = 6
+"""`cachesim real vectors tests/vectors/sglang-*.gz` plays all of them."""
+
+
+def lines_of(release: str) -> list[dict[str, Any]]:
+    with gzip.open(VECTORS / f"sglang-{release}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize(("release", "count"), [("0.5.9", 36), ("0.5.23", 36)])
+def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -> None:
+    lines = lines_of(release)[::EVERY]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert count == len(lines)
+
+
+def test_a_recorded_value_that_was_changed_is_found() -> None:
+    line = lines_of("0.5.23")[0]
+    line["results"][1]["requests"][0]["cached"] += 1
+
+    found = mismatch(line)
+
+    assert found is not None
+    assert line["results"][1] == found.expected
+
+
+def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
+    line = lines_of("0.5.9")[0] | {"version": "0.9"}
+    with pytest.raises(ScenarioError, match=r"no sglang release '0\.9'; did you mean '0\.5\.9'"):
+        mismatch(line)
