@@ -51,13 +51,14 @@ $(VENV)/.run: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pytest>=8.2" "pytest-xdist>=3.6"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pytest>=8.2" "pytest-xdist>=3.6" --editable ".[record]"
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "ruff>=0.14" "mypy>=1.18"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40" || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(SITE) || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "openai>=1.60" || true
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run

@@ -21,8 +21,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PLAYS: Final = {"run", "explain", "diff"}
-LEFT_OUT: Final = {"real", "bench"}
-"""Commands that need a real engine, or the source tree."""
+LEFT_OUT: Final = {"real", "bench", "record"}
+"""Commands that need a real engine, the source tree, or a server."""
 
 NEWER: Final = ("3.15", "3.14", "3.13", "3.12")
 VERSIONS: Final = Path.home() / ".pyenv" / "versions"

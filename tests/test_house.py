@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"model", "engines", "verify", "scenario"},
     "logs": {"model", "engines", "verify", "scenario"},
     "real": {"model", "engines", "verify", "scenario", "testing", "logs"},
+    "record": {"model", "engines", "verify", "scenario", "logs"},
     "report": {"model", "engines", "verify", "scenario"},
     "lessons": {"model", "engines", "verify", "scenario", "testing", "report"},
     "cli": {
@@ -31,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "lessons",
         "logs",
+        "record",
     },
 }
 IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subprocess", "time"}

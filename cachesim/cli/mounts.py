@@ -40,6 +40,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         name="tune",
         help="Play a log's requests with other settings, and recommend the best.",
     )
+    app.command(
+        "cachesim.cli.record:record",
+        name="record",
+        help="Pass requests on to a server, record them, and say why each was read again.",
+    )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, Literal
@@ -15,8 +14,9 @@ from rich.text import Text
 
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
-from cachesim.logs.dump import Recorded, is_dump, read_dump
+from cachesim.logs.dump import DumpReader, is_dump
 from cachesim.logs.extract import worst_scenario
+from cachesim.logs.live import About
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
@@ -75,7 +75,8 @@ def why(
     wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
     if follow:
         return follow_command(files, wanted)
-    dump = dump_of(files)
+    about = About(profile=profile, model=model, window=window, options=wanted.options)
+    dump = dump_of(files, about, what_if or ())
     if dump is not None:
         return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
     read, replays = _replayed(files, wanted)
@@ -115,9 +116,9 @@ def write(path: Path, text: str, flag: str) -> None:
     show(notes(), Text(f"{flag[2:]}: {path}"))
 
 
-def dump_of(files: Sequence[str]) -> dict[str, Any] | None:
+def dump_of(files: Sequence[str], about: About, what_if: Sequence[str]) -> dict[str, Any] | None:
     """What recorded requests tell, where the files are such and no log."""
-    found: list[Recorded] = []
+    reader = DumpReader()
     for name in files:
         if name in {"-", STDIN}:
             return None
@@ -127,21 +128,24 @@ def dump_of(files: Sequence[str]) -> dict[str, Any] | None:
             if not is_dump(head):
                 return None
             file.seek(0)
-            found += [
-                replace(each, number=len(found) + each.number) for each in read_dump(name, file)
-            ]
-    return told_of_dump(found, source=", ".join(files)) if found else None
+            reader.read(name, file)
+    for place in reader.cut:
+        show(notes(), Text(f"{place}: the last line is cut; it is left out"))
+    if not reader.requests:
+        return None
+    return told_of_dump(reader.requests, source=", ".join(files), about=about, what_if=what_if)
 
 
 def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], worst: int) -> int:
     if output == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     elif numbers:
+        by_number = {each["number"]: each for each in found["requests"]}
         for number in numbers:
-            if not 0 <= number < len(found["requests"]):
-                msg = f"--request {number}: the dump has requests 0 to {len(found['requests']) - 1}"
+            if number not in by_number:
+                msg = f"--request {number}: the dump has requests 0 to {max(by_number)}"
                 raise InputError(msg)
-            show(results(), recorded_request(found["requests"][number]))
+            show(results(), recorded_request(by_number[number]))
     else:
         show(results(), dump_page(found, worst=worst))
     return AS_EXPECTED

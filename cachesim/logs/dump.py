@@ -4,56 +4,24 @@
     {"segments": [{"part": "message 1", "role": "system", "characters": 512, "hashes": [...]}], ...}
 
 A line has the request itself, or, where nobody wants to keep text, a hash for each 64 characters of
-each of its parts. `usage` and `timings` are as the server sent them; both may be missing.
+each of its parts; `cachesim record` writes both forms. `usage` and `timings` are as the server sent
+them; both may be missing.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
-
-BLOCK: Final = 64
-"""Characters that one hash stands for."""
+from cachesim.logs.segments import Segment, mapping, segments_of, whole
 
 LONGEST_REQUEST: Final = 64 * 2**20
 """Bytes of one line: a request with its whole conversation."""
 
 MOST_KEPT: Final = 2**31
-"""Characters of all requests together that are kept."""
-
-PLACES: Final = ("tools", "system", "messages", "prompt", "input_prefix", "input_suffix")
-"""Keys of a request whose text is part of the prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a prompt: a tool, a message's text, its reasoning, an attachment."""
-
-    part: str  # "message 3", "tool 1", "prompt"
-    role: str
-    kind: str  # "text", "reasoning", "tool call", "tool", "attachment"
-    text: str
-    hashes: tuple[str, ...] = ()
-    characters: int = 0
-
-    @property
-    def length(self) -> int:
-        """Its characters."""
-        return self.characters or len(self.text)
-
-    @property
-    def name(self) -> str:
-        """How it is spoken of."""
-        where = f"{self.part} ({self.role})" if self.role else self.part
-        return where if self.kind in {"text", "tool"} else f"the {self.kind} of {where}"
-
-    def same(self, other: "Segment") -> bool:
-        """Whether both have the same text."""
-        if self.hashes or other.hashes:
-            return (self.hashes, self.length) == (other.hashes, other.length)
-        return self.text == other.text and self.kind == other.kind
+"""Characters of all requests together that are kept; a part that comes again counts once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +38,27 @@ class Recorded:
     slot: int | None = None
     cancelled: bool = False
     model: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    reply: tuple[Segment, ...] = ()
+    began: float | None = None  # seconds since 1970
+    seconds: float | None = None
+    status: int | None = None
+    fingerprint: str = ""  # the server's own word for its build
+    server: Mapping[str, Any] = field(default_factory=dict)  # what the recorder knew of it
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    runs: tuple[tuple[int, int, int], ...] = ()  # its tokens, where the recorder could ask for them
+    user_starts: tuple[int, ...] = ()
+    parting: Mapping[str, Any] | None = None  # what the recorder saw, while it had the texts
+    seen: tuple[int, int, int] | None = None  # begins like whom, characters, continues whom
 
     @property
     def characters(self) -> int:
         """Characters of all segments."""
         return sum(each.length for each in self.segments)
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the server took it: refused requests leave its caches as they were."""
+        return self.status is None or self.status < 400
 
 
 def is_dump(head: bytes) -> bool:
@@ -86,30 +69,74 @@ def is_dump(head: bytes) -> bool:
     )
 
 
-def read_dump(name: str, file: BinaryIO) -> list[Recorded]:
-    """Every request of a dump; a line that is none is an error that names it."""
-    found: list[Recorded] = []
-    kept = 0
-    number = 0
-    while True:
-        number += 1
-        raw = file.readline(LONGEST_REQUEST + 1)
-        if not raw:
-            return found
-        if not raw.strip():
-            continue
-        if len(raw) > LONGEST_REQUEST:
-            msg = f"{name}:{number}: the line is longer than {LONGEST_REQUEST >> 20} MiB"
-            raise InputError(msg)
-        recorded = _recorded(name, number, raw, len(found))
-        kept += recorded.characters
-        if kept > MOST_KEPT:
+class DumpReader:
+    """Reads dumps; parts that come again are kept once."""
+
+    def __init__(self) -> None:
+        self.requests: list[Recorded] = []
+        self.cut: list[str] = []  # files whose last line is not whole
+        self._known: dict[Segment, Segment] = {}
+        self._kept = 0
+        self._first = 0  # the number of a file's first request
+
+    def read(self, name: str, file: BinaryIO) -> None:
+        """Add every request of a file; a line that is none is an error that names it."""
+        number = 0
+        first = len(self.requests)
+        self._first = self._next
+        while True:
+            number += 1
+            raw = file.readline(LONGEST_REQUEST + 1)
+            if not raw:
+                return
+            if not raw.strip():
+                continue
+            if len(raw) > LONGEST_REQUEST:
+                msg = f"{name}:{number}: the line is longer than {LONGEST_REQUEST >> 20} MiB"
+                raise InputError(msg)
+            try:
+                entry = _entry(name, number, raw)
+            except InputError:
+                if raw.endswith(b"\n") or len(self.requests) == first:
+                    raise
+                self.cut.append(f"{name}:{number}")  # whoever wrote it was ended in the middle
+                return
+            self._add(name, number, entry)
+
+    @property
+    def _next(self) -> int:
+        return self.requests[-1].number + 1 if self.requests else 0
+
+    def _add(self, name: str, line: int, entry: Mapping[str, Any]) -> None:
+        if entry.get("unread") and not entry.get("segments") and not entry.get("request"):
+            return  # passed through, and its prompt could not be read
+        try:
+            recorded = recorded_from(
+                entry, line=line, number=self._next, first=self._first, keep=self._keep
+            )
+        except ValueError as error:
+            msg = f"{name}:{line}: {error}"
+            raise InputError(msg) from None
+        if self._kept > MOST_KEPT:
             msg = f"{name}: more than {MOST_KEPT >> 30} GiB of text; split the file"
             raise InputError(msg)
-        found.append(recorded)
+        self.requests.append(recorded)
+
+    def _keep(self, segment: Segment) -> Segment:
+        known = self._known.setdefault(segment, segment)
+        if known is segment:
+            self._kept += len(segment.text) + 64 * len(segment.hashes)
+        return known
 
 
-def _recorded(name: str, line: int, raw: bytes, number: int) -> Recorded:
+def read_dump(name: str, file: BinaryIO) -> list[Recorded]:
+    """Every request of one dump."""
+    reader = DumpReader()
+    reader.read(name, file)
+    return reader.requests
+
+
+def _entry(name: str, line: int, raw: bytes) -> Mapping[str, Any]:
     try:
         entry = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -118,49 +145,110 @@ def _recorded(name: str, line: int, raw: bytes, number: int) -> Recorded:
     if not isinstance(entry, dict):
         msg = f"{name}:{line}: is no JSON object; write one request on each line"
         raise InputError(msg)
-    request = entry.get("request", entry)
-    segments = tuple(_hashed(entry) if "segments" in entry else segments_of(request))
+    return entry
+
+
+def _same(segment: Segment) -> Segment:
+    return segment
+
+
+def recorded_from(
+    entry: Mapping[str, Any],
+    *,
+    line: int,
+    number: int,
+    first: int = 0,
+    keep: Callable[[Segment], Segment] = _same,
+) -> Recorded:
+    """One line's request; ValueError where it holds no prompt.
+
+    A recorder numbers its requests, and its lines speak of each other by these numbers: they count
+    from `first` on. Where they do not grow the line is taken for itself.
+    """
+    request = mapping(entry.get("request", entry))
+    found = _hashed(entry["segments"]) if "segments" in entry else segments_of(request)
+    segments = tuple(map(keep, found))
     if not segments:
-        msg = f"{name}:{line}: has no messages and no prompt; write an OpenAI-style request"
-        raise InputError(msg)
-    usage, timings = _mapping(entry.get("usage")), _mapping(entry.get("timings"))
-    details = _mapping(usage.get("prompt_tokens_details"))
-    cached = _whole(timings.get("cache_n"), details.get("cached_tokens"), entry.get("cached"))
-    processed = _whole(timings.get("prompt_n"))
-    prompt = _whole(usage.get("prompt_tokens"), entry.get("prompt_tokens"))
-    if prompt is None and cached is not None and processed is not None:
-        prompt = cached + processed
-    if processed is None and prompt is not None and cached is not None:
-        processed = prompt - cached
+        msg = "has no messages and no prompt; write an OpenAI-style request"
+        raise ValueError(msg)
+    counts = counts_of(entry)
+    own = whole(entry.get("number"))
+    in_order = own is not None and first + own >= number
+    if own is not None and in_order:
+        number = first + own
+    tokens = mapping(entry.get("tokens")) if in_order else {}
+    sampling = mapping(entry.get("sampling")) or {
+        key: request[key] for key in ("cache_prompt", "id_slot", "n") if key in request
+    }
+    parting = mapping(entry.get("parting"))
     return Recorded(
         number=number,
         line=line,
         segments=segments,
-        prompt_tokens=prompt,
-        cached=cached,
-        processed=processed,
-        generated=_whole(usage.get("completion_tokens"), timings.get("predicted_n")),
-        slot=_whole(entry.get("slot"), entry.get("id_slot")),
+        prompt_tokens=counts.prompt,
+        cached=counts.cached,
+        processed=counts.processed,
+        generated=counts.generated,
+        slot=whole(entry.get("slot"), entry.get("id_slot")),
         cancelled=entry.get("cancelled") is True,
-        model=str(_mapping(request).get("model", ""))[:200],
+        model=str(entry.get("model") or request.get("model") or "")[:200],
+        reply=tuple(map(keep, _reply(entry.get("reply")))),
+        began=_moment(entry.get("time")),
+        seconds=_number(entry.get("seconds")),
+        status=whole(entry.get("status")),
+        fingerprint=str(entry.get("fingerprint") or "")[:200],
+        server=mapping(entry.get("server")),
+        sampling=sampling,
+        runs=tuple(_runs(tokens.get("runs"), 2 * first)),
+        user_starts=tuple(sorted(_wholes(tokens.get("user_starts")))),
+        parting=parting or None,
+        seen=_seen(mapping(entry.get("seen")), first) if in_order else None,
     )
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a request, as the server reported them."""
+
+    prompt: int | None
+    cached: int | None
+    processed: int | None
+    generated: int | None
 
 
-def _whole(*values: object) -> int | None:
-    """The first that is a number of tokens."""
-    for value in values:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    return None
+def counts_of(entry: Mapping[str, Any]) -> Counts:
+    """What `usage` and `timings` say, in the words of each API."""
+    usage, timings = mapping(entry.get("usage")), mapping(entry.get("timings"))
+    progress = mapping(entry.get("progress"))
+    details = mapping(usage.get("prompt_tokens_details"))
+    from_anthropic = whole(usage.get("cache_read_input_tokens"))
+    cached = whole(
+        timings.get("cache_n"),
+        details.get("cached_tokens"),
+        from_anthropic,
+        progress.get("cache"),
+        entry.get("cached"),
+    )
+    processed = whole(timings.get("prompt_n"))
+    prompt = whole(usage.get("prompt_tokens"), progress.get("total"), entry.get("prompt_tokens"))
+    given = whole(usage.get("input_tokens"))
+    if prompt is None and given is not None:  # Anthropic's word for what was not reused
+        prompt = (
+            given + (from_anthropic or 0) + (whole(usage.get("cache_creation_input_tokens")) or 0)
+        )
+    if prompt is None and cached is not None and processed is not None:
+        prompt = cached + processed
+    if prompt is not None and cached is not None:
+        processed = prompt - cached if processed is None and cached <= prompt else processed
+    generated = whole(
+        usage.get("completion_tokens"), usage.get("output_tokens"), timings.get("predicted_n")
+    )
+    return Counts(prompt, cached, processed, generated)
 
 
-def _hashed(entry: Mapping[str, Any]) -> Iterator[Segment]:
-    for each in entry["segments"] if isinstance(entry["segments"], list) else []:
-        part = _mapping(each)
+def _hashed(parts: object) -> Iterator[Segment]:
+    for each in parts if isinstance(parts, list) else []:
+        part = mapping(each)
         hashes = part.get("hashes", [])
         yield Segment(
             part=str(part.get("part", "prompt"))[:100],
@@ -168,60 +256,53 @@ def _hashed(entry: Mapping[str, Any]) -> Iterator[Segment]:
             kind=str(part.get("kind", "text"))[:100],
             text="",
             hashes=tuple(map(str, hashes)) if isinstance(hashes, list) else (),
-            characters=_whole(part.get("characters")) or 0,
+            characters=whole(part.get("characters")) or 0,
         )
 
 
-def segments_of(request: object) -> list[Segment]:
-    """The parts of a request in the order in which templates put them."""
-    fields = _mapping(request)
-    found = []
-    tools = fields.get("tools")
-    for index, tool in enumerate(tools if isinstance(tools, list) else [], 1):
-        found.append(Segment(f"tool {index}", "", "tool", _canonical(tool)))
-    if isinstance(fields.get("system"), str | list):  # as in Anthropic's messages
-        found += _content("message 0", "system", fields["system"])
-    messages = fields.get("messages")
-    for index, message in enumerate(messages if isinstance(messages, list) else [], 1):
-        found += _message(f"message {index}", _mapping(message))
-    for key in ("input_prefix", "prompt", "input_suffix"):
-        value = fields.get(key)
-        if isinstance(value, list):
-            value = " ".join(map(str, value))
-        if isinstance(value, str):
-            found.append(Segment(key, "", "text", value))
-    return found
-
-
-def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
-    role = str(message.get("role", "?"))[:40]
-    for key in ("reasoning_content", "reasoning", "thinking"):
-        if isinstance(message.get(key), str) and message[key]:
-            yield Segment(part, role, "reasoning", message[key])
-            break
-    yield from _content(part, role, message.get("content"))
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
-        yield Segment(part, role, "tool call", _canonical(call))
-
-
-def _content(part: str, role: str, content: object) -> Iterator[Segment]:
-    if isinstance(content, str):
-        yield Segment(part, role, "text", content)
-        return
-    for each in content if isinstance(content, list) else []:
-        piece = _mapping(each)
-        kind = str(piece.get("type", "text"))
-        if kind in {"text", "input_text", "output_text"}:
-            yield Segment(part, role, "text", str(piece.get("text", "")))
-        elif kind in {"thinking", "reasoning"}:
-            yield Segment(part, role, "reasoning", str(piece.get("thinking", piece.get("text"))))
-        elif kind in {"tool_use", "tool_result"}:
-            yield Segment(part, role, "tool call", _canonical(piece))
+def _reply(parts: object) -> Iterator[Segment]:
+    if isinstance(parts, str):
+        parts = [{"kind": "text", "text": parts}]
+    for each in parts if isinstance(parts, list) else []:
+        part = mapping(each)
+        if isinstance(part.get("text"), str):
+            kind = str(part.get("kind", "text"))[:100]
+            yield Segment("reply", "assistant", kind, part["text"])
         else:
-            yield Segment(part, role, "attachment", _canonical(piece))
+            yield from _hashed([part])
 
 
-def _canonical(value: object) -> str:
-    """JSON as it was sent: the order of keys counts, for a template prints them so."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+def _runs(runs: object, shift: int) -> Iterator[tuple[int, int, int]]:
+    for run in runs if isinstance(runs, list) else []:
+        numbers = _wholes(run)
+        if len(numbers) == 3 and numbers[1] < numbers[2]:
+            yield numbers[0] + shift, numbers[1], numbers[2]
+
+
+def _wholes(values: object) -> list[int]:
+    found = [whole(each) for each in values] if isinstance(values, list) else []
+    return [each for each in found if each is not None]
+
+
+def _seen(seen: Mapping[str, Any], first: int) -> tuple[int, int, int] | None:
+    """What the recorder compared a request with; -1 where it was none."""
+    if not seen:
+        return None
+    numbers = [whole(seen.get(key)) for key in ("begins_like", "characters", "continues")]
+    like, equal, continues = (-1 if each is None else each for each in numbers)
+    like, continues = (each + first if each >= 0 else -1 for each in (like, continues))
+    return like, max(0, equal), continues
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
+
+
+def _moment(value: object) -> float | None:
+    """A time, as a number of seconds or as ISO 8601 has it."""
+    if not isinstance(value, str):
+        return _number(value)
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

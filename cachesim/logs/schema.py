@@ -86,34 +86,92 @@ def why_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "why", **body}
 
 
-def requests_schema() -> dict[str, Any]:
-    """One line of recorded requests."""
+def _segments(about: str) -> dict[str, Any]:
     segment = _table(
-        "A part of the prompt, without its text.",
+        "A part of the prompt or the reply, without its text.",
         {
-            "part": {"type": "string"},
+            "part": {"type": "string", "description": "As in: message 3, tool 1, prompt."},
             "role": {"type": "string"},
             "kind": {"enum": ["text", "reasoning", "tool", "tool call", "attachment"]},
             "characters": {"type": "integer", "minimum": 0},
             "hashes": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "One for each 64 characters.",
+                "description": "One for each 64 characters, a chain: each stands for all before.",
             },
+            "text": {"type": "string", "description": "Of a reply, where text is kept."},
         },
-        ["part", "characters", "hashes"],
+        [],
+    )
+    return {"type": "array", "items": segment, "description": about}
+
+
+def requests_schema() -> dict[str, Any]:
+    """One line of recorded requests."""
+    number = {"type": ["integer", "null"]}
+    seconds = {"type": ["number", "null"], "minimum": 0}
+    tokens = _table(
+        "The prompt's tokens, where the server told them.",
+        {
+            "runs": {
+                "type": "array",
+                "items": {"type": "array", "items": {"type": "integer"}},
+                "description": "[text, first, past the last]: text 2n is the prompt of request n, "
+                "2n + 1 its reply.",
+            },
+            "user_starts": {"type": "array", "items": {"type": "integer"}},
+        },
+        ["runs"],
+    )
+    parting = _table(
+        "Where it stops being the request that it continues, as seen while the text was there.",
+        {
+            "kind": {"type": "string"},
+            "part": {"type": "string"},
+            "where": {"type": "string"},
+            "character": {"type": "integer"},
+            "equal_characters": {"type": "integer"},
+        },
+        ["kind", "part", "character"],
     )
     body = _table(
         "One request and what came back.",
         {
+            "format": {"const": FORMAT},
+            "number": {"type": "integer", "description": "Counts from 0 in each file."},
             "request": {"type": "object", "description": "As it was sent: a chat or a completion."},
-            "segments": {"type": "array", "items": segment},
+            "segments": _segments("The prompt in parts."),
+            "reply": _segments("The first reply in parts."),
             "usage": {"type": "object", "description": "As the server sent it."},
             "timings": {"type": "object", "description": "As llama-server sent it."},
+            "progress": {"type": "object", "description": "llama-server's `prompt_progress`."},
             "slot": {"type": "integer"},
             "cancelled": {"type": "boolean"},
-            "time": {"type": ["string", "number"]},
+            "time": {"type": ["string", "number"], "description": "ISO 8601, or since 1970."},
+            "seconds": seconds | {"description": "Until the end of the answer."},
+            "first_byte_seconds": seconds,
+            "client": {"type": "string"},
             "path": {"type": "string"},
+            "model": {"type": "string"},
+            "stream": {"type": "boolean"},
+            "status": number,
+            "bytes": {"type": "object"},
+            "sampling": {"type": "object", "description": "Fields that matter for a cache."},
+            "server": {"type": "object", "description": "What is known of the server."},
+            "fingerprint": {"type": "string", "description": "The server's `system_fingerprint`."},
+            "tokens": tokens,
+            "seen": {
+                "type": "object",
+                "properties": {
+                    "begins_like": number,
+                    "characters": {"type": "integer"},
+                    "continues": number,
+                },
+                "description": "The earlier requests that it was compared with.",
+            },
+            "parting": parting,
+            "error": {"type": "string", "description": "The server's short word for it."},
+            "unread": {"type": "string", "description": "Why its prompt or answer was not read."},
         },
         [],
     )

@@ -13,38 +13,66 @@ from cachesim.report.why import count, shown
 
 
 def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
-    """Totals, what recurs, and the requests that cost most."""
+    """Totals, what recurs, the same requests elsewhere, and those that cost most."""
     totals = found["totals"]
     names = ", ".join(found["dump"]["sources"])
     parts: list[RenderableType] = [
         Text(f"{names}: {count(totals['requests'], 'recorded request')}", style="name"),
         Text(
             f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-            f"{totals['processed']:,} processed."
+            f"{totals['processed']:,} processed, {totals['again']:,} of these read again."
         ),
     ]
+    if found["server"] is not None:
+        parts.append(Text(server_line(found["server"], found["agreement"])))
     if found["causes"]:
         parts += [Text(), _causes(found["causes"])]
     else:
         parts += [Text("Every request continues an earlier one, or is a new conversation.")]
+    if found["what_if"]:
+        parts += [Text(), _elsewhere(found["what_if"])]
     ranked = sorted(
-        (each for each in found["requests"] if each["parting"] is not None),
-        key=lambda each: (-(each["tokens_after"] or 0), each["number"]),
+        (each for each in found["requests"] if each["parting"] is not None or each["again"]),
+        key=lambda each: (-(each["again"] or 0), each["number"]),
     )
     for each in ranked[:worst]:
         parts += [Text(), recorded_request(each)]
     return Group(*parts)
 
 
+def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
+    """Who is simulated, and how often it reuses as many tokens as the real server did."""
+    line = (
+        f"Replayed on {server['profile']} ({server['profile_known']}) with a {server['model']} "
+        f"model ({server['model_known']}): it reuses as many tokens as the server did in "
+        f"{agreement['agreeing']} of {agreement['comparable']} requests."
+    )
+    return f"{line} It ended early: {server['problem']}" if server["problem"] else line
+
+
 def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("tokens", justify="right")
+    table.add_column("read again", justify="right")
     table.add_column("requests", justify="right")
-    table.add_column("what changed in the prompt, and what helps", overflow="fold")
+    table.add_column("by", no_wrap=True)
+    table.add_column("what happened, and what helps", overflow="fold")
     for each in groups:
         words = Text(each["kind"], style="name")
-        words.append(f"\n{each['example']}. {each['advice']}", style="")
-        table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), words)
+        words.append(f"\n{each['example']}. {each['advice']}".rstrip(), style="")
+        table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), each["by"], words)
+    return table
+
+
+def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The same requests on other engines and releases."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("the same requests on", no_wrap=True)
+    for name in ("processed", "reused", "requests that reuse"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for each in rows:
+        numbers = (each[key] for key in ("processed", "cached", "hits"))
+        table.add_row(each["name"], *map(shown, numbers), each["problem"])
     return table
 
 
@@ -66,7 +94,10 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     parting = each["parting"]
     if parting is not None:
         after = each["tokens_after"]
-        cost = "" if after is None else f"; about {after:,} tokens after it are reprocessed"
+        about = "" if each["known"]["tokens_after"] == "computed" else "about "
+        cost = "" if after is None else f"; {about}{after:,} tokens after it are reprocessed"
         facts.add_row("parts", f"{parting['sentence']}{cost}")
         facts.add_row("helps", parting["advice"])
+    for loss in each["losses"]:
+        facts.add_row("rule", f"{loss['sentence']}: {loss['from']:,} to {loss['to']:,} tokens")
     return Group(head, Padding(facts, (0, 0, 0, 2)))

@@ -137,6 +137,11 @@ class Played:
         self._read = 0
 
     @property
+    def address(self) -> str:
+        """Where it listens."""
+        return self._worker.address
+
+    @property
     def lost(self) -> bool:
         """True when nothing sound can be asked of it any more.
 
@@ -182,6 +187,7 @@ class _Worker:
         script = Path(__file__).with_name("worker.py")
         self.jobs = 0
         self.lost = False
+        self.address = ""
         self._log: BinaryIO | None = log.open("ab") if log else None
         self._process = subprocess.Popen(
             [str(python), "-u", str(script)],
@@ -202,6 +208,7 @@ class _Worker:
             why = answer["failed"] if answer else "the process ended"
             msg = f"the real server does not start with {values}: {why}"
             raise RealServerError(msg)
+        self.address = answer["started"]
 
     def order(self, what: Json) -> Any:  # noqa: ANN401 - JSON: an answer, or one for each call
         """Send one order and wait; None when the process ended or fell silent."""

@@ -1,0 +1,131 @@
+"""`cachesim record`: stand between client and server, and say why each request was read again."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.why import options_of
+from cachesim.errors import InputError
+from cachesim.logs.live import About, Live
+from cachesim.logs.recorded import causes_of, told_of_live
+from cachesim.record.file import RecordFile
+from cachesim.record.plan import Plan, check_no_circle, place_of, upstream_of
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.live import LiveView
+from cachesim.report.recorded import dump_page
+
+if TYPE_CHECKING:
+    from cachesim.record.passage import Passage
+    from cachesim.record.session import Row, Session
+
+EXTRA: Final = (
+    "cachesim record needs aiohttp, which is not installed here: pip install 'cachesim[record]'"
+)
+LOUDLY: Final = (
+    "--keep-text: {path} WILL HOLD EVERY PROMPT AND EVERY REPLY AS TEXT. Do not share it."
+)
+
+
+def record(
+    *,
+    upstream: Annotated[str, Parameter(help="The server, as http://127.0.0.1:8080.")],
+    listen: Annotated[str, Parameter(help="Where clients connect: a port, or host:port.")] = (
+        "127.0.0.1:8081"
+    ),
+    output: Annotated[
+        Path, Parameter(name=["--output", "-o"], help="The file to write, one line a request.")
+    ] = Path("recorded.jsonl"),
+    keep_text: Annotated[
+        bool, Parameter(negative="", help="Keep prompts and replies as text, not as hashes.")
+    ] = False,
+    public: Annotated[
+        bool, Parameter(negative="", help="Allow an address that other machines reach.")
+    ] = False,
+    quiet: Annotated[bool, Parameter(negative="", help="No table: for services.")] = False,
+    ask: Annotated[
+        bool, Parameter(help="Ask a llama-server for exact tokens beside its requests.")
+    ] = True,
+    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
+    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
+    window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
+    set: Annotated[
+        list[str] | None,
+        Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
+    ] = None,
+) -> int:
+    """Pass requests on to a server unchanged, record them, and say why each was read again.
+
+    Example: cachesim record --upstream http://127.0.0.1:8080 --listen 127.0.0.1:8081
+    """
+    host, port = place_of(listen, public=public)
+    plan = Plan(
+        upstream=upstream_of(upstream),
+        host=host,
+        port=port,
+        output=output,
+        keep_text=keep_text,
+        asks=ask,
+    )
+    check_no_circle(plan.upstream, host, port)
+    about = About(profile=profile, model=model, window=window, options=options_of(set or ()))
+    try:
+        import aiohttp  # noqa: F401 - the extra
+    except ImportError:
+        raise InputError(EXTRA) from None
+    return _recorded(plan, about, quiet=quiet)
+
+
+def _recorded(plan: Plan, about: About, *, quiet: bool) -> int:
+    from cachesim.record.asking import Asker
+    from cachesim.record.serving import serve
+    from cachesim.record.session import Session
+
+    live = Live(about, forgets=True)
+    live.check()
+    file = RecordFile(plan.output)
+    if plan.keep_text:
+        show(notes(), Text(LOUDLY.format(path=plan.output), style="wrong"))
+    view = LiveView(notes())
+
+    def added(row: "Row") -> None:
+        if not quiet:
+            view.add(row, live.totals, causes_of(live)[:1])
+
+    def opened(passage: "Passage", loop: asyncio.AbstractEventLoop) -> "Session":
+        asker = Asker(plan.upstream, passage.session, loop) if plan.asks else None
+        return Session(
+            file, keep_text=plan.keep_text, asker=asker, live=live, view=added, complain=view.say
+        )
+
+    def listening(place: str) -> None:
+        show(notes(), Text(f"{place} passes on to {plan.upstream}; recording to {plan.output}"))
+        sys.stderr.flush()
+        if not quiet:
+            view.open()
+
+    try:
+        asyncio.run(serve(plan, opened, listening))
+    finally:
+        view.close()
+        file.close()
+        if not file.lines:
+            plan.output.unlink(missing_ok=True)
+    if not quiet and file.lines:
+        show(results(), dump_page(told_of_live(live, source=str(plan.output)), worst=0))
+    _farewell(plan, file)
+    return NOT_AS_EXPECTED if file.problem else AS_EXPECTED
+
+
+def _farewell(plan: Plan, file: RecordFile) -> None:
+    if file.problem:
+        said = f"RECORDING STOPPED EARLY: {plan.output}: {file.problem}"
+        show(notes(), Text(f"{said}; {file.lines} requests are in it", style="wrong"))
+    elif file.lines:
+        show(notes(), Text(f"{file.lines} requests in {plan.output}: cachesim why {plan.output}"))
+    else:
+        show(notes(), Text("nothing was recorded"))

@@ -1,0 +1,138 @@
+"""What is said of one recorded request: its numbers, where it parts, and why it was read again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cachesim.engines.causes import Loss
+from cachesim.logs.cures import cure_of
+from cachesim.logs.dump import Recorded
+from cachesim.logs.parting import Kin, Parting
+from cachesim.logs.player import Replayed
+from cachesim.logs.prompts import Prompt
+from cachesim.logs.rewrites import CONVERSATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A request, and what it has to do with earlier ones."""
+
+    prompt: Prompt
+    kin: Kin
+    continues: Recorded | None
+    earlier: Prompt | None  # the prompt of the one that it continues
+    parting: Parting | None
+
+
+def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
+    """One request: the server's numbers, the replay's, and what lies between."""
+    prompt, kin, parting = understood.prompt, understood.kin, understood.parting
+    request = prompt.recorded
+    total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
+    again = again_of(prompt, understood.earlier, parting)
+    agrees = None if request.cached is None else played.cached == request.cached
+    return {
+        "number": request.number,
+        "line": request.line,
+        "prompt_tokens": request.prompt_tokens,
+        "cached": request.cached,
+        "processed": request.processed,
+        "slot": request.slot,
+        "cancelled": request.cancelled,
+        "continues": number_of(understood.continues),
+        "begins_like": number_of(kin.begins_like),
+        "equal_characters": kin.equal,
+        "characters": request.characters,
+        "equal": prompt.equal,
+        "again": again,
+        "tokens_after": None if parting is None else max(0, total - prompt.equal),
+        "known": {
+            "prompt_tokens": "unknown" if request.prompt_tokens is None else "printed",
+            "cached": "unknown" if request.cached is None else "printed",
+            "processed": "unknown" if request.processed is None else "printed",
+            "tokens_after": "unknown" if parting is None else prompt.how,
+            "equal": prompt.how,
+        },
+        "how": prompt.how,
+        "replayed": {"cached": played.cached, "processed": played.processed},
+        "agrees": agrees,
+        "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
+        "parting": None if parting is None else parting.as_dict(),
+        "why": why_of(understood, played, again),
+    }
+
+
+def number_of(request: Recorded | None) -> int | None:
+    """The number of a request, if there is one."""
+    return None if request is None else request.number
+
+
+def again_of(prompt: Prompt, earlier: Prompt | None, parting: Parting | None) -> int | None:
+    """Tokens that an earlier request had already made the server read, and that were read again.
+
+    earlier   [ equal ][ clock ][ the rest, as before ]
+    later     [ equal ][ clock ][ the rest, as before ][ new ]
+    again               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+    """
+    cached = prompt.recorded.cached
+    if cached is None:
+        return None
+    if earlier is None:
+        return 0
+    reach = prompt.equal
+    if parting is not None and parting.kind not in CONVERSATIONS:
+        reach = max(reach, min(len(prompt.rope), len(earlier.rope)))
+    return max(0, reach - cached)
+
+
+def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
+    """One line: what the client changed, else the engine's rule, else that nothing was lost."""
+    request, continues = understood.prompt.recorded, understood.continues
+    if not request.was_read:
+        return f"the server refused it: status {request.status}"
+    if understood.parting is not None:
+        return understood.parting.sentence
+    if continues is None:
+        return "a new conversation"
+    return f"goes on from request {continues.number}{_engine(understood, played, again)}"
+
+
+def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
+    """What the server made of a request that rewrites nothing."""
+    cached, equal = understood.prompt.recorded.cached, understood.prompt.equal
+    if cached is None:
+        return "; the server does not say what it reused"
+    if cached > equal:
+        return f", and {cached - equal:,} tokens more were reused from what is not recorded"
+    if not again:
+        return ""
+    loss = largest(played.losses) if played.cached == cached else None
+    return f": {loss.sentence}" if loss is not None else "; the replay does not show why not all"
+
+
+def largest(losses: tuple[Loss, ...]) -> Loss | None:
+    """The cause that lowered the number most."""
+    return max(losses, key=lambda each: each.before - each.after, default=None)
+
+
+def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a request is counted under: the client's rewrite, or the engine's rule."""
+    parting = found["parting"]
+    if parting is not None:
+        return {
+            "kind": parting["kind"],
+            "part": parting["part"],
+            "by": "the client",
+            "example": parting["sentence"],
+            "advice": parting["advice"],
+        }
+    if not found["again"] or not found["losses"]:
+        return None
+    loss = max(found["losses"], key=lambda each: each["from"] - each["to"])
+    return {
+        "kind": loss["rule"],
+        "part": "",
+        "by": "the server",
+        "example": loss["sentence"],
+        "advice": cure_of(loss["rule"]).advice,
+    }

@@ -1,0 +1,178 @@
+"""One recorded request after the other: what it shares with what, and why it was read again.
+
+The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both say the same.
+
+    request ──> the earlier one it continues ──> where it parts (the client's doing)
+                        └──> rope ──> replay ──> the rule that lowered the number (the engine's)
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.errors import InputError
+from cachesim.logs.dump import Recorded
+from cachesim.logs.entries import Understood, cause_of, entry_of
+from cachesim.logs.parting import Candidate, Kin, Parting, kin_of, parting_of
+from cachesim.logs.player import FAILED, Replayed
+from cachesim.logs.prompts import Prompt, Prompts
+from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, profile_of
+from cachesim.logs.settings import kind_of
+from cachesim.model.presets import PRESETS, preset
+
+KINDS: Final = ("dense", "hybrid", "swa")
+"""What a model may be, where nobody says: what the server reused tells them apart."""
+
+REACH: Final = 64
+"""Earlier requests that a new one is compared with."""
+
+MOST_TEXT: Final = 128 << 20
+"""Characters of earlier requests that are kept at hand, parts that come again counted each time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class About:
+    """What the user says of the server."""
+
+    profile: str | None = None
+    model: str | None = None
+    window: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Live:
+    """What is known of the requests so far."""
+
+    def __init__(self, about: About, *, forgets: bool = False, model_how: str = "given") -> None:
+        """`forgets`: only so much is kept as the next requests need, however many come."""
+        self.about = about
+        self._model_how = model_how
+        self.profile: str | None = about.profile and full_name(about.profile)
+        self.profile_how = "given" if about.profile else "unknown"
+        self.reruns: list[Rerun] = []  # one for each kind of model that it may be
+        self.prompts: list[Prompt] = []
+        self.totals: Counter[str] = Counter()
+        self.groups: dict[tuple[str, str], dict[str, Any]] = {}
+        self._forgets = forgets
+        self._recent: deque[Candidate] = deque()
+        self._size = 0
+        self._made = Prompts()
+
+    def add(self, request: Recorded) -> dict[str, Any]:
+        """Everything that is to be said of one more request, as soon as it has passed."""
+        understood = self._understand(request)
+        for each in self.reruns:
+            each.add(understood.prompt)
+        best = self.rerun
+        return self._tell(understood, FAILED if best is None else best.last)
+
+    def add_all(self, requests: Sequence[Recorded]) -> list[dict[str, Any]]:
+        """The same of many at once: those that were at work together are played so."""
+        understood = [self._understand(each) for each in requests]
+        for each in self.reruns:
+            each.add_all([one.prompt for one in understood])
+        best = self.rerun
+        played = {} if best is None else best.played
+        return [
+            self._tell(one, played.get(one.prompt.recorded.number, FAILED)) for one in understood
+        ]
+
+    def _understand(self, request: Recorded) -> Understood:
+        kin = self._kin(request)
+        parting = self._parting(request, kin)
+        prompt = self._made.add(request, kin.begins_like, kin.equal)
+        continues = kin.continues if kin.equal or parting else None
+        earlier = self._made.made.get(continues.number) if continues is not None else None
+        if not self.reruns:
+            self._open(request)
+        self._remember(request, prompt)
+        return Understood(prompt, kin, continues, earlier, parting)
+
+    def _tell(self, understood: Understood, played: Replayed) -> dict[str, Any]:
+        found = entry_of(understood, played)
+        self._count(found)
+        return found
+
+    def check(self) -> None:
+        """Raise InputError where no server can be started as the user says."""
+        if self.profile is not None:
+            opened(
+                self.profile, self.about.model or KINDS[0], self.about.window, self.about.options
+            )
+        elif self.about.model is not None and self.about.model not in PRESETS:
+            preset(self.about.model)
+
+    def _kin(self, request: Recorded) -> Kin:
+        """The earlier requests that it is understood by: as the recorder saw them, if it did."""
+        if request.seen is None:
+            return kin_of(request, reversed(self._recent))
+        known = {each.request.number: each.request for each in self._recent}
+        begins_like, equal, continues = request.seen
+        return Kin(known.get(begins_like), equal, known.get(continues))
+
+    def _parting(self, request: Recorded, kin: Kin) -> Parting | None:
+        if kin.continues is None or not (kin.equal or request.parting):
+            return None
+        if request.seen is not None:
+            return None if request.parting is None else Parting.from_dict(request.parting)
+        return parting_of(request, kin.continues)
+
+    @property
+    def rerun(self) -> Rerun | None:
+        """The replay that answers most often as the server did, of those that were tried."""
+        return max(self.reruns, key=lambda each: each.agreeing, default=None)
+
+    @property
+    def model_how(self) -> str:
+        """How the kind of the model is known."""
+        if self.about.model:
+            return self._model_how
+        best = self.rerun
+        first = best is None or all(best.agreeing == each.agreeing for each in self.reruns)
+        return "assumed" if first else "computed"
+
+    def _open(self, request: Recorded) -> None:
+        """Start the server that is played, as soon as it is known which one it is."""
+        if self.profile is None:
+            played = profile_of(request)
+            if played is None:
+                return
+            self.profile, self.profile_how = played.profile, played.how
+        options = known(self.profile, options_in(request)) | dict(self.about.options)
+        guess = kind_of(str(request.server.get("model") or request.model).rsplit("/", 1)[-1])
+        kinds = dict.fromkeys((guess or KINDS[0], *KINDS))
+        for kind in [self.about.model] if self.about.model else kinds:
+            try:
+                server = opened(self.profile, kind, self.about.window, options)
+            except InputError:
+                if self.about.model or not self.reruns:
+                    raise
+                continue  # this engine has no such models
+            self.reruns.append(Rerun(self.profile, kind, server))
+
+    def _remember(self, request: Recorded, prompt: Prompt) -> None:
+        self.prompts.append(prompt)
+        self._recent.append(Candidate.of(request))
+        self._size += request.characters
+        while len(self._recent) > REACH or (self._size > MOST_TEXT and len(self._recent) > 1):
+            oldest = self._recent.popleft().request
+            self._size -= oldest.characters
+            self._made.forget(oldest.number)
+        if self._forgets:
+            del self.prompts[:-1]
+
+    def _count(self, found: Mapping[str, Any]) -> None:
+        self.totals["requests"] += 1
+        for key in ("prompt_tokens", "cached", "processed", "again"):
+            self.totals[key] += found[key] or 0
+        self.totals["comparable"] += found["agrees"] is not None
+        self.totals["agreeing"] += found["agrees"] is True
+        cause = cause_of(found)
+        if cause is None:
+            return
+        group = self.groups.setdefault(
+            (cause["kind"], cause["part"]), {**cause, "tokens": 0, "requests": []}
+        )
+        group["tokens"] += found["again"] or 0
+        group["requests"].append(found["number"])

@@ -1,0 +1,283 @@
+"""Recorded requests on a simulated server: what it would have reused, and by which rule not more.
+
+Requests are played one after the other in the order in which they ended, but for those that were at
+work together where the times are known: these are launched before the first of them ends.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.profile import Profile
+from cachesim.engines.rope import Rope
+from cachesim.errors import CachesimError
+from cachesim.logs.answers import VOCABULARY, numbered
+from cachesim.logs.dump import Recorded
+from cachesim.logs.player import FAILED, Asked, Player, Replayed, replayed
+from cachesim.logs.prompts import Prompt
+from cachesim.logs.segments import mapping, whole
+from cachesim.logs.settings import RELEASES
+from cachesim.model.presets import preset
+
+LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
+MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")
+
+LONGEST_BY_TOKEN: Final = 200_000
+"""Tokens of a workload on engines that are played token by token."""
+
+
+class Server(Protocol):
+    """A simulated server that is given one request after the other."""
+
+    def play(self, prompt: Prompt) -> Replayed:
+        """Play a request to its end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Who is played, and how that is known."""
+
+    profile: str
+    how: str  # "printed" by the server, "given" by the user, "assumed"
+
+
+def full_name(profile: str) -> str:
+    """A profile's name with its engine: `b9538` is llama.cpp's."""
+    return profile if "@" in profile else f"{LLAMA_CPP.name}@{profile}"
+
+
+def options_in(request: Recorded) -> dict[str, Any]:
+    """The flags that the recorder was given, and those that the server told it of."""
+    facts = request.server
+    options: dict[str, Any] = {}
+    slots, context = whole(facts.get("slots")), whole(facts.get("n_ctx"))
+    if slots:
+        options["parallel"] = slots
+    if context:
+        options["ctx_size"] = context * (slots or 1)
+    return options | dict(mapping(facts.get("options")))
+
+
+def profile_of(request: Recorded) -> Played | None:
+    """The profile of a server: as the recorder was told, or by the fingerprint in its answers."""
+    given = request.server.get("profile")
+    if isinstance(given, str):
+        return Played(full_name(given), "given")
+    fingerprint = request.fingerprint or str(request.server.get("build") or "")
+    build = LLAMA_BUILD.match(fingerprint)
+    if build is not None:
+        number = int(build.group(1))
+        name = min(RELEASES, key=lambda each: (abs(RELEASES[each] - number), each))
+        exact = RELEASES[name] == number
+        return Played(f"{LLAMA_CPP.name}@{name}", "printed" if exact else "assumed")
+    version = MLX_VERSION.match(fingerprint)
+    if version is None:
+        return None
+    names = MLX_LM.names()
+    if version.group(1) in names:
+        return Played(f"{MLX_LM.name}@{version.group(1)}", "printed")
+    return Played(f"{MLX_LM.name}@{names[-1]}", "assumed")
+
+
+def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> Server:
+    """A fresh server without arithmetic."""
+    changes: dict[str, Any] = {"window": window} if window else {}
+    if Profile.parse(profile).engine == LLAMA_CPP.name:
+        return RopeServer(profile, Player(profile, preset(model, **changes), options))
+    spec = preset(model, vocabulary=VOCABULARY, **changes)
+    family = FAMILIES[Profile.parse(profile).engine]
+    quiet = {family.records_provenance: False} if family.records_provenance else {}
+    return TokenServer(
+        Engine.create(profile, model=spec, options=quiet | dict(options), arithmetic="counts")
+    )
+
+
+@dataclass(slots=True)
+class RopeServer:
+    """llama.cpp: prompts of any length in a few steps."""
+
+    profile: str
+    player: Player
+
+    def play(self, prompt: Prompt) -> Replayed:
+        """Play a request to its end."""
+        self.launch(prompt)
+        return self.finish(prompt)
+
+    def launch(self, prompt: Prompt) -> None:
+        """Put a request to the server."""
+        self.player.launch(asked_of(prompt))
+
+    def finish(self, prompt: Prompt) -> Replayed:
+        """Take turns until it is answered."""
+        return self.player.run_until(prompt.recorded.number)
+
+
+def asked_of(prompt: Prompt) -> Asked:
+    """A prompt as the player takes it."""
+    recorded = prompt.recorded
+    slot = recorded.sampling.get("id_slot", -1)
+    return Asked(
+        number=recorded.number,
+        prompt=prompt.rope,
+        reply=prompt.reply or Rope.of(2 * recorded.number + 1, 1),
+        slot=slot if isinstance(slot, int) else -1,
+        cache_prompt=recorded.sampling.get("cache_prompt") is not False,
+        user_starts=prompt.user_starts,
+        cancel_at=len(prompt.rope) + len(prompt.reply) if recorded.cancelled else None,
+    )
+
+
+@dataclass(slots=True)
+class TokenServer:
+    """Every other engine: each token is a number of a vocabulary."""
+
+    engine: Engine
+    tokens: int = 0
+
+    def play(self, prompt: Prompt) -> Replayed:
+        """Play a request to its end."""
+        self.tokens += len(prompt.rope)
+        if self.tokens > LONGEST_BY_TOKEN:
+            return FAILED
+        reply = numbered(prompt.reply) or numbered(Rope.of(2 * prompt.recorded.number + 1, 1))
+        first = len(self.engine.events)
+        ticket = self.engine.submit(
+            Request(prompt=numbered(prompt.rope), predict=len(reply), reply=reply)
+        )
+        self.engine.run()
+        answer = self.engine.reply(ticket)
+        return FAILED if answer is None else replayed(answer, self.engine.events[first:])
+
+
+LAUNCH, FINISH = "launch", "finish"
+
+
+def is_timed(prompt: Prompt) -> bool:
+    """Whether it is known when a request came and when its answer ended."""
+    return prompt.recorded.began is not None and prompt.recorded.seconds is not None
+
+
+def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
+    """Launches and ends in the order in which they happened."""
+    found: list[tuple[float, int, str, int]] = []
+    for each in prompts:
+        began, number = each.recorded.began or 0.0, each.recorded.number
+        found.append((began, 0, LAUNCH, number))
+        found.append((began + (each.recorded.seconds or 0.0), 1, FINISH, number))
+    return [(what, number) for _, _, what, number in sorted(found)]
+
+
+@dataclass(slots=True)
+class Rerun:
+    """A server that plays requests as they come, until it fails."""
+
+    profile: str
+    model: str
+    server: Server
+    played: dict[int, Replayed] = field(default_factory=dict)
+    problem: str = ""
+    agreeing: int = 0
+    last: Replayed = FAILED
+
+    def add(self, prompt: Prompt) -> Replayed:
+        """One more request; those that the real server refused are not played."""
+        self.last = self._played(prompt)
+        cached = prompt.recorded.cached
+        self.agreeing += cached is not None and self.last.cached == cached
+        return self.last
+
+    def add_all(self, prompts: Sequence[Prompt]) -> None:
+        """Many requests: where the server can, those that were at work together are so again."""
+        if not isinstance(self.server, RopeServer) or not all(map(is_timed, prompts)):
+            for each in prompts:
+                self.add(each)
+            return
+        by_number = {each.recorded.number: each for each in prompts}
+        for what, number in order_of(prompts):
+            prompt = by_number[number]
+            if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
+                continue
+            try:
+                if what == LAUNCH:
+                    self.server.launch(prompt)
+                else:
+                    self.played[number] = self.server.finish(prompt)
+            except CachesimError as error:
+                self.problem = str(error)
+        self.agreeing = sum(
+            each.recorded.cached is not None
+            and self.played.get(each.recorded.number, FAILED).cached == each.recorded.cached
+            for each in prompts
+        )
+
+    def _played(self, prompt: Prompt) -> Replayed:
+        if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
+            return FAILED
+        try:
+            found = self.server.play(prompt)
+        except CachesimError as error:
+            self.problem = str(error)
+            return FAILED
+        self.played[prompt.recorded.number] = found
+        return found
+
+
+def elsewhere(
+    profile: str,
+    model: str,
+    window: int | None,
+    options: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+) -> dict[str, Any]:
+    """The same requests on another server: tokens read, and requests that reuse something."""
+    try:
+        rerun = Rerun(profile, model, opened(profile, model, window, known(profile, options)))
+    except CachesimError as error:
+        return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
+    rerun.add_all(prompts)
+    answers = [each for each in rerun.played.values() if each.cached is not None]
+    whole = len(answers) == sum(each.recorded.was_read for each in prompts)
+    problem = rerun.problem or ("" if whole else "too long to be played token by token")
+    return {
+        "name": profile,
+        "processed": sum(each.processed or 0 for each in answers),
+        "cached": sum(each.cached or 0 for each in answers),
+        "hits": sum(bool(each.cached) for each in answers),
+        "problem": problem,
+    }
+
+
+COLUMNS: Final = ("processed", "cached", "hits")
+
+
+def known(profile: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those flags that a server has."""
+    named = Profile.parse(profile)
+    family = FAMILIES[named.engine]
+    declared = {each.name: each for each in family.declared}
+    return {
+        name: value
+        for name, value in options.items()
+        if name in declared and family.has(declared[name], named, value)
+    }
+
+
+def others(own: str) -> Iterator[str]:
+    """The server's own profile, the releases beside it, and the newest of each other engine."""
+    yield own
+    profile = Profile.parse(own)
+    family = FAMILIES[profile.engine]
+    names = family.names()
+    at = names.index(family.current_name(profile.release))
+    near = [*names[max(0, at - 1) : at], *names[at + 1 : at + 2], names[-1]]
+    yield from dict.fromkeys(f"{family.name}@{each}" for each in near if each != names[at])
+    for each in FAMILIES.values():
+        if each.name != family.name:
+            yield f"{each.name}@{each.names()[-1]}"

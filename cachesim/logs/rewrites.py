@@ -1,0 +1,333 @@
+"""What clients do to their history, by shape: what it is called, and what helps."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final
+
+from cachesim.logs.segments import Segment
+
+AROUND: Final = 24
+"""Characters of each side that are shown where two texts part."""
+
+COUNT: Final = re.compile(r"[0-9]{1,15}")
+FAR: Final = 10_000
+"""Numbers that lie further apart do not count anything."""
+
+CLOCK: Final = re.compile(
+    r"\d{1,2}:\d{2}(:\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|"
+    r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d|"
+    r"(Mon|Tues?|Wednes|Thurs?|Fri|Satur|Sun)day|\b1[6-9]\d{8}(\d{3})?\b"
+)
+TOKEN: Final = re.compile(r"[0-9A-Fa-f-]{5,}|(?=\w*\d)[A-Za-z0-9_]{12,}")
+WORD: Final = re.compile(r"[\w:./+-]+")
+REMINDER: Final = re.compile(
+    r"\s*<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
+    re.DOTALL,
+)
+SUMMARY: Final = re.compile(
+    r"summar|compact(ed|ion)|previous conversation|continued from", re.IGNORECASE
+)
+CLEARED: Final = re.compile(r"\b(cleared|omitted|elided|removed|truncated)\b", re.IGNORECASE)
+SYSTEM: Final = frozenset(("system", "developer"))
+ALIKE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One thing that clients do; `words` of a whole part, or what the word that changed is."""
+
+    kind: str
+    words: str
+    advice: str
+    is_whole: bool = True
+
+    def says(self, where: str, at: int, before: str, after: str) -> str:
+        """What happened, in the user's terms."""
+        if self.is_whole:
+            return self.words.format(where=where)
+        words = f"{where} differs at character {at}"
+        if before or after:
+            words += f": `{before}` / `{after}`"
+        return f"{words}: {self.words}" if self.words else words
+
+
+def _word(kind: str, words: str, advice: str) -> Rewrite:
+    return Rewrite(kind, words, advice, is_whole=False)
+
+
+REWRITES: Final = {
+    each.kind: each
+    for each in (
+        _word("clock", "a clock", "Put the time at the end of the conversation, or leave it out."),
+        _word("identifier", "an identifier",
+              "Keep the identifier out of the prompt, or put it at its end."),
+        _word("counter", "a counter", "Put what counts up at the end of the conversation."),
+        _word("whitespace", "only blanks differ",
+              "Send the text unchanged; do not trim or reformat it."),
+        _word("keys-reordered", "keys in another order",
+              "Serialise JSON with its keys in one order."),
+        _word("reserialised", "the same JSON, written in another way",
+              "Send the arguments of a call as the very text that came."),
+        _word("attachment-changed", "another attachment, or the same encoded anew",
+              "Send an attachment's very bytes again instead of encoding it anew."),
+        _word("truncated", "the text is cut",
+              "Keep messages whole: a cut message is read again from the cut on."),
+        _word("cleared", "an old result was cleared",
+              "Clear many old results at once and seldom: each time, all after it is read again."),
+        _word("reminder-changed", "another reminder",
+              "Append a new reminder at the end and leave the old one as it was."),
+        _word("edited", "",
+              "Nothing, if the user edited it; otherwise send history unchanged."),
+        Rewrite("reasoning-dropped", "{where} is gone",
+                "Send the reasoning back as it came, or use a template that keeps it."),
+        Rewrite("reasoning-added", "{where} was not there before",
+                "Send every message again as it was sent before."),
+        Rewrite("reply-left-out", "the reply is left out, {where}",
+                "Send the reply back as it came, before what follows it."),
+        Rewrite("tools-reordered", "the tools come in another order, from {where} on",
+                "Sort the tools by name before sending them."),
+        Rewrite("tools-changed", "the list of tools is another from {where} on",
+                "Keep the list of tools as it is for a whole conversation."),
+        Rewrite("attachment-moved", "an attachment moved, at {where}",
+                "Keep attachments in the message they came with."),
+        Rewrite("reminder-moved", "a reminder moved, at {where}",
+                "Leave reminders where they were put, and append new ones."),
+        Rewrite("reminder-added", "a reminder was put into {where}",
+                "Leave old messages alone; put reminders into the newest one."),
+        Rewrite("message-removed", "a message before {where} is gone",
+                "Let old messages stay until a whole summary replaces them."),
+        Rewrite("history-truncated", "several messages before {where} are gone",
+                "Drop old messages in large steps and seldom: each time, all after is read again."),
+        Rewrite("compacted", "the history was replaced by a summary, from {where} on",
+                "Nothing: a summary has to be read once."),
+        Rewrite("message-inserted", "{where} was inserted",
+                "Append new messages instead of inserting them."),
+        Rewrite("messages-reordered", "messages come in another order, from {where} on",
+                "Send messages in the order in which they were said."),
+        Rewrite("messages-joined", "{where} is several messages in one",
+                "Keep messages as they were sent instead of joining them."),
+        Rewrite("role", "{where} has another role", "Keep the role of each message."),
+        Rewrite("side-task", "another system prompt, as a side task has it: {where}",
+                "Give side tasks a slot of their own (`--parallel`), or a smaller server."),
+        Rewrite("other-conversation", "another conversation, from {where} on",
+                "Give each conversation a slot of its own (`--parallel`)."),
+    )
+}  # fmt: skip
+"""What is known of clients, by its name."""
+
+CONVERSATIONS: Final = frozenset(("side-task", "other-conversation"))
+"""Partings that rewrite nothing: somebody else speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where two requests part: parts `index` of both, `at` characters into them."""
+
+    later: Sequence[Segment]
+    earlier: Sequence[Segment]
+    index: int
+    at: int
+
+    @property
+    def now(self) -> Segment:
+        """The later request's part."""
+        return self.later[self.index]
+
+    @property
+    def then(self) -> Segment:
+        """The earlier request's part."""
+        return self.earlier[self.index]
+
+    @property
+    def rest(self) -> Sequence[Segment]:
+        """The later request from there on."""
+        return self.later[self.index :]
+
+    @property
+    def old(self) -> Sequence[Segment]:
+        """The earlier request from there on."""
+        return self.earlier[self.index :]
+
+
+def excerpt(segment: Segment, at: int) -> str:
+    """The word at a place, for the word tells more than the character."""
+    text = segment.text
+    if not text:
+        return ""
+    start = at
+    while start > 0 and at - start < AROUND and WORD.fullmatch(text[start - 1]):
+        start -= 1
+    found = WORD.match(text, start)
+    end = max(at + 1, found.end() if found else at + 1)
+    return text[start : min(end, start + 2 * AROUND)]
+
+
+def kind_of_rewrite(place: Place) -> str:
+    """What was done, by its shape."""
+    return (
+        _of_kinds(place)
+        or _of_reminders(place)
+        or _of_system(place)
+        or _of_order(place)
+        or _of_text(place)
+    )
+
+
+def _of_kinds(place: Place) -> str:
+    """Parts that are no plain text: tools, reasoning, attachments."""
+    now, then = place.now, place.then
+    kinds = {now.kind, then.kind}
+    if "tool" in kinds:
+        return _of_tools(place)
+    if "reasoning" in kinds and now.kind != then.kind:
+        return "reasoning-dropped" if then.kind == "reasoning" else "reasoning-added"
+    if "attachment" in kinds:
+        moved = any(each.same(then) for each in place.rest)
+        moved = moved or any(each.same(now) for each in place.old)
+        return "attachment-moved" if moved else "attachment-changed"
+    return ""
+
+
+def _of_tools(place: Place) -> str:
+    mine = [each.key for each in place.rest if each.kind == "tool"]
+    theirs = [each.key for each in place.old if each.kind == "tool"]
+    if len(mine) == len(theirs) and set(mine) == set(theirs):
+        return "tools-reordered"
+    now, then = place.now.text, place.then.text
+    if _same_json(now, then):
+        return "keys-reordered"
+    if len(mine) == len(theirs) and mine[1:] == theirs[1:]:
+        return _of_word(place) or "tools-changed"
+    return "tools-changed"
+
+
+def _of_reminders(place: Place) -> str:
+    """Texts that are the same but for reminders inside them."""
+    now, then = place.now, place.then
+    if now.role != then.role or not (now.text and then.text):
+        return ""
+    mine, theirs = (REMINDER.sub("", each.text).strip() for each in (now, then))
+    has, had = (REMINDER.search(each.text) is not None for each in (now, then))
+    if mine != theirs or not (has or had):
+        return ""
+    if has and had:
+        return _of_word(place) or "reminder-changed"
+    return "reminder-added" if has else "reminder-moved"
+
+
+def _of_system(place: Place) -> str:
+    """Another system prompt altogether, or another conversation after the same one."""
+    now, then = place.now, place.then
+    first = all(each.kind == "tool" for each in place.later[: place.index])
+    if {now.role, then.role} & SYSTEM and first:
+        alike = now.role == then.role and (not now.text or _alike(place))
+        return "" if alike else "side-task"
+    begins = all(each.kind == "tool" or each.role in SYSTEM for each in place.later[: place.index])
+    if not begins or now.role != then.role:
+        return ""
+    later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old))
+    if later & earlier or SUMMARY.search(now.text) or _alike(place):
+        return ""
+    return "other-conversation" if now.text and not _of_word(place) else ""
+
+
+def _of_order(place: Place) -> str:
+    """What moved, went or came, as whole parts show it."""
+    now, then, rest, old = place.now, place.then, place.rest, place.old
+    gone = next((i for i, each in enumerate(old) if each.key == now.key), 0)
+    came = next((i for i, each in enumerate(rest) if each.key == then.key), 0)
+    if gone and came:
+        return "messages-reordered"
+    if gone:
+        return "message-removed" if gone == 1 else "history-truncated"
+    return "message-inserted" if came else _of_messages(place)
+
+
+def _of_messages(place: Place) -> str:
+    """A message that stands for several, or for none."""
+    now, then, old = place.now, place.then, place.old
+    if now.role == "user" and then.role == "assistant":
+        return "reply-left-out"
+    if now.role == "user" and SUMMARY.search(now.text) and not SUMMARY.search(then.text):
+        return "compacted"
+    next_text = old[1].text if len(old) > 1 else ""
+    if next_text and now.text.startswith(then.text) and next_text in now.text[len(then.text) :]:
+        return "messages-joined"
+    return ""
+
+
+def _of_text(place: Place) -> str:
+    now, then = place.now, place.then
+    if now.role != then.role:
+        return "role"
+    if now.kind == then.kind == "tool call" and _of_calls(place):
+        return _of_calls(place)
+    if not now.text or not then.text:
+        return "edited" if now.hashes else "truncated"
+    return _of_length(place) or _of_word(place) or "edited"
+
+
+def _of_length(place: Place) -> str:
+    """Blanks that came or went, and texts that became shorter."""
+    now, then = place.now.text, place.then.text
+    if "".join(now.split()) == "".join(then.split()):
+        return "whitespace"
+    if len(now) < len(then) / 2 and CLEARED.search(now):
+        return "cleared"
+    cut = len(now) < len(then) and place.at >= len(now) * 0.6
+    return "truncated" if then.startswith(now) or (cut and not _of_word(place)) else ""
+
+
+def _of_calls(place: Place) -> str:
+    if _same_json(place.now.text, place.then.text):
+        return "keys-reordered"
+    return "reserialised" if _same_json(place.now.text, place.then.text, inner=True) else ""
+
+
+def _of_word(place: Place) -> str:
+    """What kind of word changed."""
+    now, then, at = place.now, place.then, place.at
+    before, after = excerpt(then, at), excerpt(now, at)
+    if CLOCK.search(_line(then.text, at)) and CLOCK.search(_line(now.text, at)):
+        return "clock"
+    if COUNT.fullmatch(before) and COUNT.fullmatch(after) and abs(int(before) - int(after)) < FAR:
+        return "counter"
+    return "identifier" if TOKEN.fullmatch(before) and TOKEN.fullmatch(after) else ""
+
+
+def _line(text: str, at: int) -> str:
+    """What stands around a place."""
+    return text[max(0, at - AROUND) : at + AROUND]
+
+
+def _alike(place: Place) -> bool:
+    now, then = place.now.text, place.then.text
+    if place.at >= min(len(now), len(then)) / 10:
+        return True
+    matcher = SequenceMatcher(None, now[:2000], then[:2000], autojunk=False)
+    return matcher.quick_ratio() > ALIKE and now[-AROUND:] == then[-AROUND:]
+
+
+def _same_json(one: str, other: str, *, inner: bool = False) -> bool:
+    """Whether two texts are the same JSON; `inner`: texts inside it that are JSON too."""
+    try:
+        mine, theirs = json.loads(one), json.loads(other)
+    except (ValueError, RecursionError):
+        return False
+    return bool(_opened(mine) == _opened(theirs)) if inner else bool(mine == theirs)
+
+
+def _opened(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _opened(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_opened(each) for each in value]
+    if isinstance(value, str) and value[:1] in {"{", "["}:
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value

@@ -1,0 +1,134 @@
+"""A request's prompt as parts, in the order in which templates put them.
+
+[ tools ][ system ][ message 1: reasoning, text, attachment, tool calls ][ message 2 ...
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+BLOCK: Final = 64
+"""Characters that one hash stands for."""
+
+PLACES: Final = ("tools", "system", "messages", "prompt", "input_prefix", "input_suffix")
+"""Keys of a request whose text is part of the prompt."""
+
+NOT_SHOWN: Final = frozenset(("cache_control",))
+"""Keys inside messages that steer a cache and that no template prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a prompt: a tool, a message's text, its reasoning, an attachment."""
+
+    part: str  # "message 3", "tool 1", "prompt"
+    role: str
+    kind: str  # "text", "reasoning", "tool call", "tool", "attachment"
+    text: str
+    hashes: tuple[str, ...] = ()
+    characters: int = 0
+
+    @property
+    def length(self) -> int:
+        """Its characters."""
+        return self.characters or len(self.text)
+
+    @property
+    def name(self) -> str:
+        """How it is spoken of."""
+        where = f"{self.part} ({self.role})" if self.role else self.part
+        return where if self.kind in {"text", "tool"} else f"the {self.kind} of {where}"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it says, wherever it stands."""
+        return (self.kind, self.role, self.length, self.hashes or self.text)
+
+    def same(self, other: "Segment") -> bool:
+        """Whether both have the same text."""
+        if self is other:
+            return True
+        if self.kind != other.kind or self.length != other.length:
+            return False
+        if self.hashes or other.hashes:
+            return self.hashes == other.hashes
+        return self.text == other.text
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value, if it is an object of JSON; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def whole(*values: object) -> int | None:
+    """The first that is a number of tokens."""
+    for value in values:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def segments_of(request: object) -> list[Segment]:
+    """The parts of a request in the order in which templates put them."""
+    fields = mapping(request)
+    found = []
+    tools = fields.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else [], 1):
+        found.append(Segment(f"tool {index}", "", "tool", canonical(tool)))
+    if isinstance(fields.get("system"), str | list):  # as in Anthropic's messages
+        found += _content("message 0", "system", fields["system"])
+    messages = fields.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else [], 1):
+        found += _message(f"message {index}", mapping(message))
+    for key in ("input_prefix", "prompt", "input_suffix"):
+        value = fields.get(key)
+        if isinstance(value, list):
+            value = " ".join(map(str, value))
+        if isinstance(value, str):
+            found.append(Segment(key, "", "text", value))
+    return found
+
+
+def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
+    role = str(message.get("role", "?"))[:40]
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        if isinstance(message.get(key), str) and message[key]:
+            yield Segment(part, role, "reasoning", message[key])
+            break
+    yield from _content(part, role, message.get("content"))
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        yield Segment(part, role, "tool call", canonical(call))
+
+
+def _content(part: str, role: str, content: object) -> Iterator[Segment]:
+    if isinstance(content, str):
+        yield Segment(part, role, "text", content)
+        return
+    for each in content if isinstance(content, list) else []:
+        piece = mapping(each)
+        kind = str(piece.get("type", "text"))
+        if kind in {"text", "input_text", "output_text"}:
+            yield Segment(part, role, "text", str(piece.get("text", "")))
+        elif kind in {"thinking", "reasoning"}:
+            yield Segment(part, role, "reasoning", str(piece.get("thinking", piece.get("text"))))
+        elif kind in {"tool_use", "tool_result"}:
+            yield Segment(part, role, "tool call", canonical(piece))
+        else:
+            yield Segment(part, role, "attachment", canonical(piece))
+
+
+def canonical(value: object) -> str:
+    """JSON as it was sent: the order of keys counts, for a template prints them so."""
+    try:
+        return json.dumps(_shown(value), ensure_ascii=False, default=str)
+    except RecursionError:
+        msg = "is nested too deeply"
+        raise ValueError(msg) from None
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _shown(each) for key, each in value.items() if key not in NOT_SHOWN}
+    return [_shown(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,208 @@
+"""What an answer says of the cache, read while it passes: usage, timings, and what was replied.
+
+    data: {"choices": [{"delta": {"content": "Four"}}]}     the reply grows
+    data: {"usage": {...}, "timings": {...}}                the numbers
+    data: [DONE]
+
+Bytes are looked at after they were passed on, and memory stays bounded however long a stream is.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+MOST_REPLY: Final = 8 << 20
+"""Characters of a reply that are read; more are counted."""
+
+MOST_AT_ONCE: Final = 16 << 20
+"""Bytes of an answer that is no stream, and of one line of a stream."""
+
+BATCH: Final = 1 << 14
+"""Bytes of a stream that are gathered before they are read."""
+
+NUMBERS: Final = (b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"')
+"""What a line must have to be read where the reply is long enough already."""
+
+ZLIB_OR_GZIP: Final = 47  # window bits: either header is recognised
+
+
+@dataclass(slots=True)
+class Said:
+    """What was found in an answer."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    characters: int = 0
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+    progress: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+class AnswerReader:
+    """Takes the bytes of an answer as they pass."""
+
+    def __init__(self) -> None:
+        self.said = Said()
+        self.size = 0
+        self.is_stream = False
+        self.unread = ""  # why the answer was not read
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._rest = b""
+        self._skipping = False
+        self._unpack: Any = None
+
+    def opened(self, content_type: str, encoding: str) -> None:
+        """The head of the answer is there."""
+        self.is_stream = content_type.lower().startswith("text/event-stream")
+        encoding = encoding.strip().lower()
+        if encoding in {"gzip", "deflate", "x-gzip"}:
+            self._unpack = zlib.decompressobj(wbits=ZLIB_OR_GZIP)
+        elif encoding not in {"", "identity"}:
+            self.unread = f"the answer is packed with {encoding[:20]!r}"
+
+    def feed(self, chunk: bytes) -> None:
+        """Bytes that were passed on."""
+        self.size += len(chunk)
+        if self.unread:
+            return
+        self._held.append(chunk)
+        self._held_size += len(chunk)
+        if self.is_stream and self._held_size >= BATCH:
+            self._read_stream()
+        elif self._held_size > MOST_AT_ONCE:
+            self.unread = f"the answer is longer than {MOST_AT_ONCE >> 20} MiB"
+            self._held.clear()
+
+    def close(self) -> Said:
+        """Read what is left, when nothing more comes."""
+        if not self.unread and self.is_stream:
+            self._read_stream()
+            self._take_line(self._rest)
+        elif not self.unread and self._held:
+            self._take(self._plain())
+        self._held.clear()
+        self._rest = b""
+        return self.said
+
+    def _plain(self) -> bytes:
+        """What is held, unpacked; damaged bytes end the reading."""
+        data = b"".join(self._held)
+        self._held.clear()
+        self._held_size = 0
+        if self._unpack is None:
+            return data
+        try:
+            plain: bytes = self._unpack.decompress(data, MOST_AT_ONCE)
+        except zlib.error:
+            self.unread = "the answer's packing is damaged"
+            return b""
+        if self._unpack.unconsumed_tail:
+            self.unread = f"the answer unpacks to more than {MOST_AT_ONCE >> 20} MiB"
+        return plain
+
+    def _read_stream(self) -> None:
+        *lines, self._rest = (self._rest + self._plain()).split(b"\n")
+        for line in lines:
+            if not self._skipping:
+                self._take_line(line)
+            self._skipping = False
+        if len(self._rest) > MOST_AT_ONCE:
+            self._rest, self._skipping = b"", True
+
+    def _take_line(self, line: bytes) -> None:
+        if not line.startswith(b"data:"):
+            return
+        if self.said.characters > MOST_REPLY and not any(word in line for word in NUMBERS):
+            return
+        self._take(line[5:])
+
+    def _take(self, text: bytes) -> None:
+        """One JSON object of the server; anything else is passed over."""
+        try:
+            entry = json.loads(text)
+        except (ValueError, RecursionError):
+            return
+        for each in entry if isinstance(entry, list) else [entry]:
+            if isinstance(each, dict):
+                take(self.said, each)
+
+
+def take(said: Said, entry: Mapping[str, Any]) -> None:
+    """Take from one object of an answer what a recorder keeps, in the shapes of all servers."""
+    message = mapping(entry.get("message"))  # Anthropic's `message_start`
+    for source in (message, entry):
+        said.usage |= mapping(source.get("usage"))
+        said.timings |= mapping(source.get("timings"))
+        said.progress |= mapping(source.get("prompt_progress"))
+        for key in ("model", "system_fingerprint", "id_slot", "tokens_evaluated"):
+            if isinstance(source.get(key), str | int):
+                said.facts[key] = source[key]
+    if "error" in entry:
+        said.error = error_of(entry["error"])
+    for kind, text in texts(entry):
+        room = MOST_REPLY - said.characters
+        said.characters += len(text)
+        if room > 0:
+            {"reasoning": said.reasoning, "tool call": said.calls}.get(kind, said.text).append(
+                text[:room]
+            )
+
+
+def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Kind and text of what one object adds to the first reply."""
+    choices = entry.get("choices")
+    for choice in choices if isinstance(choices, list) else []:
+        fields = mapping(choice)
+        if fields.get("index", 0) != 0:
+            continue
+        if isinstance(fields.get("text"), str):
+            yield "text", fields["text"]
+        yield from _of_message(mapping(fields.get("delta") or fields.get("message")))
+    content = entry.get("content")
+    if isinstance(content, str):  # llama-server's `/completion` and `/infill`
+        yield "text", content
+    for block in content if isinstance(content, list) else []:
+        yield from _of_block(mapping(block))
+    yield from _of_block(mapping(entry.get("delta")))
+
+
+def _of_message(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(key), str):
+            yield "reasoning", message[key]
+            break
+    if isinstance(message.get("content"), str):
+        yield "text", message["content"]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = mapping(mapping(call).get("function"))
+        for key in ("name", "arguments"):
+            if isinstance(function.get(key), str):
+                yield "tool call", function[key]
+
+
+def _of_block(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A block of Anthropic's messages, whole or the piece of a stream."""
+    for key, kind in (("thinking", "reasoning"), ("text", "text"), ("partial_json", "tool call")):
+        if isinstance(block.get(key), str):
+            yield kind, block[key]
+
+
+def error_of(error: object) -> str:
+    """The server's short word for an error; its sentence may quote the prompt."""
+    fields = mapping(error)
+    for key in ("type", "code"):
+        if isinstance(fields.get(key), str | int):
+            return str(fields[key])[:80]
+    return "error"
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The value, if it is an object of JSON; else an empty one."""
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,61 @@
+"""One request and its answer, as they went through: what the passage hands over when it is done."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachesim.logs.dump import LONGEST_REQUEST
+from cachesim.record.answer import AnswerReader
+
+RECORDED: Final = (
+    "/chat/completions",
+    "/completions",
+    "/completion",
+    "/infill",
+    "/v1/messages",
+)
+"""Ends of paths whose requests hold a prompt."""
+
+
+def holds_prompt(method: str, path: str) -> bool:
+    """Whether a call is one that is recorded; all others only pass."""
+    return method == "POST" and path.rstrip("/").endswith(RECORDED)
+
+
+@dataclass(slots=True)
+class Body:
+    """The bytes of a request that went by, kept up to the longest that is recorded."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    size: int = 0
+    encoding: str = ""
+
+    def add(self, chunk: bytes) -> None:
+        """Bytes that were passed on."""
+        self.size += len(chunk)
+        if self.size <= LONGEST_REQUEST:
+            self.chunks.append(chunk)
+        else:
+            self.chunks.clear()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing had to be left out."""
+        return self.size <= LONGEST_REQUEST
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """A request and its answer; times are seconds, `began` since 1970, the others since then."""
+
+    number: int
+    method: str
+    path: str  # without what follows a question mark: keys may stand there
+    client: str
+    began: float
+    body: Body
+    answer: AnswerReader
+    status: int | None = None
+    first_byte: float | None = None
+    seconds: float | None = None
+    cancelled: bool = False
+    broken: str = ""  # what went wrong between server and recorder

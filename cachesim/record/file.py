@@ -1,0 +1,67 @@
+"""The file that requests are written to: one line each, whole or not at all.
+
+A line goes out in one write, at the end of a file that only its owner can read. Where a write
+fails or is cut short, what it left is taken back, so that the file always ends with a whole line.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.errors import InputError
+
+OWNER_ONLY: Final = 0o600
+
+
+class RecordFile:
+    """Takes lines until it is closed, or until there is no more room."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = 0
+        self.problem = ""  # why nothing is written any more
+        self._size = 0
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._file: int | None = os.open(path, flags, OWNER_ONLY)
+        except FileExistsError:
+            msg = f"{path} is there already; name another with --output"
+            raise InputError(msg) from None
+        except OSError as error:
+            msg = f"--output {path}: cannot be written: {error.strerror or error}"
+            raise InputError(msg) from None
+
+    def write(self, entry: Mapping[str, Any]) -> bool:
+        """Add a line; False where it could not be written, and none is from then on."""
+        if self._file is None:
+            return False
+        text = json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
+        line = text.encode("ascii") + b"\n"
+        try:
+            written = os.write(self._file, line)
+            if written != len(line):
+                written += os.write(self._file, line[written:])  # says why, if it fails again
+        except OSError as error:
+            self._stop(error.strerror or str(error))
+            return False
+        self._size += len(line)
+        self.lines += 1
+        return True
+
+    def _stop(self, why: str) -> None:
+        """Take back what a failed write left, and close."""
+        self.problem = why
+        if self._file is not None:
+            try:
+                os.ftruncate(self._file, self._size)
+            except OSError:
+                self.problem = f"{why}; the last line is cut"
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

@@ -1,0 +1,87 @@
+"""What a recorder is asked to do: where it listens, whom it asks, what it keeps."""
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from cachesim.errors import InputError
+
+EXAMPLE: Final = "http://127.0.0.1:8080"
+LOOPBACK: Final = ("localhost", "ip6-localhost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A recorder's settings, checked."""
+
+    upstream: str  # without a slash at its end
+    host: str
+    port: int
+    output: Path
+    keep_text: bool = False
+    asks: bool = True  # for exact tokens, of servers that can tell
+
+
+def upstream_of(text: str) -> str:
+    """The server that requests go to, as scheme, host, port and the path before theirs."""
+    if "://" not in text:
+        text = f"http://{text}"
+    parts = _split(text, "--upstream")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        msg = f"--upstream {text}: is no address of a server; write one like {EXAMPLE}"
+        raise InputError(msg)
+    if parts.username or parts.password:
+        msg = "--upstream: leave name and password out; the client's own headers are passed on"
+        raise InputError(msg)
+    if parts.query or parts.fragment:
+        msg = f"--upstream {text}: ends in ? or #; write one like {EXAMPLE}"
+        raise InputError(msg)
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def place_of(text: str, *, public: bool) -> tuple[str, int]:
+    """Host and port to listen on; `8081`, `127.0.0.1:8081` and `[::1]:8081` are all fine."""
+    parts = _split(f"//{text}" if not text.isdigit() else f"//127.0.0.1:{text}", "--listen")
+    host, port = parts.hostname or "", parts.port
+    if not host or port is None or parts.path or parts.username:
+        msg = f"--listen {text}: write a port, or a host and a port, as in 127.0.0.1:8081"
+        raise InputError(msg)
+    if not public and not is_loopback(host):
+        msg = (
+            f"--listen {text}: others could reach this address, and every prompt passes through "
+            "here; listen on 127.0.0.1, or add --public if that is what you want"
+        )
+        raise InputError(msg)
+    return host, port
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host.lower() in LOOPBACK:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_no_circle(upstream: str, host: str, port: int) -> None:
+    """Refuse to pass requests on to the recorder itself."""
+    parts = urlsplit(upstream)
+    theirs = parts.port or (443 if parts.scheme == "https" else 80)
+    here = parts.hostname == host or (is_loopback(parts.hostname or "") and is_loopback(host))
+    if port and theirs == port and here:
+        msg = f"--upstream {upstream} is where the recorder itself listens; give --listen another"
+        raise InputError(msg)
+
+
+def _split(text: str, flag: str) -> SplitResult:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # read only now, and refused where it is no number
+    except ValueError as error:
+        msg = f"{flag} {text.removeprefix('//')}: {str(error).lower()}"
+        raise InputError(msg) from None
+    return parts

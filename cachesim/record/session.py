@@ -1,0 +1,184 @@
+"""What is done with each exchange when it is over: a line in the file, and a word on why.
+
+    passage (event loop) ── exchange ──> queue ──> session (one thread) ──> file, view
+
+The thread is given the processor for a moment at a time, so that answers that are passing never
+wait long for it; where it falls behind, clients wait after their answers, never before them.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any, Final
+
+from cachesim.logs.dump import Recorded
+from cachesim.logs.live import Live
+from cachesim.record.asking import Asker, Tokens
+from cachesim.record.entry import (
+    entry_of,
+    reply_of,
+    request_in,
+    with_own_texts,
+    with_texts,
+)
+from cachesim.record.exchange import Exchange
+from cachesim.record.file import RecordFile
+from cachesim.record.hashing import Hasher
+
+MOST_WAITING: Final = 256 << 20
+"""Bytes of exchanges that wait to be written."""
+
+TEXT_FREE: Final = ("before", "after", "sentence")
+"""What a parting says that may quote the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the live view."""
+
+    number: int
+    client: str
+    status: int | None
+    cancelled: bool
+    prompt: int | None
+    cached: int | None
+    again: int | None
+    why: str
+    how: str  # how `prompt` and `cached` are known
+
+
+class Session:
+    """Takes exchanges, one after the other, in a thread of its own."""
+
+    def __init__(
+        self,
+        file: RecordFile,
+        *,
+        keep_text: bool,
+        asker: Asker | None,
+        live: Live,
+        view: Callable[[Row], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._file = file
+        self._hasher = None if keep_text else Hasher(secrets.token_bytes(32))
+        self._asker = asker
+        self.live = live
+        self._view = view
+        self._complain = complain
+        self._queue: SimpleQueue[Exchange | None] = SimpleQueue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="recording", daemon=True)
+        self._thread.start()
+
+    def take(self, exchange: Exchange) -> None:
+        """An exchange is over."""
+        with self._lock:
+            self._waiting += exchange.body.size
+        self._queue.put(exchange)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits that nothing should be added."""
+        return self._waiting > MOST_WAITING
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._queue.put(None)
+        self._thread.join()
+        self._file.close()
+
+    def _work(self) -> None:
+        while (exchange := self._queue.get()) is not None:
+            try:
+                self._write(exchange)
+            except Exception as error:  # noqa: BLE001 - whatever it is, requests go on passing
+                self._complain(
+                    f"request {exchange.number} could not be recorded: "
+                    f"{type(error).__name__}: {error}"
+                )
+            with self._lock:
+                self._waiting -= exchange.body.size
+
+    def _write(self, exchange: Exchange) -> None:
+        said = exchange.answer.close()
+        request, problem = request_in(exchange)
+        exchange.number = self._file.lines
+        entry = entry_of(exchange, request, problem)
+        reply = reply_of(said)
+        row: Row | None = None
+        if not problem:
+            try:
+                entry, row = self._told(exchange, entry, request, reply)
+            except ValueError as error:  # no prompt in it
+                entry["unread"] = str(error)[:100]
+        if "segments" not in entry and "request" not in entry:
+            entry["segments"] = []
+        was_well = not self._file.problem
+        if not self._file.write(entry) and was_well:
+            self._complain(
+                f"RECORDING STOPPED: {self._file.path}: {self._file.problem}; "
+                f"{self._file.lines} requests are in it. Requests go on passing through."
+            )
+        if row is not None:
+            self._view(row)
+
+    def _told(
+        self,
+        exchange: Exchange,
+        entry: dict[str, Any],
+        request: dict[str, Any],
+        reply: tuple[Any, ...],
+    ) -> tuple[dict[str, Any], Row]:
+        entry["server"] = self._facts()
+        own = with_own_texts(entry, request, reply)
+        tokens = self._tokens(exchange, request, own)
+        if tokens is not None:
+            entry["tokens"] = tokens.as_dict()
+            own = replace(own, runs=tokens.runs, user_starts=tokens.user_starts)
+        found = self.live.add(own)
+        entry["seen"] = {
+            "begins_like": found["begins_like"],
+            "characters": found["equal_characters"],
+            "continues": found["continues"],
+        }
+        if found["parting"] is not None:
+            entry["parting"] = {
+                key: value
+                for key, value in found["parting"].items()
+                if self._hasher is None or key not in TEXT_FREE
+            }
+        entry = with_texts(entry, request, reply, self._hasher)
+        return entry, row_of(exchange, own, found)
+
+    def _facts(self) -> dict[str, Any]:
+        """What is known of the server: by its own word, and by the user's."""
+        facts = {} if self._asker is None else dict(self._asker.learn())
+        about = self.live.about
+        given = {"profile": about.profile, "options": dict(about.options)}
+        return facts | {key: value for key, value in given.items() if value}
+
+    def _tokens(
+        self, exchange: Exchange, request: Mapping[str, Any], own: Recorded
+    ) -> Tokens | None:
+        if self._asker is None or exchange.broken or not own.was_read:
+            return None
+        return self._asker.tokens_of(exchange.path, request, own)
+
+
+def row_of(exchange: Exchange, own: Recorded, found: Mapping[str, Any]) -> Row:
+    """What the live view shows of a request."""
+    return Row(
+        number=exchange.number,
+        client=exchange.client,
+        status=exchange.status,
+        cancelled=exchange.cancelled,
+        prompt=found["prompt_tokens"],
+        cached=own.cached,
+        again=found["again"],
+        why=found["why"],
+        how=found["how"],
+    )

@@ -1,0 +1,146 @@
+"""The live view: requests as they pass, one line each, and what they cost in all."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cachesim.printable import printable
+from cachesim.report.consoles import show
+
+SHOWN: Final = 12
+"""Requests that the table shows at once."""
+
+OFTEN: Final = 4
+"""Times a second that the table is drawn."""
+
+
+class Row(Protocol):
+    """What is shown of a request."""
+
+    @property
+    def number(self) -> int: ...  # noqa: D102
+    @property
+    def client(self) -> str: ...  # noqa: D102
+    @property
+    def status(self) -> int | None: ...  # noqa: D102
+    @property
+    def cancelled(self) -> bool: ...  # noqa: D102
+    @property
+    def prompt(self) -> int | None: ...  # noqa: D102
+    @property
+    def cached(self) -> int | None: ...  # noqa: D102
+    @property
+    def again(self) -> int | None: ...  # noqa: D102
+    @property
+    def why(self) -> str: ...  # noqa: D102
+
+
+class LiveView:
+    """A table that is drawn anew on a terminal, and one line after the other elsewhere."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._rows: deque[Row] = deque(maxlen=SHOWN)
+        self._totals: Mapping[str, int] = {}
+        self._worst: Sequence[Mapping[str, Any]] = ()
+        self._live = (
+            Live(console=screen, refresh_per_second=OFTEN, get_renderable=self._page)
+            if screen.is_terminal
+            else None
+        )
+        self._headed = False
+
+    def open(self) -> None:
+        """Begin to draw."""
+        if self._live is not None:
+            self._live.start()
+
+    def close(self) -> None:
+        """Leave the last table where it is."""
+        if self._live is not None:
+            self._live.stop()
+
+    def add(self, row: Row, totals: Mapping[str, int], worst: Sequence[Mapping[str, Any]]) -> None:
+        """One more request has passed."""
+        self._rows.append(row)
+        self._totals, self._worst = dict(totals), list(worst)
+        if self._live is None:
+            self._line(row)
+
+    def say(self, text: str) -> None:
+        """Something that must be seen, above the table."""
+        show(self._screen, Text(text, style="wrong"))
+        self._screen.file.flush()
+
+    def _line(self, row: Row) -> None:
+        """A line of a pipe or a file."""
+        if not self._headed:
+            self._headed = True
+            show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
+        cells = (row.number, number(row.prompt), number(row.cached), number(row.again), says(row))
+        show(self._screen, Text(LINE.format(*cells)), wrap=False)
+        self._screen.file.flush()
+
+    def _page(self) -> RenderableType:
+        return live_page(list(self._rows), self._totals, self._worst)
+
+
+LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
+
+
+def live_page(
+    rows: Sequence[Row], totals: Mapping[str, int], worst: Sequence[Mapping[str, Any]]
+) -> RenderableType:
+    """The last requests, the totals, and what cost most."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
+    for name in ("request", "prompt", "cached", "read again"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
+    table.add_column("why", ratio=1, overflow="fold")
+    for row in rows:
+        table.add_row(
+            str(row.number),
+            number(row.prompt),
+            number(row.cached),
+            Text(number(row.again), style="again" if row.again else ""),
+            printable(row.client),
+            printable(says(row)),
+        )
+    parts: list[RenderableType] = [table]
+    if totals:
+        parts.append(Text(totals_line(totals), style="name"))
+    if worst:
+        most = worst[0]
+        times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
+        parts.append(
+            Text(
+                f"worst: {most['kind']}, {times}, {most['tokens']:,} tokens read again. "
+                f"{most['advice']}",
+                style="lost",
+            )
+        )
+    return Group(*parts)
+
+
+def totals_line(totals: Mapping[str, int]) -> str:
+    """All requests so far, in one line."""
+    return (
+        f"{totals['requests']:,} requests, {totals['prompt_tokens']:,} prompt tokens: "
+        f"{totals['cached']:,} reused, {totals['again']:,} read again"
+    )
+
+
+def says(row: Row) -> str:
+    """Why, and how it ended where it did not end well."""
+    return f"cancelled; {row.why}" if row.cancelled else row.why
+
+
+def number(value: int | None) -> str:
+    """A number of tokens, where it is known."""
+    return "?" if value is None else f"{value:,}"

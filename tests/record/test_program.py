@@ -1,0 +1,164 @@
+"""The program as it is started: signals, sudden ends, a full disk, a missing extra."""
+
+import http.client
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record.kit import CHAT, chat, counted
+
+SECONDS = 30
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers every request with the same numbers."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = counted(100, 50)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as fake:
+        thread = threading.Thread(target=fake.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{fake.server_port}"
+        finally:
+            fake.shutdown()
+            thread.join()
+
+
+@contextmanager
+def program(url: str, folder: Path, **settings: Any) -> Iterator[tuple[Any, int]]:
+    """The recorder in a process of its own, and its port."""
+    command = [sys.executable, "-m", "cachesim", "record", "--upstream", url, "--listen"]
+    command += ["127.0.0.1:0", "--no-ask", "--output", str(folder / "recorded.jsonl")]
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        yield process, int(line.split(" passes on")[0].rpartition(":")[2])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(port: int, text: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+    with_text = json.dumps(chat(text)).encode()
+    connection.request("POST", CHAT, with_text, {"Content-Type": "application/json"})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_stops_cleanly_with_what_it_has(number: int, tmp_path: Path) -> None:
+    with server() as url, program(url, tmp_path) as (process, port):
+        assert [200, 200] == [ask(port, "one"), ask(port, "two")]
+        process.send_signal(number)
+        out, notes = process.communicate(timeout=SECONDS)
+
+    assert 0 == process.returncode
+    assert 2 == len((tmp_path / "recorded.jsonl").read_bytes().splitlines())
+    assert "2 recorded requests" in out
+    assert "2 requests in" in notes
+
+
+def test_killed_at_any_moment_the_file_has_whole_lines(tmp_path: Path) -> None:
+    finished = 0
+
+    def keep_asking(port: int) -> None:
+        nonlocal finished
+        with suppress(OSError, http.client.HTTPException):
+            while True:
+                ask(port, "x" * 20_000)
+                finished += 1
+
+    with server() as url, program(url, tmp_path) as (process, port):
+        asking = threading.Thread(target=keep_asking, args=(port,))
+        asking.start()
+        while finished < 5:
+            time.sleep(0.01)
+        time.sleep(os.getpid() % 100 / 500)
+        process.kill()
+        asking.join()
+
+    data = (tmp_path / "recorded.jsonl").read_bytes()
+    lines = data.split(b"\n")
+    assert b"" == lines.pop()
+    assert list(range(len(lines))) == [json.loads(line)["number"] for line in lines]
+    assert finished - 2 <= len(lines) <= finished + 1
+
+
+def test_a_full_disk_stops_the_recording_loudly_and_nothing_else(tmp_path: Path) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
+
+    with server() as url, program(url, tmp_path, preexec_fn=small_files) as (process, port):
+        assert [200] * 8 == [ask(port, "x" * 2_000) for _ in range(8)]
+        process.send_signal(signal.SIGINT)
+        _, notes = process.communicate(timeout=SECONDS)
+
+    lines = (tmp_path / "recorded.jsonl").read_bytes().split(b"\n")
+    assert b"" == lines.pop()
+    assert 0 < len(lines) < 8
+    assert list(range(len(lines))) == [json.loads(line)["number"] for line in lines]
+    assert 1 == process.returncode
+    said = " ".join(notes.split())
+    assert "RECORDING STOPPED: " in said
+    assert "Requests go on passing through" in said
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "aiohttp.py").write_text("raise ImportError('not here')")
+
+    found = subprocess.run(
+        [sys.executable, "-m", "cachesim", "record", "--upstream", "http://127.0.0.1:1"],
+        env=os.environ
+        | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 2 == found.returncode
+    assert "pip install 'cachesim[record]'" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_place_that_is_taken_is_said(tmp_path: Path) -> None:
+    with server() as url, program(url, tmp_path) as (_, port):
+        found = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-m", "cachesim", "record", "--upstream", url, "--listen", str(port),
+             "--output", str(tmp_path / "other.jsonl")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert 2 == found.returncode
+    assert f"--listen 127.0.0.1:{port}: " in found.stderr
+    assert not (tmp_path / "other.jsonl").exists()
