@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Batching:
-    """Fills one batch with what all slots have to decode, and handles what comes back."""
+    """Fills one batch with what all slots have to decode, and handles what comes back.
+
+    Upstream: `batch_pending_prompt`.
+    """
 
     def __init__(self, server: "IkLlama", preparation: Preparation) -> None:
         self._server = server

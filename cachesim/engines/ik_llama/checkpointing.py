@@ -11,7 +11,10 @@ from cachesim.units import Count, Pos, SeqId
 
 
 class Checkpointing:
-    """Only models with recurrent rows have checkpoints; the switch is the whole server's."""
+    """Only models with recurrent rows have checkpoints; the switch is the whole server's.
+
+    Upstream: `create_checkpoint`.
+    """
 
     def __init__(
         self, rules: Rules, options: Options, primary: Context, record: list[Event]

@@ -61,7 +61,10 @@ def _exact_reach(left: list[str], right: list[str]) -> tuple[int, int]:
 
 
 def _tolerant_reach(left: list[str], right: list[str]) -> tuple[int, int]:
-    """Characters matched on each side when white space may be missing or differ."""
+    """Characters matched on each side when white space may be missing or differ.
+
+    Upstream: `get_common_prefix`.
+    """
     one, other = "".join(left), "".join(right)
     i = j = 0
     while i < len(one) and j < len(other):
@@ -138,7 +141,10 @@ def without_reasoning(
 
 
 def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, int]]:
-    """Character ranges of closed blocks, each start paired with the first later end."""
+    """Character ranges of closed blocks, each start paired with the first later end.
+
+    Upstream: `get_common_prefix`.
+    """
     blocks: list[tuple[int, int]] = []
     at = 0
     while True:

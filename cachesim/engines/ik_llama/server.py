@@ -41,7 +41,10 @@ from cachesim.units import Count, SeqId, SlotId
 
 
 class IkLlama(Engine):
-    """The server: slots, one primary context, at most one companion, the RAM prompt cache."""
+    """The server: slots, one primary context, at most one companion, the RAM prompt cache.
+
+    Upstream: `server_context`.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SlotActions:
-    """What `POST /slots/{id}?action=...` does to an idle slot."""
+    """What `POST /slots/{id}?action=...` does to an idle slot (`process_single_task`)."""
 
     def __init__(self, server: "IkLlama", store: ByteStore | None) -> None:
         self._server = server

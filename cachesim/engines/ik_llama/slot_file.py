@@ -25,7 +25,7 @@ class SavedSlot:
 
 
 def encode(saved: SavedSlot) -> bytes:
-    """Write a slot as bytes."""
+    """Write a slot as bytes (`llama_state_seq_save_file`)."""
     elements: list[bytes] = []
     text = {
         "tokens": list(saved.tokens),

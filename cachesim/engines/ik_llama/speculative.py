@@ -20,7 +20,10 @@ from cachesim.units import Array, Count, Pos, SeqId, Token
 
 
 class Speculation:
-    """Keeps a companion fed, lets it draft, and takes back what was rejected."""
+    """Keeps a companion fed, lets it draft, and takes back what was rejected.
+
+    Upstream: `common_speculative`.
+    """
 
     def __init__(
         self,

@@ -42,7 +42,10 @@ class SavedState:
 
 
 class Contexts:
-    """Two contexts under the same sequence ids; most servers have only the first."""
+    """Two contexts under the same sequence ids; most servers have only the first.
+
+    Upstream: `common_memory`.
+    """
 
     def __init__(
         self,

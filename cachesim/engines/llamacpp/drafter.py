@@ -95,6 +95,8 @@ class MtpHead:
     """The target's own extra layer, which reads hidden rows beside tokens (`draft-mtp`).
 
     The row it carries is not part of a saved prompt; after a load the next draft is merely worse.
+
+    Upstream: `common_speculative_impl_draft_mtp`.
     """
 
     seq_rm_type = SeqRm.PART  # attention layers only
@@ -149,7 +151,7 @@ def open_drafter(
     network: Network,
     rules: MemoryRules,
 ) -> Drafter | None:
-    """The companion that `--spec-type` asks for."""
+    """The companion that `--spec-type` asks for (`common_speculative_init`)."""
     if options.spec_type == "none":
         if options.model_draft is not None:
             msg = "option 'model_draft' needs 'spec_type'; write spec_type = \"draft-simple\""

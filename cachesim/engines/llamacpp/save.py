@@ -35,7 +35,7 @@ NO_TASK: Final = -1
 def run_slot_action(
     server: ServerContext, slot: Slot, task: Task, store: ByteStore | None
 ) -> Reply:
-    """Do what the task says to an idle slot."""
+    """Do what the task says to an idle slot (`SERVER_TASK_TYPE_SLOT_SAVE`)."""
     if task.kind == "slot-erase":
         return _erase(server, slot, task)
     if store is None:
@@ -128,7 +128,10 @@ def done(server: ServerContext, slot: Slot) -> Reply:
 
 
 def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply:
-    """A file that does not fit: an error, and in later releases an empty slot."""
+    """A file that does not fit: an error, and in later releases an empty slot.
+
+    Upstream: `SERVER_TASK_TYPE_SLOT_RESTORE`.
+    """
     if server.rules.slots.cleared_after_bad_restore:
         server.prompt_clear(slot)
     elif server.contexts.target.seq_pos_max(slot.id) < 0:
@@ -158,7 +161,7 @@ class SlotFile:
 
 
 def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> bytes:
-    """A slot as the bytes of a file."""
+    """A slot as the bytes of a file (`llama_state_seq_save_file`)."""
     approximate = slot.prompt.approximate
     blobs = [pack(blob)]
     entries = []
@@ -195,7 +198,10 @@ def decode(data: bytes) -> SlotFile:
 
 
 def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
-    """What the text of a file says; whatever cannot be is raised as it comes."""
+    """What the text of a file says; whatever cannot be is raised as it comes.
+
+    Upstream: `llama_state_seq_load_file`.
+    """
     approximate = head["approximate"]
     return SlotFile(
         tokens=tokens_of(head["tokens"]),

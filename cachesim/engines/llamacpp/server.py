@@ -32,7 +32,7 @@ from cachesim.units import Tokens
 
 
 class LlamaCpp(Engine):
-    """A llama-server at one release, with patches."""
+    """A llama-server at one release, with patches (`server_context_impl`)."""
 
     def __init__(
         self,

@@ -28,7 +28,10 @@ class Run:
 
 @dataclass(slots=True)
 class ServerBatch:
-    """What this pass will decode, in order: runs of tokens, one after the other."""
+    """What this pass will decode, in order: runs of tokens, one after the other.
+
+    Upstream: `server_batch`.
+    """
 
     runs: list[Run] = field(default_factory=list)
     length: int = 0

@@ -35,6 +35,8 @@ def find_delimiters(prompt: Tokens, delimiters: Sequence[tuple[str, Tokens]]) ->
 
     The scan advances by one token, so matches may overlap. Trap: a delimiter without tokens
     matches everywhere.
+
+    Upstream: `server_tokens::find_message_spans`.
     """
     found: list[Start] = []
     for at in range(len(prompt) if delimiters else 0):

@@ -319,7 +319,7 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
 
 
 def _decode(server: ServerContext, batch: ServerBatch, begin: int, end: int) -> int:
-    """Put a piece into the target's memory, and then into its companion's."""
+    """Put a piece into the target's memory, and then into its companion's (`llama_decode`)."""
     target = server.contexts.target
     if not target.computes and server.drafter is None:
         named = batch.named(begin, end)

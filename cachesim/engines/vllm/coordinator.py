@@ -53,7 +53,7 @@ def replay_boundaries(rules: Rules, num_prompt: int, block: int, *, eagle: bool)
 
 
 class Coordinator:
-    """All groups of a model."""
+    """All groups of a model (`KVCacheCoordinator`)."""
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ class Mamba(Manager):
 
     Trap: a prompt of whole blocks has its only state at its end, where no resend hits; since 0.32
     its prefill stops one block lower.
+
+    Upstream: `MambaManager`.
     """
 
     fine = True

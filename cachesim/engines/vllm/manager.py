@@ -15,7 +15,7 @@ Published: TypeAlias = list[tuple[int, list[int]]]
 
 
 class KVCacheManager:
-    """Block tables of all requests over one pool."""
+    """Block tables of all requests over one pool (`KVCacheManager`)."""
 
     def __init__(
         self,

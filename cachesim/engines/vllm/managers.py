@@ -244,7 +244,10 @@ class Manager:
 
 
 class FullAttention(Manager):
-    """Every token of the prefix is needed: a run from the first block on."""
+    """Every token of the prefix is needed: a run from the first block on.
+
+    Upstream: `FullAttentionManager`.
+    """
 
     fine = True
 

@@ -11,7 +11,7 @@ Status: TypeAlias = Literal["waiting", "running", "preempted", "finished", "abor
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Its tokens, their ids, and how far it is."""
+    """Its tokens, their ids, and how far it is (`Request`)."""
 
     id: int
     prefixes: Prefixes

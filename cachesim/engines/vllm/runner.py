@@ -48,7 +48,7 @@ Judge = Callable[[Chunk, Array], Sequence[int]]
 
 @dataclass(slots=True)
 class Runner:
-    """The network over the pages."""
+    """The network over the pages (`GPUModelRunner`)."""
 
     network: Network
     groups: tuple[GroupSpec, ...]

@@ -65,7 +65,7 @@ class Limits:
 
 
 class Scheduler:
-    """Waiting and running requests over a cache manager."""
+    """Waiting and running requests over a cache manager (`Scheduler`)."""
 
     def __init__(self, manager: KVCacheManager, limits: Limits) -> None:
         self.manager = manager

@@ -36,7 +36,7 @@ MOST_IDLE: Final = 2
 
 
 class Vllm(Engine):
-    """An engine core at one release, with one model."""
+    """An engine core at one release, with one model (`EngineCore`)."""
 
     def __init__(
         self,

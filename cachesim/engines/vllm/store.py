@@ -29,7 +29,7 @@ LOADS: Final = {
 
 @dataclass(slots=True)
 class Connector:
-    """The scheduler's and the worker's half in one."""
+    """The scheduler's and the worker's half in one (`KVConnectorBase_V1`)."""
 
     manager: KVCacheManager
     pages: Pages

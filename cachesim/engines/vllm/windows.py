@@ -18,7 +18,7 @@ def pop_to_alignment(found: list[list[int]], block_size: int, alignment: int) ->
 
 
 class SlidingWindow(Manager):
-    """A hit needs the blocks that the window before its end covers."""
+    """A hit needs the blocks that the window before its end covers (`SlidingWindowManager`)."""
 
     def needed(self, *, use_eagle: bool) -> int:
         """Blocks in a row that make a hit: ceil((window - 1) / block), one more for a drafter."""

@@ -29,7 +29,7 @@ class Refusal:
 
 
 class BatchAllocr:
-    """Checks batches against a memory and makes them ready to be cut."""
+    """Checks batches against a memory and makes them ready to be cut (`llama_batch_allocr`)."""
 
     def __init__(
         self,

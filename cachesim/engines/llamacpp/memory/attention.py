@@ -27,7 +27,7 @@ Rotate: TypeAlias = Callable[[int, Array, Integers], Array]
 
 
 class AttentionCache:
-    """One attention cache: a memory of its own, or a part of others."""
+    """One attention cache: a memory of its own, or a part of others (`llama_kv_cache`)."""
 
     def __init__(
         self,
@@ -194,7 +194,10 @@ class AttentionCache:
 
 
 class Writer:
-    """An attention cache while one ubatch goes through: writes its rows, hands out lanes."""
+    """An attention cache while one ubatch goes through: writes its rows, hands out lanes.
+
+    Upstream: `llama_kv_cache_context`.
+    """
 
     __slots__ = ("_parts", "_plans", "cache", "layers", "slot", "ubatch")
 

@@ -85,6 +85,8 @@ def read(cache: "AttentionCache", reader: Reader, seq: int) -> None:
 
     Traps: a blob without cells leaves the destination as it was; any other failure has already
     cost the destination its old contents.
+
+    Upstream: `llama_kv_cache::state_read`.
     """
     if seq != -1:
         cache.streams.of(seq, "state_read")
@@ -144,6 +146,8 @@ def _read_whole_stream(cache: "AttentionCache", reader: Reader, stream: int, cou
 
     Trap: in older releases every stream that holds something clears all of them first, so
     only the last one survives; and a blob without any cells clears nothing.
+
+    Upstream: `llama_kv_cache::state_read_meta`.
     """
     cells = cache.streams.cells[stream]
     if count > cells.size:
@@ -172,6 +176,8 @@ def _read_rows(
 
     Trap: in older releases, when the bytes run out here, the new cells stay, with whatever
     their rows held before. Later ones take the cells back and zero the rows.
+
+    Upstream: `llama_kv_cache::state_read_data`.
     """
     try:
         _queue_rows(cache, reader, stream, cells)

@@ -42,6 +42,8 @@ def can_seq_rm(context: Context) -> SeqRm:
 
     Traps: a window cache says PART, although old positions may be missing after a cut; and later
     releases answer RS at once, without decoding and without clearing what is there.
+
+    Upstream: `common_context_can_seq_rm`.
     """
     if context.n_rs_seq > 0 and context.rules.probe == "at-once":
         return SeqRm.RS

@@ -55,7 +55,10 @@ class Cleanup:
 
 
 class Context:
-    """Decodes batches into a memory, keeps the outputs of the last one, saves and restores."""
+    """Decodes batches into a memory, keeps the outputs of the last one, saves and restores.
+
+    Upstream: `llama_context`.
+    """
 
     def __init__(
         self,

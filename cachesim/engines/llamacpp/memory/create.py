@@ -109,6 +109,8 @@ def create_memory(
     """Recurrent, hybrid (with or without window), window pair, or plain: by the layers it has.
 
     A companion's network has attention layers only, so it gets a plain cache of its own.
+
+    Upstream: `llama_model::create_memory`.
     """
     shapes: dict[Place, list[LayerShape]] = {"attention": [], "window": [], "recurrent": []}
     for shape in network.shapes:

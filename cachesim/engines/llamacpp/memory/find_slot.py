@@ -168,7 +168,10 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
 
 
 def _fill(cells: Cells, found: Integers, positions: tuple[int, ...], seqs: tuple[Ids, ...]) -> None:
-    """Put tokens into empty cells; a plain run of one sequence goes in as a whole."""
+    """Put tokens into empty cells; a plain run of one sequence goes in as a whole.
+
+    Upstream: `llama_kv_cache::apply_ubatch`.
+    """
     n, ids = len(found), seqs[0]
     if n > 1 and len(ids) == 1 and seqs.count(ids) == n:
         start = positions[0]

@@ -11,7 +11,10 @@ from cachesim.errors import BlobError
 
 
 class HybridMemory:
-    """An attention part (plain, or a window pair) and a recurrent part under the same ids."""
+    """An attention part (plain, or a window pair) and a recurrent part under the same ids.
+
+    Upstream: `llama_memory_hybrid`.
+    """
 
     def __init__(self, attention: AttentionCache | WindowPair, recurrent: RecurrentMemory) -> None:
         self.attention = attention

@@ -134,7 +134,10 @@ def _overflow(cells: Cells, spare: Integers) -> tuple[Integers, Integers]:
 def visible_cells(
     streams: Streams, mask: WindowMask, ubatch: Ubatch, *, causal: bool
 ) -> list[list[int]]:
-    """For each row the indices of the cells it sees, within its sequence's stream."""
+    """For each row the indices of the cells it sees, within its sequence's stream.
+
+    Upstream: `llama_kv_cache::set_input_kq_mask`.
+    """
     at = np.array(ubatch.positions, dtype=np.int64)
     low, high = mask.interval(at, causal=causal)
     seen = []

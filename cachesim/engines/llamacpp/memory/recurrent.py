@@ -27,7 +27,7 @@ F32: Final = 0
 
 
 class RecurrentMemory:
-    """The state rows of all recurrent layers."""
+    """The state rows of all recurrent layers (`llama_memory_recurrent`)."""
 
     can_shift = True
 

@@ -28,6 +28,8 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
 
     With a rollback pending the row comes from the plane it points at and the position is the
     rolled-back one: the blob is right, and does not say that anything was pending.
+
+    Upstream: `llama_memory_recurrent::state_write`.
     """
     cells = memory.cells
     chosen = [c for c, seqs in enumerate(cells.seqs) if (seqs if seq == -1 else seq in seqs)]
@@ -70,7 +72,10 @@ def _header(memory: "RecurrentMemory") -> Header:
 
 
 def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
-    """Restore one sequence, or (-1) everything. Trap: a blob without cells does clear here."""
+    """Restore one sequence, or (-1) everything. Trap: a blob without cells does clear here.
+
+    Upstream: `llama_memory_recurrent::state_read`.
+    """
     count = reader.word()
     if memory.rules.checks_count_first and count > memory.size:
         _take_back(memory, seq, [])
@@ -98,7 +103,10 @@ def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
 
 
 def _read_one(memory: "RecurrentMemory", reader: Reader, seq: int, count: int) -> list[int]:
-    """One sequence gets a cell of its own; the cells that were written."""
+    """One sequence gets a cell of its own; the cells that were written.
+
+    Upstream: `llama_memory_recurrent::state_read_meta`.
+    """
     memory.seq_rm(seq, -1, -1)
     listed = reader.take(CellList)
     if count == 0:
@@ -124,7 +132,10 @@ def _read_one(memory: "RecurrentMemory", reader: Reader, seq: int, count: int) -
 
 
 def _read_whole(memory: "RecurrentMemory", reader: Reader, count: int) -> list[int]:
-    """Cells 0 .. count-1 and the tails, as the saved ids name them."""
+    """Cells 0 .. count-1 and the tails, as the saved ids name them.
+
+    Upstream: `llama_memory_recurrent::state_read_meta`.
+    """
     listed = reader.take(CellList)
     if count > memory.size:
         msg = "the state has more cells than the memory"

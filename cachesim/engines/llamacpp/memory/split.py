@@ -7,7 +7,10 @@ from cachesim.errors import UpstreamAbort
 
 
 class Splitter:
-    """A validated batch and which of its tokens are already in some ubatch."""
+    """A validated batch and which of its tokens are already in some ubatch.
+
+    Upstream: `llama_batch_allocr::split_reset`.
+    """
 
     def __init__(
         self, positions: tuple[int, ...], seqs: tuple[Ids, ...], outputs: tuple[bool, ...]

@@ -21,7 +21,10 @@ def normalised(p0: int, p1: int) -> tuple[int, int]:
 
 
 class Streams:
-    """Independent arrays of cells, each with its own head, the place where a search begins."""
+    """Independent arrays of cells, each with its own head, the place where a search begins.
+
+    Upstream: `llama_kv_cache::v_cells`.
+    """
 
     def __init__(
         self, rules: MemoryRules, *, n_seq_max: int, unified: bool, size: int, mask: WindowMask

@@ -42,6 +42,8 @@ class BatchKVCache(LayerCache, batches=KVCache):
     """Keys and values of a batch.
 
     row b:  [0, left_padding[b]) junk   [left_padding[b], _idx) tokens   [_idx, rows) allocated
+
+    Upstream: `BatchKVCache`.
     """
 
     step: ClassVar[int] = 256

@@ -8,7 +8,7 @@ from cachesim.engines.mlx_lm.rules import CacheRules
 
 
 class CacheList(LayerCache):
-    """A layer that keeps, say, a recurrent state and keys and values."""
+    """A layer that keeps, say, a recurrent state and keys and values (`CacheList`)."""
 
     has_merge = True
 

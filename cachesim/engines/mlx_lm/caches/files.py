@@ -76,7 +76,7 @@ def load_prompt_cache(blob: bytes, *, rules: CacheRules) -> tuple[list[LayerCach
 
 
 def _packed(state: State, arrays: list[Array], rules: CacheRules) -> Any:  # noqa: ANN401 - a tree
-    """The tree with every array replaced by its number."""
+    """The tree with every array replaced by its number (`save_prompt_cache`)."""
     if isinstance(state, np.ndarray):
         if state.size == 0 and not rules.saves_empty_arrays:
             msg = "an array without elements cannot be saved"
@@ -100,7 +100,7 @@ def _unpacked(tree: Any, arrays: Sequence[Array]) -> State:  # noqa: ANN401 - a 
 
 
 def _opened(blob: bytes) -> tuple[dict[str, Any], list[Array]]:
-    """Header and arrays, after all checks."""
+    """Header and arrays, after all checks (`load_prompt_cache`)."""
     start = len(MAGIC) + _FIXED.size
     if len(blob) < start + _SUM.size or not blob.startswith(MAGIC):
         msg = "this is not a saved prompt cache: its first bytes are not those of one"

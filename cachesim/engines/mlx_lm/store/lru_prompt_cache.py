@@ -55,7 +55,7 @@ class Fetched:
 
 
 class LRUPromptCache:
-    """Prompt caches under (model, tokens)."""
+    """Prompt caches under (model, tokens) (`LRUPromptCache`)."""
 
     def __init__(
         self,

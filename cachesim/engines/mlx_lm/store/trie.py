@@ -48,7 +48,10 @@ class PromptTrieResult:
 
 
 class PromptTrie(Generic[V]):
-    """One tree of tokens per model; children are kept in the order of their creation."""
+    """One tree of tokens per model; children are kept in the order of their creation.
+
+    Upstream: `PromptTrie`.
+    """
 
     def __init__(self) -> None:
         self._trie: dict[Hashable, _Node[V]] = {}

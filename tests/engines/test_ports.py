@@ -1,0 +1,89 @@
+"""Every port can be laid beside upstream: it says which function or class it follows."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import cachesim
+from cachesim.engines import FAMILIES
+from cachesim.engines.facts import shipped
+
+ENGINES: Final = Path(cachesim.__file__).parent / "engines"
+
+NAMES_UPSTREAM: Final = re.compile(
+    r"upstream|follows|`[a-z0-9_.]+(::\w+)?\(?\)?`|#\d{3,5}", re.IGNORECASE
+)
+
+OUR_FILES: Final = frozenset(
+    {"held", "snapshot", "causes", "options", "integrity", "family", "profiles", "rules", "build",
+     "landed", "merged", "provenance", "forced", "account", "view", "job", "request", "texts"}
+)  # fmt: skip
+"""What tools need, and what a server holds: no upstream file has a counterpart."""
+
+OURS: Final = frozenset(
+    {
+        # what is said of a decision
+        "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
+        # the toy network behind the memory, and the stores that it sees
+        "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
+        "check_tokens",
+        "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
+        "_lane_of_one", "_in_blocks", "ChunkStore", "Pages", "_Sight", "_serve",
+        # saved bytes as values
+        "Blob", "_pack_field", "_fields", "_row_block", "_queue_rows", "_checkpoint", "_put_back",
+        # shortcuts; a property holds each to what it stands for
+        "Track", "advance", "_put", "_pieces", "_lay_out", "_sparse_blocks", "parts_of",
+        "hash_set_order",
+    }
+)  # fmt: skip
+"""Classes and functions of ported files that upstream has no counterpart of."""
+
+
+def is_port(path: Path) -> bool:
+    return path.stem not in OUR_FILES and not path.stem.endswith("events")
+
+
+def files(engine: str) -> list[Path]:
+    room = ENGINES / FAMILIES[engine].room.rpartition(".")[2]
+    return [path for path in sorted(room.rglob("*.py")) if is_port(path)]
+
+
+def is_long(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 10
+
+
+def silent(path: Path) -> Iterator[str]:
+    """Functions of ten lines or more, by name or by class, that do not say what they follow."""
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name in OURS:
+            continue
+        if NAMES_UPSTREAM.search(ast.get_docstring(node) or ""):
+            continue
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        yield from (
+            f"{path.relative_to(ENGINES)}: {node.name}"
+            for each in inside
+            if isinstance(each, ast.FunctionDef)
+            and is_long(each)
+            and not NAMES_UPSTREAM.search(ast.get_docstring(each) or "")
+        )
+
+
+@pytest.mark.parametrize("engine", shipped())
+def test_what_is_ported_names_what_it_follows(engine: str) -> None:
+    assert sorted({each for path in files(engine) for each in silent(path)}) == []
+
+
+def test_what_is_called_ours_exists() -> None:
+    names = {
+        node.name
+        for engine in shipped()
+        for path in files(engine)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+    }
+    assert OURS - names == set()
