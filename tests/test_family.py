@@ -1,5 +1,6 @@
 """One value says everything of an engine: one more engine, release or patch needs nothing else."""
 
+import ast
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -10,11 +11,13 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines import FAMILIES, Engine, Profile
+from cachesim.engines.causes import Cause
 from cachesim.engines.family import Family, Patch, Release, register
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.errors import OptionError, ProfileError
 from cachesim.model.presets import tiny
 from cachesim.scenario import run_scenario, scenario_schema
+from tests.fake import causes as fake_causes
 from tests.fake.family import FAKE
 from tests.test_house import PACKAGE, imported_names
 
@@ -120,6 +123,43 @@ def test_one_more_engine_runs_and_is_checked(capsys: Capture, tmp_path: Path) ->
     few = ("--examples", "6", "--jobs", "1", "--model", "dense")
     assert "fake@r1" in printed(capsys, "check", "fake@r1", *few)
     assert "logits off by" in printed(capsys, "check", "fake@r3", *few, status=1)
+
+
+@pytest.mark.usefixtures("engine")
+def test_one_more_cause_is_told_by_all_who_tell_causes(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    tmp_path: Path,
+    page: Callable[[str], set[str]],
+) -> None:
+    """A value where the engine declares its causes, and the branch that applies it."""
+    cause = Cause(
+        id="absent-minded",
+        sentence="the server had {held} tokens in mind and lost half of them",
+        about="It thinks of other things.",
+        fields=("held",),
+    )
+    monkeypatch.setattr(fake_causes, "FORGETFUL", cause)
+    story = written(tmp_path, "fake", "r2")
+
+    assert "The server had 27 tokens in mind and lost half of them" in printed(capsys, "run", story)
+    assert '"rule": "absent-minded"' in printed(capsys, "run", story, "--format", "json")
+    assert "`absent-minded`" in " ".join(page("causes:page"))
+
+
+def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
+    """`format` declares it, `session` hands it on, `checks` says what it does not go with."""
+    for key in ("slot", "cache_prompt", "drafts", "completions", "predict", "options"):
+        readers = {
+            str(path.relative_to(PACKAGE))
+            for room in ("scenario", "report", "cli", "verify", "lessons")
+            for path in (PACKAGE / room).rglob("*.py")
+            if "cachesim.scenario.format.Step" in imported_names(path)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and node.attr == key
+            if isinstance(node.value, ast.Name) and node.value.id == "step"
+        }
+        assert readers <= {"scenario/session.py", "scenario/checks.py"}, key
 
 
 @pytest.mark.usefixtures("engine")
