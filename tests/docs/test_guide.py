@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.engines.facts import shipped
 from tests.test_house import MAY_IMPORT, PACKAGE, ROOT
 
 GUIDES = ("CONTRIBUTING.md", "docs/architecture.md")
@@ -38,6 +39,13 @@ def test_the_table_of_rooms_is_what_the_house_test_watches() -> None:
     for room, allowed in table.items():
         expected = set(MAY_IMPORT) - {"cli"} if allowed == "all of them" else set(named(allowed))
         assert MAY_IMPORT[room] == expected, room
+
+
+def test_every_engine_says_which_files_it_follows_and_at_which_commit() -> None:
+    table = rows(section("Which files, at which commit"))
+
+    assert set(shipped()) == {cells[0] for cells in table}
+    assert [] == [cells[0] for cells in table if not named(cells[1]) or not cells[2]]
 
 
 @pytest.mark.parametrize("guide", GUIDES)
