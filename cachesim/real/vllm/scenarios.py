@@ -16,7 +16,8 @@ from cachesim.engines.vllm.events import DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ScenarioError
-from cachesim.real.vllm.playing import play, spell
+from cachesim.real.token_rows import spell
+from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.process import RealScheduler
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session, groups_of
