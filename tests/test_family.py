@@ -131,7 +131,6 @@ def test_one_more_cause_is_told_by_all_who_tell_causes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
     tmp_path: Path,
-    page: Callable[[str], set[str]],
 ) -> None:
     """A value where the engine declares its causes, and the branch that applies it."""
     cause = Cause(
