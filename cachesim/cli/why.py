@@ -81,8 +81,12 @@ def why(
         return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
     read, replays = _replayed(files, wanted)
     found = why_of(read, replays)
-    if what_if or found["totals"]["requests"] <= FEW:
-        found["what_if"] = list(answers(replays, what_if or ()))
+    played = [each for each in replays if each.settings.is_played]
+    if what_if and not played:
+        msg = f"--what-if: {found['servers'][0]['missing'][0]}"
+        raise InputError(msg)
+    if what_if or (played and found["totals"]["requests"] <= FEW):
+        found["what_if"] = list(answers(played, what_if or ()))
     if scenario is not None:
         write(scenario, to_toml(worst_scenario(replays)), "--scenario")
     if report is not None:

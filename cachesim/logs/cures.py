@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from cachesim.logs.observed import IK
+
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
 
 
@@ -80,9 +82,23 @@ CURES: Final[Mapping[str, Cure]] = {
 }  # fmt: skip
 """Cause -> what helps."""
 
+IK_CHECKPOINTS: Final = Cure(
+    "flag",
+    "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--ctx-checkpoints-interval`; "
+    "and have the client keep its history.",
+    "ikawrakow/ik_llama.cpp#1310",
+)
+
+IK_CURES: Final[Mapping[str, Cure]] = {
+    "full-reprocessing": IK_CHECKPOINTS,
+    "memory-depth": IK_CHECKPOINTS,
+}
+"""The same for causes against which ik_llama.cpp has other flags."""
+
 UNKNOWN_CURE: Final = Cure("unknown", "Not known.")
 
 
-def cure_of(cause: str) -> Cure:
+def cure_of(cause: str, engine: str = "") -> Cure:
     """What would help against a cause."""
-    return CURES.get(cause, UNKNOWN_CURE)
+    own = IK_CURES.get(cause) if engine == IK else None
+    return own or CURES.get(cause, UNKNOWN_CURE)

@@ -67,6 +67,8 @@ class Lengths:
 def lengths_of(request: Observed) -> Lengths:
     """Prompt, cached, processed, generated; each as well as the log knows it."""
     whole = prompt_length(request.n_tokens, request.held_after, request.generated)
+    if request.offset and request.first_cut and request.processed is not None:
+        whole = request.first_cut + request.offset + request.processed
     if request.shifts and request.n_tokens is None:
         whole = _before_shifts(request)
     generated = UNKNOWN if request.generated is None else printed(request.generated)
@@ -138,7 +140,7 @@ def _cached(request: Observed, whole: int | None) -> Known:
     if request.refused_cut:
         return printed(0)
     if request.first_cut is not None:
-        return printed(request.first_cut)
+        return printed(request.first_cut + (request.offset if request.first_cut else 0))
     if whole is not None and request.processed is not None:
         return computed(max(0, whole - request.processed))
     if request.restored is not None:

@@ -19,6 +19,9 @@ LONGEST_LINE: Final = 1 << 14
 COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SLOT: Final = re.compile(r"\bslot +\S{1,40}: +id +(-?\d{1,6}) +\| +task +(-?\d{1,9}) +\| ?(.*)")
 OTHER: Final = re.compile(r"\b(srv|que|cmn) +(\S{1,40}): ?(.*)")
+KEYED: Final = re.compile(r"\[ *\S{1,60}\] ([^|]{1,200}) \|(.*)")
+SLOT_KEY: Final = re.compile(r"\bid_slot=(-?\d{1,6})\b")
+TASK_KEY: Final = re.compile(r"\bid_task=(-?\d{1,9})\b")
 CLOCK: Final = re.compile(r"(?:^|[\s|\]:])(\d{1,6})\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([A-Z]) ")
 LEVEL: Final = frozenset("DIWET")
 
@@ -34,6 +37,7 @@ class Line:
     task: int | None = None
     component: str = ""  # slot, srv, que; nothing for lines that name none
     seconds: float | None = None  # by the server's own clock
+    is_keyed: bool = False  # its numbers are keys, as ik_llama.cpp writes them
 
 
 @dataclass(slots=True)
@@ -45,7 +49,7 @@ class Tally:
 
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
-    rb"listening|draft|id_slot=|Prompt processing|mlx_lm|hit rate|cached-token"
+    rb"listening|draft|id_slot|rompt |Cache: |Prompt processing|mlx_lm|hit rate|cached-token"
 )
 """What a line has that tells of something; all others are only counted."""
 
@@ -106,8 +110,8 @@ def read_line(number: int, raw: bytes) -> Line | None:
     text = raw.decode("utf-8", "replace").rstrip("\r\n\x00 ")
     if not text:
         return None
-    if text.startswith("{") and '"log"' in text:
-        text = _from_docker(text)
+    if text.startswith("{"):
+        text = _from_json(text)
     if "\x1b" in text:
         text = COLOUR.sub("", text)
     seconds = _clock(text)
@@ -118,16 +122,44 @@ def read_line(number: int, raw: bytes) -> Line | None:
     found = OTHER.search(text)
     if found:
         return Line(number, text, found[3], component=found[1], seconds=seconds)
-    return Line(number, text, text, seconds=seconds)
+    return _keyed(number, text, seconds) or Line(number, text, text, seconds=seconds)
 
 
-def _from_docker(text: str) -> str:
+def _keyed(number: int, text: str, seconds: float | None) -> Line | None:
+    """A line of ik_llama.cpp: `INFO [ function] message | tid=".." id_slot=0 id_task=7 p0=12`."""
+    found = KEYED.search(text) if "] " in text and " |" in text else None
+    if found is None:
+        return None
+    slot, task = SLOT_KEY.search(found[2]), TASK_KEY.search(found[2])
+    return Line(
+        number,
+        text,
+        body=f"{found[1]} |{found[2]}",
+        slot=None if slot is None else int(slot[1]),
+        task=None if task is None else int(task[1]),
+        component="" if slot is None else "slot",
+        seconds=seconds,
+        is_keyed=True,
+    )
+
+
+def _from_json(text: str) -> str:
+    """Docker's lines, and those of ik_llama.cpp with `--log-format json`."""
+    if '"log"' not in text and '"msg"' not in text:
+        return text
     try:
         entry = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    said = entry.get("log") if isinstance(entry, dict) else None
-    return said.rstrip("\r\n") if isinstance(said, str) else text
+    if not isinstance(entry, dict):
+        return text
+    said = entry.get("log")
+    if isinstance(said, str):
+        return said.rstrip("\r\n")
+    if not isinstance(entry.get("msg"), str):
+        return text
+    keys = " ".join(f"{name}={json.dumps(value)}" for name, value in entry.items())
+    return f"[{entry.get('function', '?')}] {entry['msg']} | {keys}"
 
 
 def _clock(text: str) -> float | None:

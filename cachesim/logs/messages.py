@@ -109,6 +109,25 @@ SLOT_PATTERNS: Final = (
 )
 """Messages of lines that name a slot and a task."""
 
+KEYED_PATTERNS: Final = (
+    _pattern("launched", "slot is processing task |", r"(?P<all>processing)"),
+    _pattern("removed", "kv cache rm [p0, end) |", r"\bp0=(?P<p0>\d+)"),
+    _pattern("one-token", "have to evaluate at least 1 token", r"(?P<all>evaluate)"),
+    _pattern("empty", "empty prompt - releasing slot |", r"(?P<all>empty)"),
+    _pattern(
+        "shifted",
+        "slot context shift |",
+        r"\bn_left=(?P<left>-?\d+) n_discard=(?P<discard>-?\d+)",
+    ),
+    _pattern(
+        "released",
+        "slot released |",
+        r"\bn_cache_tokens=(?P<n_tokens>\d+) truncated=(?P<truncated>\w+)",
+    ),
+    _pattern("slot-opened", "new slot |", r"\bn_ctx_slot=(?P<n_ctx>\d+)"),
+)
+"""Messages of ik_llama.cpp whose numbers are keys: `slot released | ... n_cache_tokens=40`."""
+
 SERVER_PATTERNS: Final = (
     _pattern(
         "saving",
@@ -145,6 +164,17 @@ SERVER_PATTERNS: Final = (
         r"0x[0-9a-f]+: +(?P<n_tokens>\d+) tokens, checkpoints: +(?P<checkpoints>\d+), "
         r"+(?P<size>\d+(?:\.\d+)?) MiB",
     ),
+    _pattern(
+        "found-in-slot",
+        "======== Cache: cache_size",
+        r"cache_size = (?P<held>\d+), n_past = +(?P<n_past>\d+), "
+        r"n_past_prompt = (?P<in_prompt>\d+)",
+    ),
+    _pattern(
+        "slot-kept",
+        "======== Prompt cache: cache size",
+        rf"cache size: (?P<held>\d+),.* f_keep: (?P<keep>{_R})",
+    ),
     _pattern("room", "making room", r"(?P<all>making)"),
     _pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
     _pattern("cancelled", "cancel task", r"id_task = (?P<task>\d+)"),
@@ -179,7 +209,7 @@ def message_of(line: Line) -> tuple[str, Fields] | None:
     if "eval time =" in body:
         return _first(TIMING_PATTERNS, body)
     if line.component == "slot":
-        return _first(SLOT_PATTERNS, body)
+        return _first(KEYED_PATTERNS if line.is_keyed else SLOT_PATTERNS, body)
     return _first(SERVER_PATTERNS, body)
 
 

@@ -1,7 +1,10 @@
 """What a log says, request by request, before anything is concluded from it."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+IK: Final = "ik_llama.cpp"
+"""The name of a style that is another engine's."""
 
 Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
@@ -72,6 +75,8 @@ class Observed:
     started_before: bool = False  # launched before the log begins
     ended: bool = False
     swa: int | None = None
+    offset: int = 0  # tokens that the prompt has more than the slot for the same text
+    prints_tries: bool = True  # the server names every checkpoint that it tries
     launched_at: float | None = None
     released_at: float | None = None
 
@@ -102,6 +107,11 @@ class ServerLog:
     known_lines: int = 0
     begins_at_start: bool = False
     foreign: set[str] = field(default_factory=set)  # other servers whose lines were seen
+
+    @property
+    def is_ik(self) -> bool:
+        """Whether the lines are ik_llama.cpp's."""
+        return IK in self.styles
 
     @property
     def is_empty(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.rope import Rope
+from cachesim.logs.evidence import common_with_holder, lengths_of
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.rebuild import FRESH, Rebuilder
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
@@ -44,6 +45,18 @@ def rebuild(
             break
         best = again
     return best
+
+
+def unplayed(log: ServerLog, settings: Settings) -> Replay:
+    """A log whose lines print all that is told of it; nothing is rebuilt or played."""
+    replay = Replay(log, settings)
+    for request in log.requests:
+        lengths = lengths_of(request)
+        common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
+        holder = f"slot {request.slot}" if common.value else "nothing"
+        rebuilt = Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
+        replay.requests.append(rebuilt)
+    return replay
 
 
 def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:

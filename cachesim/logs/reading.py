@@ -38,6 +38,7 @@ class Reader:
         self._slot_common: dict[int, int] = {}
         self._chats: deque[bool] = deque(maxlen=64)
         self._timed: Observed | None = None
+        self._found: Fields | None = None  # what the next line of a slot has in common with it
         self._idle = False  # the parking lines that follow belong to idle slots
 
     def take(self, lines: Iterable[Line]) -> "Reader":
@@ -111,6 +112,9 @@ class Reader:
                 return
             request = self._found_running(line, slot)
         self._timed = request
+        if self._found is not None:
+            _found_in_slot(request, self._found)
+            self._found = None
         handler = HANDLERS.get(name)
         if handler is not None:
             handler(self, request, fields)
@@ -192,6 +196,16 @@ class Reader:
         self._search.keep, self._search.sim = fields["keep"], fields["sim"]
         self._search.happened = True
 
+    def on_found_in_slot(self, line: Line, fields: Fields) -> None:
+        """ik_llama.cpp: what the slot at work has in common with its prompt; no line of it yet."""
+        del line
+        self._found = fields
+
+    def on_slot_kept(self, line: Line, fields: Fields) -> None:
+        """ik_llama.cpp: how much the chosen slot would keep; its launch comes next."""
+        del line
+        self._search.keep = fields["keep"]
+
     def on_compared(self, line: Line, fields: Fields) -> None:
         """One entry of the search."""
         del line
@@ -263,6 +277,13 @@ def _depth(_: Reader, request: Observed, fields: Fields) -> None:
     request.swa = int(fields["n_swa"])
 
 
+def _found_in_slot(request: Observed, fields: Fields) -> None:
+    if request.depth is None:
+        request.depth = int(fields["n_past"]), int(fields["held"]), 0
+        request.offset = int(fields["in_prompt"]) - int(fields["n_past"])
+        request.prints_tries = False
+
+
 def _checked(_: Reader, request: Observed, fields: Fields) -> None:
     request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
 
@@ -293,7 +314,8 @@ def _created(reader: Reader, request: Observed, fields: Fields) -> None:
 
 def _one_token(_: Reader, request: Observed, fields: Fields) -> None:
     request.one_token = True
-    request.n_tokens = request.n_tokens or int(fields["n_tokens"])
+    if request.n_tokens is None and "n_tokens" in fields:
+        request.n_tokens = int(fields["n_tokens"])
 
 
 def _removed(_: Reader, request: Observed, fields: Fields) -> None:
@@ -340,7 +362,7 @@ def _chunk(_: Reader, request: Observed, fields: Fields) -> None:
 
 def _released(_: Reader, request: Observed, fields: Fields) -> None:
     request.held_after = int(fields["n_tokens"])
-    request.truncated = fields["truncated"] == "1"
+    request.truncated = fields["truncated"] in {"1", "true"}
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {
@@ -366,6 +388,8 @@ HANDLERS: Final[Mapping[str, Handler]] = {
 """Message -> what a request learns from it."""
 
 SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
+    "found-in-slot": Reader.on_found_in_slot,
+    "slot-kept": Reader.on_slot_kept,
     "saving": Reader.on_saving,
     "looking": Reader.on_looking,
     "compared": Reader.on_compared,

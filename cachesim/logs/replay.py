@@ -22,11 +22,12 @@ class Rebuilt:
     replayed: Replayed = FAILED
     ways: int = 1
     is_told: bool = True  # the log's level prints what memory and checkpoints did
+    is_played: bool = True  # otherwise only the log's own lines are told
 
     @property
     def is_comparable(self) -> bool:
-        """Whether the log says how many tokens were cached."""
-        return self.lengths.cached.value is not None
+        """Whether the log says how many tokens were cached, and a replay does."""
+        return self.is_played and self.lengths.cached.value is not None
 
     @property
     def agrees(self) -> bool:

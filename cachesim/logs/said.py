@@ -132,6 +132,8 @@ def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
 
 
 def _none_qualifies(o: Observed, equal: int) -> str:
+    if not o.prints_tries:
+        return f"Memory could not be cut back to token {equal:,}, and no checkpoint was of use"
     if not o.checked:
         return f"No checkpoint lies at or before token {equal:,}: the slot had none"
     lowest = min(low for low, _, _ in o.checked)

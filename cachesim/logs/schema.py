@@ -40,6 +40,7 @@ def why_schema() -> dict[str, Any]:
             "processed": COUNT,
             "slot": COUNT,
             "error": {"type": ["string", "null"]},
+            "played": {"type": "boolean", "description": "False where only the log is told."},
         },
         ["cached", "processed", "slot"],
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from cachesim.engines.ik_llama.family import FAMILY as IK_FAMILY
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
@@ -57,11 +58,17 @@ class Settings:
     build: int | None = None
     sizes: Sizes | None = None
     model_file: str = ""
+    engine: str = FAMILY.name
+
+    @property
+    def is_played(self) -> bool:
+        """Whether logs of this engine are replayed; of the others only their lines are told."""
+        return self.engine == FAMILY.name
 
     @property
     def profile(self) -> str:
         """The profile to replay on."""
-        return "+".join((f"llama.cpp@{self.release.value}", *self.patches))
+        return "+".join((f"{self.engine}@{self.release.value}", *self.patches))
 
     @property
     def values(self) -> dict[str, Any]:
@@ -93,6 +100,8 @@ def settings_of(
 ) -> Settings:
     """What the log says, then what the user says, then what has to be assumed."""
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
+    if log.is_ik:
+        return _of_ik(log, build, profile, model, window)
     release, patches = _release(log, build, profile)
     kind, seen = _model(log, model)
     settings = Settings(
@@ -114,6 +123,30 @@ def settings_of(
         raise InputError(msg)
     settings.sizes = sizes_of(log, settings.spec)
     return settings
+
+
+def _of_ik(
+    log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
+) -> Settings:
+    """What ik_llama.cpp's lines say: its flags are hardly among them, and no replay needs them."""
+    commit = log.facts.get("commit", "")
+    names = [each.name for each in IK_FAMILY.releases]
+    known = next((each for each in names if commit[:7] and each.startswith(commit[:7])), "")
+    release = Setting(known or IK_FAMILY.releases[-1].name, "printed" if known else "assumed")
+    if profile is not None:
+        release = Setting(profile.partition("@")[2] or profile, "given")
+    kind, seen = _model(log, model)
+    slots = int(log.facts.get("slots", log.facts.get("slots-opened", "0")))
+    options = {"parallel": Setting(slots, "printed")} if slots else {}
+    return Settings(
+        release=release,
+        preset=kind,
+        window=seen if window is None else Setting(window, "given"),
+        options=options,
+        build=build,
+        model_file=log.facts.get("loading", "").rsplit("/", 1)[-1],
+        engine=IK_FAMILY.name,
+    )
 
 
 def _release(

@@ -4,6 +4,7 @@ import re
 from typing import Final
 
 from cachesim.logs.lines import Line
+from cachesim.logs.observed import IK
 
 RESTART: Final = frozenset({"build", "loading"})
 """Facts that come once in a server's life."""
@@ -11,10 +12,11 @@ RESTART: Final = frozenset({"build", "loading"})
 FACTS: Final = tuple(
     (name, words, re.compile(shape))
     for name, words, shape in (
-        ("build", "build", r"(?:build_info: b|build: |build = )(?P<value>\d+)"),
+        ("build", "build", r"(?:build_info: b|build: |build = |\bbuild=)(?P<value>\d+)"),
         ("loading", "loading model '", r"loading model '(?P<value>[^']*)'"),
         ("command", "llama-server", r"(?P<value>\S*llama-server(?:\.exe)?\s+-.*)"),
-        ("slots", "n_slots", r"n_slots = (?P<value>\d+)"),
+        ("slots", "n_slots", r"n_slots ?= ?(?P<value>\d+)"),
+        ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
         ("n_ctx_slot", "n_ctx_slot", r"initializing.*n_ctx_slot = (?P<value>\d+)"),
         ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
         ("n_ctx", "n_ctx ", r"llama_context: n_ctx\s+= (?P<value>\d+)"),
@@ -72,6 +74,10 @@ def facts_of(line: Line) -> list[tuple[str, str]]:
 
 
 STYLES: Final = (
+    (IK, "slot is processing task |"),
+    (IK, "kv cache rm [p0, end) |"),
+    (IK, "======== Cache: cache_size"),
+    (IK, "slot released |"),
     ("b11549", "f_sim_best"),
     ("b11549", "base f_keep = ", "f_sim ="),
     ("b11549", "initializing, n_slots"),
@@ -95,8 +101,6 @@ def style_of(line: Line) -> str | None:
 
 
 FOREIGN: Final = (
-    ("ik_llama.cpp", "kv cache rm [p0, end)"),
-    ("ik_llama.cpp", "id_slot="),
     ("mlx-lm", "Prompt processing progress:"),
     ("mlx-lm", "mlx_lm.server"),
     ("vLLM", "Prefix cache hit rate"),

@@ -23,10 +23,11 @@ class Group:
     tokens: int = 0
     requests: list[int] = field(default_factory=list)
     sentence: str = ""
+    engine: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        cure = cure_of(self.cause)
+        cure = cure_of(self.cause, self.engine)
         return {
             "cause": self.cause,
             "tokens": self.tokens,
@@ -45,7 +46,7 @@ def told(
     requests: list[dict[str, Any]] = []
     for server, replay in enumerate(replays):
         requests += requests_of(replay, server=server, first=len(requests))
-    groups = groups_of(requests)
+    groups = groups_of(requests, replays[0].settings.engine)
     return {
         "format": FORMAT,
         "log": {"sources": list(sources), "lines": lines, "known_lines": known_lines},
@@ -85,6 +86,12 @@ def server_entry(replay: Replay) -> dict[str, Any]:
 def missing_of(replay: Replay) -> list[str]:
     """What the log does not say, and which flag would make the server print it."""
     missing = []
+    if not replay.settings.is_played:
+        missing.append(
+            f"{replay.settings.engine}'s log is not replayed: what is told is what its lines say. "
+            "They are complete for each request at the default verbosity; to ask what another "
+            "release or flag would do, record the requests (`cachesim record`)."
+        )
     if not replay.log.begins_at_start:
         missing.append("The log does not begin with the server's start: what was held is unknown.")
     quiet = not any(each.is_told for each in replay.requests)
@@ -131,7 +138,8 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             "cached": replayed.cached,
             "processed": replayed.processed,
             "slot": replayed.slot,
-            "error": replayed.error,
+            "error": replayed.error if each.is_played else None,
+            "played": each.is_played,
         },
         "agrees": each.agrees if each.is_comparable else None,
         "known": {
@@ -145,7 +153,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "common": each.common.value,
         "common_with": each.holder,
         "equal": equal,
-        "equal_with": replayed.equal_with if each.agrees else each.holder,
+        "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
         "again": None if equal is None else max(0, equal - (cached or 0)),
         "why": why,
         "log_says": says_of(observed, each.common, lengths),
@@ -158,7 +166,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     """Why fewer tokens were reused, and of how many: by the replay, or by the log's own lines."""
     guessed = each.asked is not None and not each.asked.cache_prompt and not each.is_told
-    if each.agrees and not guessed:
+    if each.is_played and each.agrees and not guessed:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
     losses = losses_of(each.observed, each.common, each.lengths)
     return losses, losses[0]["from"] if losses else None
@@ -190,6 +198,7 @@ def agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "requests": len(requests),
         "comparable": len(comparable),
         "agreeing": sum(each["agrees"] for each in comparable),
+        "played": sum(each["replayed"]["played"] for each in requests),
         "differing": [each["number"] for each in comparable if not each["agrees"]],
     }
 
@@ -205,12 +214,12 @@ def totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
-def groups_of(requests: Sequence[Mapping[str, Any]]) -> list[Group]:
+def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]:
     """Causes over all requests, largest first; a cause that wins tokens back counts against it."""
     groups: dict[str, Group] = {}
     for each in requests:
         for loss in net_losses(each["why"]):
-            group = groups.setdefault(loss["rule"], Group(loss["rule"]))
+            group = groups.setdefault(loss["rule"], Group(loss["rule"], engine=engine))
             group.tokens += loss["from"] - loss["to"]
             group.requests.append(each["number"])
             group.sentence = group.sentence or loss["sentence"]

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError
 from cachesim.logs.lines import Tally, lines_of
 from cachesim.logs.observed import ServerLog
-from cachesim.logs.passes import rebuild
+from cachesim.logs.passes import rebuild, unplayed
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
@@ -70,20 +70,20 @@ def replays_of(
     """Play what was read."""
     if not read.servers:
         raise InputError(nothing_in(read))
-    return [
-        rebuild(
+    replays = []
+    for server in read.servers:
+        settings = settings_of(
             server,
-            settings_of(
-                server,
-                profile=wanted.profile,
-                model=wanted.model,
-                window=wanted.window,
-                given=wanted.options,
-            ),
-            progress=progress,
+            profile=wanted.profile,
+            model=wanted.model,
+            window=wanted.window,
+            given=wanted.options,
         )
-        for server in read.servers
-    ]
+        if settings.is_played:
+            replays.append(rebuild(server, settings, progress=progress))
+        else:
+            replays.append(unplayed(server, settings))
+    return replays
 
 
 def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:

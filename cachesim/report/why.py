@@ -24,7 +24,9 @@ KINDS: Final = {
 
 def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Everything, in reading order."""
-    parts: list[RenderableType] = [*_head(found), Text(), *_agreement(found), Text()]
+    parts: list[RenderableType] = [*_head(found), Text()]
+    if found["agreement"]["played"]:
+        parts += [*_agreement(found), Text()]
     parts += _totals(found)
     if found["causes"]:
         parts += [Text(), causes(found["causes"])]

@@ -41,9 +41,13 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"<p class='quiet'>{_text(_server(server))}</p>"
         for note in server["missing"]:
             yield f"<p class='quiet'>{_text(note)}</p>"
+    agrees = (
+        f"The replay agrees in {agreement['agreeing']:,} of {agreement['comparable']:,} requests. "
+        if agreement["played"]
+        else ""
+    )
     yield (
-        f"<p>The replay agrees in {agreement['agreeing']:,} of {agreement['comparable']:,} "
-        f"requests. {totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
+        f"<p>{agrees}{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
         f"{totals['processed']:,} processed, {totals['again']:,} of them equal to what the server "
         "held and reprocessed all the same.</p>"
     )

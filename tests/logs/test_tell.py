@@ -46,7 +46,7 @@ def test_json_follows_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert fits(found, why_schema())
     assert [each["number"] for each in found["requests"]] == [0, 1, 2, 3, 4]
     assert found["agreement"] == {
-        "requests": 5, "comparable": 5, "agreeing": 5, "differing": [],
+        "requests": 5, "comparable": 5, "agreeing": 5, "played": 5, "differing": [],
     }  # fmt: skip
     assert found["causes"][0]["tokens"] == 1900
 
