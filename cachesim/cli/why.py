@@ -17,6 +17,7 @@ from cachesim.errors import InputError
 from cachesim.logs.dump import DumpReader, is_dump
 from cachesim.logs.extract import worst_scenario
 from cachesim.logs.live import About
+from cachesim.logs.mlx_debug import as_dump, has_bodies
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
@@ -129,10 +130,10 @@ def dump_of(files: Sequence[str], about: About, what_if: Sequence[str]) -> dict[
         _, file = open_log(name)
         with file:
             head = file.read(1 << 16)
-            if not is_dump(head):
+            if not is_dump(head) and not has_bodies(head):
                 return None
             file.seek(0)
-            reader.read(name, file)
+            reader.read(name, as_dump(file) if has_bodies(head) else file)
     for place in reader.cut:
         show(notes(), Text(f"{place}: the last line is cut; it is left out"))
     if not reader.requests:

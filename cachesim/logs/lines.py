@@ -49,7 +49,7 @@ class Tally:
 
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
-    rb"listening|draft|id_slot|rompt |Cache: |Prompt processing|mlx_lm|hit rate|cached-token"
+    rb"listening|draft|id_slot|rompt |Cache: |hit rate|cached-token|HTTP/1|httpd at"
 )
 """What a line has that tells of something; all others are only counted."""
 

@@ -175,6 +175,12 @@ SERVER_PATTERNS: Final = (
         "======== Prompt cache: cache size",
         rf"cache size: (?P<held>\d+),.* f_keep: (?P<keep>{_R})",
     ),
+    _pattern(
+        "progress-of-one",
+        "Prompt processing progress: ",
+        r"progress: (?P<done>\d+)/(?P<whole>\d+)",
+    ),
+    _pattern("post", '"POST /', r'"POST (?P<path>/\S*completions) HTTP/[\d.]+" (?P<status>\d+)'),
     _pattern("room", "making room", r"(?P<all>making)"),
     _pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
     _pattern("cancelled", "cancel task", r"id_task = (?P<task>\d+)"),

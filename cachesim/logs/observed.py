@@ -1,10 +1,10 @@
 """What a log says, request by request, before anything is concluded from it."""
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-IK: Final = "ik_llama.cpp"
-"""The name of a style that is another engine's."""
+LLAMA, IK, MLX = "llama.cpp", "ik_llama.cpp", "mlx-lm"
+"""Engines whose lines are known."""
 
 Road: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
@@ -109,9 +109,9 @@ class ServerLog:
     foreign: set[str] = field(default_factory=set)  # other servers whose lines were seen
 
     @property
-    def is_ik(self) -> bool:
-        """Whether the lines are ik_llama.cpp's."""
-        return IK in self.styles
+    def engine(self) -> str:
+        """Whose lines they are: those of llama.cpp have a style for each time."""
+        return next((each for each in (IK, MLX) if each in self.styles), LLAMA)
 
     @property
     def is_empty(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from cachesim.logs.lines import Line
 from cachesim.logs.messages import Fields, message_of
-from cachesim.logs.observed import Compared, Moment, Observed, Road, Search, ServerLog
+from cachesim.logs.observed import MLX, Compared, Moment, Observed, Road, Search, ServerLog
 from cachesim.logs.startup import RESTART, facts_of, foreign_in, style_of
 
 Handler: TypeAlias = Callable[["Reader", Observed, Fields], None]
@@ -38,6 +38,8 @@ class Reader:
         self._slot_common: dict[int, int] = {}
         self._chats: deque[bool] = deque(maxlen=64)
         self._timed: Observed | None = None
+        self._posts: deque[int] = deque(maxlen=64)  # lines of requests that no line tells of yet
+        self._reading: list[Observed] = []  # requests of mlx-lm whose prompts are being read
         self._found: Fields | None = None  # what the next line of a slot has in common with it
         self._idle = False  # the parking lines that follow belong to idle slots
 
@@ -200,6 +202,35 @@ class Reader:
         """ik_llama.cpp: what the slot at work has in common with its prompt; no line of it yet."""
         del line
         self._found = fields
+
+    def on_post(self, line: Line, fields: Fields) -> None:
+        """mlx-lm: a request is answered from here on; who it is, later lines say."""
+        if fields["status"] == "200" and self.server.engine == MLX:
+            self._posts.append(line.number)
+
+    def on_progress_of_one(self, line: Line, fields: Fields) -> None:
+        """mlx-lm: some of what a prompt has that no cache had; its lines name no request.
+
+        Two at once are told apart by how much they have to process.
+        """
+        done, whole = int(fields["done"]), int(fields["whole"])
+        for request in self._reading:
+            if request.processed == whole and (request.done_at or 0) < done:
+                break
+        else:
+            request = Observed(
+                number=len(self.server.requests),
+                line=self._posts.popleft() if self._posts else line.number,
+                slot=-1,
+                task=-1,
+                processed=whole,
+            )
+            self.server.requests.append(request)
+            self._reading.append(request)
+        request.done_at = done
+        if done >= whole:
+            request.ended = True
+            self._reading.remove(request)
 
     def on_slot_kept(self, line: Line, fields: Fields) -> None:
         """ik_llama.cpp: how much the chosen slot would keep; its launch comes next."""
@@ -390,6 +421,8 @@ HANDLERS: Final[Mapping[str, Handler]] = {
 SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
     "found-in-slot": Reader.on_found_in_slot,
     "slot-kept": Reader.on_slot_kept,
+    "post": Reader.on_post,
+    "progress-of-one": Reader.on_progress_of_one,
     "saving": Reader.on_saving,
     "looking": Reader.on_looking,
     "compared": Reader.on_compared,

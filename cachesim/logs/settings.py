@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.ik_llama.family import FAMILY as IK_FAMILY
+from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
@@ -100,8 +100,8 @@ def settings_of(
 ) -> Settings:
     """What the log says, then what the user says, then what has to be assumed."""
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
-    if log.is_ik:
-        return _of_ik(log, build, profile, model, window)
+    if log.engine != FAMILY.name:
+        return _told_only(log, build, profile, model, window)
     release, patches = _release(log, build, profile)
     kind, seen = _model(log, model)
     settings = Settings(
@@ -125,14 +125,15 @@ def settings_of(
     return settings
 
 
-def _of_ik(
+def _told_only(
     log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
 ) -> Settings:
-    """What ik_llama.cpp's lines say: its flags are hardly among them, and no replay needs them."""
-    commit = log.facts.get("commit", "")
-    names = [each.name for each in IK_FAMILY.releases]
-    known = next((each for each in names if commit[:7] and each.startswith(commit[:7])), "")
-    release = Setting(known or IK_FAMILY.releases[-1].name, "printed" if known else "assumed")
+    """Another engine: its flags are hardly in its lines, and no replay needs them."""
+    family = family_of(log.engine)
+    commit = log.facts.get("commit", "")[:7]
+    names = [each.name for each in family.releases]
+    known = next((each for each in names if commit and each.startswith(commit)), "")
+    release = Setting(known or names[-1], "printed" if known else "assumed")
     if profile is not None:
         release = Setting(profile.partition("@")[2] or profile, "given")
     kind, seen = _model(log, model)
@@ -145,7 +146,7 @@ def _of_ik(
         options=options,
         build=build,
         model_file=log.facts.get("loading", "").rsplit("/", 1)[-1],
-        engine=IK_FAMILY.name,
+        engine=family.name,
     )
 
 

@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from cachesim.logs.lines import Line
-from cachesim.logs.observed import IK
+from cachesim.logs.observed import IK, MLX
 
 RESTART: Final = frozenset({"build", "loading"})
 """Facts that come once in a server's life."""
@@ -78,6 +78,8 @@ STYLES: Final = (
     (IK, "kv cache rm [p0, end) |"),
     (IK, "======== Cache: cache_size"),
     (IK, "slot released |"),
+    (MLX, "Prompt processing progress: "),
+    (MLX, "Starting httpd at "),
     ("b11549", "f_sim_best"),
     ("b11549", "base f_keep = ", "f_sim ="),
     ("b11549", "initializing, n_slots"),
@@ -88,7 +90,7 @@ STYLES: Final = (
     ("b9093", "slot.prompt.tokens.size()"),
     ("b9093", "| n_tokens = ", "memory_seq_rm ["),
 )
-"""A release, and words that stand together in lines of its style alone."""
+"""A release, or another engine, and words that stand together in lines of its style alone."""
 
 
 def style_of(line: Line) -> str | None:
@@ -101,8 +103,6 @@ def style_of(line: Line) -> str | None:
 
 
 FOREIGN: Final = (
-    ("mlx-lm", "Prompt processing progress:"),
-    ("mlx-lm", "mlx_lm.server"),
     ("vLLM", "Prefix cache hit rate"),
     ("SGLang", "#cached-token:"),
 )

@@ -8,6 +8,7 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
 from cachesim.logs.cures import cure_of
 from cachesim.logs.known import Known
+from cachesim.logs.observed import IK, MLX, Observed
 from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.said import losses_of, says_of
 from cachesim.logs.settings import Settings
@@ -67,6 +68,7 @@ def server_entry(replay: Replay) -> dict[str, Any]:
         "build": settings.build,
         "profile": settings.profile,
         "profile_known": settings.release.how,
+        "played": settings.is_played,
         "model": {
             "preset": settings.preset.value,
             "how": settings.preset.how,
@@ -83,15 +85,22 @@ def server_entry(replay: Replay) -> dict[str, Any]:
     }
 
 
+TOLD: Final[Mapping[str, str]] = {
+    IK: "Its lines have every count of each request at the default verbosity. Record the requests "
+    "(`cachesim record`) to ask what another release or flag would do.",
+    MLX: "Its lines say how much of each prompt was processed. With `--log-level DEBUG` they have "
+    "the requests too, and, since 0.31 and for answers that are not streamed, what was cached; "
+    "or record the requests (`cachesim record`).",
+}
+"""What other engines print, and what would print more."""
+
+
 def missing_of(replay: Replay) -> list[str]:
     """What the log does not say, and which flag would make the server print it."""
+    settings = replay.settings
+    if not settings.is_played:
+        return [f"{settings.engine}'s log is not replayed. {TOLD[settings.engine]}"]
     missing = []
-    if not replay.settings.is_played:
-        missing.append(
-            f"{replay.settings.engine}'s log is not replayed: what is told is what its lines say. "
-            "They are complete for each request at the default verbosity; to ask what another "
-            "release or flag would do, record the requests (`cachesim record`)."
-        )
     if not replay.log.begins_at_start:
         missing.append("The log does not begin with the server's start: what was held is unknown.")
     quiet = not any(each.is_told for each in replay.requests)
@@ -100,8 +109,8 @@ def missing_of(replay: Replay) -> list[str]:
             "This release prints restores, checkpoints and full re-processing only with `-lv 4`: "
             "start the server with it to have them in the log."
         )
-    assumed = sorted(n for n, each in replay.settings.options.items() if each.how == "assumed")
-    if replay.settings.preset.how == "assumed":
+    assumed = sorted(n for n, each in settings.options.items() if each.how == "assumed")
+    if settings.preset.how == "assumed":
         assumed.append("model")
     if assumed:
         missing.append(f"Assumed, because the log is silent: {', '.join(assumed)}.")
@@ -130,7 +139,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "prompt_tokens": lengths.prompt.value,
         "cached": lengths.cached.value,
         "processed": lengths.processed.value,
-        "slot": observed.slot,
+        "slot": observed.slot if observed.slot >= 0 else None,
         "cancelled": observed.cancelled,
         "refused": observed.too_long,
         "generated": observed.generated,
@@ -146,7 +155,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             "prompt_tokens": lengths.prompt.how,
             "cached": lengths.cached.how,
             "processed": lengths.processed.how,
-            "slot": "assumed" if observed.started_before else "printed",
+            "slot": slot_known(observed),
             "common": each.common.how,
         },
         "bounds": bounds_of({"prompt_tokens": lengths.prompt, "common": each.common}),
@@ -161,6 +170,13 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
         ],
     }
+
+
+def slot_known(observed: Observed) -> str:
+    """How a request's slot is known."""
+    if observed.slot < 0:
+        return "unknown"
+    return "assumed" if observed.started_before else "printed"
 
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
@@ -211,6 +227,7 @@ def totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "cached": sum(each["cached"] or 0 for each in requests),
         "processed": sum(each["processed"] or 0 for each in requests),
         "again": sum(each["again"] or 0 for each in requests),
+        "untold": sum(each["cached"] is None and not each["refused"] for each in requests),
     }
 
 

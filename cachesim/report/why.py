@@ -62,10 +62,11 @@ def _server(server: Mapping[str, Any]) -> str:
     flags = ", ".join(
         f"{name} {each['value']}{_mark(each['how'])}" for name, each in server["options"].items()
     )
+    known = f", {model['preset']} model{_mark(model['how'])}" if server["played"] else ""
     build = f" (build {server['build']})" if server["build"] else ""
     return (
-        f"{server['profile']}{build}{_mark(server['profile_known'])}, "
-        f"{model['preset']} model{_mark(model['how'])}; {flags}"
+        f"{server['profile']}{build}{_mark(server['profile_known'])}{known}"
+        f"{'; ' if flags else ''}{flags}"
     )
 
 
@@ -97,12 +98,7 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    totals = found["totals"]
-    yield Text(
-        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{totals['processed']:,} processed. Of these {totals['again']:,} were equal to what the "
-        "server held, and were reprocessed all the same."
-    )
+    yield Text(totals_in_words(found["totals"]))
     stale = [each["number"] for each in found["requests"] if each["stale"]]
     if stale:
         numbers = ", ".join(map(str, stale[:NAMED]))
@@ -111,6 +107,22 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             "tokens of another prompt.",
             style="wrong",
         )
+
+
+def totals_in_words(totals: Mapping[str, int]) -> str:
+    """What all requests come to."""
+    if totals["untold"] == totals["requests"]:
+        return (
+            f"{totals['processed']:,} tokens were processed; how many were reused, "
+            "the log does not say."
+        )
+    untold = totals["untold"]
+    words = f" ({count(untold, 'request')} without a count)" if untold else ""
+    return (
+        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
+        f"{totals['processed']:,} processed{words}. Of these {totals['again']:,} were equal to "
+        "what the server held, and were reprocessed all the same."
+    )
 
 
 def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -133,7 +145,9 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     """One request in full."""
     known = each["known"]
     head = Text(f"request {each['number']}", style="name")
-    head.append(f"  line {each['line']}, slot {each['slot']}")
+    head.append(f"  line {each['line']}")
+    if each["slot"] is not None:
+        head.append(f", slot {each['slot']}")
     if each["cancelled"]:
         head.append(", cancelled")
     facts = Table.grid(padding=(0, 2, 0, 0))
@@ -141,8 +155,8 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     facts.add_column(overflow="fold")
     for name, word in (("prompt_tokens", "prompt"), ("cached", "cached"), ("processed", "read")):
         value = each[name]
-        how = known[name]
-        facts.add_row(word, f"{shown(value)} tokens ({how}{_bounds(each, name)})")
+        how = f"{known[name]}{_bounds(each, name)}"
+        facts.add_row(word, "unknown" if value is None else f"{value:,} tokens ({how})")
     facts.add_row("equal", _equal(each))
     for loss in each["why"]:
         facts.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")

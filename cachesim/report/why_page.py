@@ -5,7 +5,7 @@ from html import escape
 from typing import Any, Final
 
 from cachesim.printable import printable
-from cachesim.report.why import KINDS, MIB, shown, tokens_read
+from cachesim.report.why import KINDS, MIB, shown, tokens_read, totals_in_words
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -35,7 +35,7 @@ def html_page(found: Mapping[str, Any]) -> str:
 
 
 def _parts(found: Mapping[str, Any]) -> Iterator[str]:
-    totals, agreement = found["totals"], found["agreement"]
+    agreement = found["agreement"]
     yield f"<h1>{_text(', '.join(found['log']['sources']))}</h1>"
     for server in found["servers"]:
         yield f"<p class='quiet'>{_text(_server(server))}</p>"
@@ -46,11 +46,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         if agreement["played"]
         else ""
     )
-    yield (
-        f"<p>{agrees}{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{totals['processed']:,} processed, {totals['again']:,} of them equal to what the server "
-        "held and reprocessed all the same.</p>"
-    )
+    yield f"<p>{agrees}{totals_in_words(found['totals'])}</p>"
     stale = [str(each["number"]) for each in found["requests"] if each["stale"]]
     if stale:
         yield f"<p class='wrong'>Wrong answers are possible: request {', '.join(stale)}.</p>"
@@ -72,7 +68,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
 def _server(server: Mapping[str, Any]) -> str:
     flags = ", ".join(f"{n} {each['value']} ({each['how']})" for n, each in
                       server["options"].items())  # fmt: skip
-    return f"{server['profile']}, {server['model']['preset']} model; {flags}"
+    model = f", {server['model']['preset']} model" if server["played"] else ""
+    return f"{server['profile']}{model}{'; ' if flags else ''}{flags}"
 
 
 def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
@@ -99,7 +96,7 @@ def _request(each: Mapping[str, Any]) -> tuple[object, ...]:
         shown(each["prompt_tokens"]),
         shown(each["cached"]),
         shown(each["processed"]),
-        each["slot"],
+        shown(each["slot"]),
         Bar(cached / whole if whole else 0.0),
         reasons,
     )

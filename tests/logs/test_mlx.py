@@ -1,0 +1,115 @@
+"""mlx-lm's logs: at INFO what was processed, at DEBUG the requests themselves."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.logs.mlx_debug import as_dump, has_bodies
+from cachesim.logs.whole import Wanted, read_files, replays_of, why
+
+POST = '127.0.0.1 - - [20/Nov/2026 21:49:12] "POST /v1/chat/completions HTTP/1.1" {status} -\n'
+STARTED = "2026-11-20 21:49:11,429 - INFO - Starting httpd at 127.0.0.1 on port 8080...\n"
+
+
+def at(level: str, message: str) -> str:
+    return f"2026-11-20 21:49:12,453 - {level} - {message}\n"
+
+
+def post(status: int = 200) -> str:
+    return POST.replace("{status}", str(status))
+
+
+def progress(*steps: str) -> str:
+    return "".join(at("INFO", f"Prompt processing progress: {each}") for each in steps)
+
+
+def body(message: str, content: dict[str, Any]) -> str:
+    return at("DEBUG", f"{message}: {json.dumps(content, indent=chr(9))}")
+
+
+def asked(*texts: str, stream: bool = False) -> str:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return body("Incoming Request Body", {"messages": messages, "stream": stream})
+
+
+def replied(prompt: int, cached: int) -> str:
+    details = {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}}
+    return body("Outgoing Response", {"choices": [], "usage": details})
+
+
+def entries(text: str) -> list[tuple[int | None, Any]]:
+    lines = [json.loads(line) for line in as_dump(BytesIO(text.encode())).read().splitlines()]
+    return [(each.get("timings", {}).get("prompt_n"), each.get("usage")) for each in lines]
+
+
+def test_what_was_processed_is_told_and_what_was_cached_is_not_known() -> None:
+    two_at_once = progress("64/107", "64/106", "106/107", "105/106", "107/107", "106/106")
+    text = STARTED + post() + progress("64/165", "165/165") + post() + post() + two_at_once
+    read = read_files([("mlx.log", BytesIO(text.encode()))])
+    found = why(read, replays_of(read, Wanted()))
+
+    assert [each["processed"] for each in found["requests"]] == [165, 107, 106]
+    assert {each["known"]["cached"] for each in found["requests"]} == {"unknown"}
+    assert {each["slot"] for each in found["requests"]} == {None}
+    assert found["servers"][0]["profile"].startswith("mlx-lm@")
+    assert "--log-level DEBUG" in found["servers"][0]["missing"][0]
+
+
+def test_totals_do_not_count_what_the_log_does_not_say(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mlx.log"
+    file.write_text(STARTED + post() + progress("165/165"))
+
+    assert main(["why", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "165 tokens were processed; how many were reused, the log does not say." in shown
+    assert "prompt tokens" not in shown
+
+
+def test_requests_and_usage_are_paired_by_what_was_processed() -> None:
+    log = (
+        STARTED + asked("one") + post() + asked("two") + post()
+        + progress("64/107", "107/107", "106/106") + replied(196, 90) + replied(107, 0)
+    )  # fmt: skip
+
+    assert has_bodies(log.encode())
+    (first, first_usage), (second, second_usage) = entries(log)
+    assert (first, first_usage["prompt_tokens"]) == (107, 107)
+    assert (second, second_usage["prompt_tokens"]) == (106, 196)
+
+
+def test_a_streamed_answer_has_no_usage_and_a_refused_request_is_left_out() -> None:
+    log = (
+        asked("one", stream=True) + post() + progress("9/9")
+        + asked("broken") + post(404) + asked("two") + post() + progress("5/5") + replied(14, 9)
+    )  # fmt: skip
+
+    assert [each[0] for each in entries(log)] == [9, 5]
+    assert entries(log)[0][1] is None
+
+
+def test_a_body_that_is_cut_is_left_out() -> None:
+    log = asked("one") + post() + progress("7/7") + replied(7, 0)
+
+    assert entries(log + asked("two")[:60]) == entries(log)
+    assert entries(log.replace("}", "", 1)) == []
+
+
+def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mlx.log"
+    file.write_text(
+        STARTED + asked("be brief", "first") + post() + progress("20/20") + replied(20, 0)
+        + asked("be brief", "second") + post() + progress("4/4") + replied(20, 16)
+    )  # fmt: skip
+
+    assert main(["why", str(file), "--format", "json"]) == 0
+    requests = json.loads(capsys.readouterr().out)["requests"]
+    assert [each["cached"] for each in requests] == [0, 16]
+    assert "message 2" in requests[1]["parting"]["part"]
