@@ -10,14 +10,13 @@ stop processing          released
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
+from cachesim.logs.learned import HANDLERS, found_in_slot
 from cachesim.logs.lines import Line
 from cachesim.logs.messages import Fields, message_of
 from cachesim.logs.observed import MLX, Compared, Moment, Observed, Road, Search, ServerLog
 from cachesim.logs.startup import RESTART, facts_of, foreign_in, style_of
-
-Handler: TypeAlias = Callable[["Reader", Observed, Fields], None]
 
 SLOT_PATH: Final = re.compile(r"/slots/(\d+)\?action=(restore|erase)")
 
@@ -71,7 +70,7 @@ class Reader:
         if line.component == "slot":
             self._slot_line(line, name, fields)
         elif name in {"prompt-time", "reply-time"} and self._timed is not None:
-            HANDLERS[name](self, self._timed, fields)
+            HANDLERS[name](self.server, self._timed, fields)
         elif name in SERVER_HANDLERS:
             SERVER_HANDLERS[name](self, line, fields)
 
@@ -115,11 +114,11 @@ class Reader:
             request = self._found_running(line, slot)
         self._timed = request
         if self._found is not None:
-            _found_in_slot(request, self._found)
+            found_in_slot(request, self._found)
             self._found = None
         handler = HANDLERS.get(name)
         if handler is not None:
-            handler(self, request, fields)
+            handler(self.server, request, fields)
         if name == "released":
             self._release(line, slot, request)
 
@@ -298,125 +297,6 @@ ROADS: Final[Mapping[str, Road]] = {
     "by-id": "id",
 }
 
-
-def _prompt(_: Reader, request: Observed, fields: Fields) -> None:
-    request.n_tokens = int(fields["n_tokens"])
-
-
-def _depth(_: Reader, request: Observed, fields: Fields) -> None:
-    request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
-    request.swa = int(fields["n_swa"])
-
-
-def _found_in_slot(request: Observed, fields: Fields) -> None:
-    if request.depth is None:
-        request.depth = int(fields["n_past"]), int(fields["held"]), 0
-        request.offset = int(fields["in_prompt"]) - int(fields["n_past"])
-        request.prints_tries = False
-
-
-def _checked(_: Reader, request: Observed, fields: Fields) -> None:
-    request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
-
-
-def _restored(reader: Reader, request: Observed, fields: Fields) -> None:
-    request.restored_at = int(fields["n_tokens"])
-    request.restored = int(fields.get("n_past", fields["n_tokens"]))
-    reader.server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
-
-
-def _forced(_: Reader, request: Observed, fields: Fields) -> None:
-    del fields
-    request.forced = True
-
-
-def _erased(_: Reader, request: Observed, fields: Fields) -> None:
-    following = fields.get("pos_next")
-    request.erased.append((int(fields["n_tokens"]), None if following is None else int(following)))
-    request.swa = int(fields["n_swa"])
-
-
-def _created(reader: Reader, request: Observed, fields: Fields) -> None:
-    n_tokens = int(fields["n_tokens"])
-    request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
-    reader.server.facts.setdefault("checkpoints", fields["most"])
-    reader.server.checkpoint_mib.append((n_tokens, float(fields["size"])))
-
-
-def _one_token(_: Reader, request: Observed, fields: Fields) -> None:
-    request.one_token = True
-    if request.n_tokens is None and "n_tokens" in fields:
-        request.n_tokens = int(fields["n_tokens"])
-
-
-def _removed(_: Reader, request: Observed, fields: Fields) -> None:
-    p0 = int(fields["p0"])
-    if request.first_cut is None:
-        request.first_cut = p0
-    request.cuts.append(p0)
-
-
-def _refused_cut(_: Reader, request: Observed, fields: Fields) -> None:
-    del fields
-    request.refused_cut, request.refused_at = True, request.first_cut
-    request.first_cut = 0
-
-
-def _empty(_: Reader, request: Observed, fields: Fields) -> None:
-    del fields
-    request.n_tokens = request.first_cut = 0
-
-
-def _read(_: Reader, request: Observed, fields: Fields) -> None:
-    request.done_at = int(fields["n_tokens"])
-
-
-def _prompt_time(_: Reader, request: Observed, fields: Fields) -> None:
-    request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
-
-
-def _reply_time(_: Reader, request: Observed, fields: Fields) -> None:
-    request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
-
-
-def _drafts(_: Reader, request: Observed, fields: Fields) -> None:
-    request.accepted = int(fields["accepted"])
-
-
-def _shifted(_: Reader, request: Observed, fields: Fields) -> None:
-    request.shifts.append((int(fields["left"]), int(fields["discard"])))
-
-
-def _chunk(_: Reader, request: Observed, fields: Fields) -> None:
-    request.chunks += int(fields["size"])
-
-
-def _released(_: Reader, request: Observed, fields: Fields) -> None:
-    request.held_after = int(fields["n_tokens"])
-    request.truncated = fields["truncated"] in {"1", "true"}
-
-
-HANDLERS: Final[Mapping[str, Handler]] = {
-    "prompt": _prompt,
-    "depth": _depth,
-    "checked": _checked,
-    "restored": _restored,
-    "forced": _forced,
-    "erased": _erased,
-    "created": _created,
-    "one-token": _one_token,
-    "removed": _removed,
-    "refused-cut": _refused_cut,
-    "empty": _empty,
-    "read": _read,
-    "prompt-time": _prompt_time,
-    "reply-time": _reply_time,
-    "drafts": _drafts,
-    "shifted": _shifted,
-    "chunk": _chunk,
-    "released": _released,
-}
-"""Message -> what a request learns from it."""
 
 SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
     "found-in-slot": Reader.on_found_in_slot,
