@@ -29,9 +29,10 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, every senten
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
 
-newest: $(VENV)/.run         ## the newest llama.cpp and mlx-lm: as the newest releases known here, or what is new
+newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm and vLLM: as the newest releases known here, or what is new
 	@$(BIN)/cachesim real llama.cpp --newest --workloads 300
 	@$(BIN)/cachesim real mlx-lm --newest --workloads 20 --sequences 100
+	@$(BIN)/cachesim real vllm --newest --workloads 100
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks

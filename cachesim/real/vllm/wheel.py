@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -70,7 +70,8 @@ class SchedulerCore(Environment):
             raise EnvironmentUnavailableError(msg) from error
 
 
-def core_of(release: str) -> SchedulerCore:
-    """The folder that holds the scheduler of a release."""
+def core_of(release: str, version: str = "") -> SchedulerCore:
+    """The folder that holds the scheduler of a release, or of another version in its place."""
     name, package = package_of(FAMILY, release)
-    return SchedulerCore(name=f"vllm-{name}-scheduler", requirements=package.requirements)
+    played = replace(package, version=version) if version else package
+    return SchedulerCore(name=f"vllm-{version or name}-scheduler", requirements=played.requirements)
