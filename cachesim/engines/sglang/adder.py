@@ -21,7 +21,7 @@ CLIP: Final = 4096
 
 @dataclass(slots=True)
 class Adder:
-    """One pass over the queue."""
+    """One pass over the queue (`PrefillAdder`)."""
 
     tree: Tree
     pool: TokenPool

@@ -14,7 +14,7 @@ from cachesim.errors import UpstreamAbort
 
 @dataclass(slots=True)
 class Allocation:
-    """Hands out slots; where there are too few, the tree gives up some."""
+    """Hands out slots; where there are too few, the tree gives up some (`mem_cache.common`)."""
 
     tree: Tree
     pool: TokenPool

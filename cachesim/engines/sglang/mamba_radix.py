@@ -17,7 +17,10 @@ from cachesim.units import Integers
 
 
 class MambaRadixCache(Tree):
-    """Slots for tokens, and states at the ends of some nodes; two lists of last use."""
+    """Slots for tokens, and states at the ends of some nodes; two lists of last use.
+
+    Upstream: `MambaRadixCache`.
+    """
 
     has_states = True
 

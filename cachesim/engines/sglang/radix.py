@@ -12,7 +12,7 @@ from cachesim.units import Integers
 
 
 class RadixCache(Tree):
-    """One slot per token; leaves go in the order of a policy."""
+    """One slot per token; leaves go in the order of a policy (`RadixCache`)."""
 
     def __init__(
         self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None

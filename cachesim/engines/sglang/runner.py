@@ -27,7 +27,7 @@ Judge = Callable[[Req, Array], int]
 
 @dataclass(slots=True)
 class Runner:
-    """The network over the contents of the slots."""
+    """The network over the contents of the slots (`ModelRunner`)."""
 
     network: Network
     contents: Contents

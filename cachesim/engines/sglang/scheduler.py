@@ -72,7 +72,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Scheduler:
-    """Waiting and running requests over a tree."""
+    """Waiting and running requests over a tree (`Scheduler`)."""
 
     tree: Tree
     pool: TokenPool

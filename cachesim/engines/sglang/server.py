@@ -37,7 +37,7 @@ MOST_IDLE: Final = 3
 
 
 class Sglang(Engine):
-    """A scheduler at one release, with one model."""
+    """A scheduler at one release, with one model (`Scheduler`)."""
 
     def __init__(
         self,

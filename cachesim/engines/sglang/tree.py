@@ -70,7 +70,7 @@ class Match:
 
 
 class Tree(ABC):
-    """A radix tree over a pool of slots."""
+    """A radix tree over a pool of slots (`BasePrefixCache`)."""
 
     has_windows = False
     has_states = False

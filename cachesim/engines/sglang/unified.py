@@ -19,7 +19,7 @@ from cachesim.units import Integers
 
 
 class UnifiedRadixCache(EvictingTree):
-    """Matches, locks, and what requests leave."""
+    """Matches, locks, and what requests leave (`UnifiedRadixCache`)."""
 
     def __init__(
         self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None

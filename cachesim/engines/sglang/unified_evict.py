@@ -20,7 +20,7 @@ PARTS: Final = (FULL, PART, STATE)
 
 
 class EvictingTree(Tree):
-    """Nodes with parts, which may go one by one."""
+    """Nodes with parts, which may go one by one (`UnifiedTreeCore`)."""
 
     windows: WindowPool | None
     window_lru: LruList

@@ -19,7 +19,7 @@ from cachesim.units import Integers
 
 
 class SWARadixCache(Tree):
-    """Slots for tokens, whose window parts come and go; two lists of last use."""
+    """Slots for tokens, whose window parts come and go; two lists of last use (`SWARadixCache`)."""
 
     has_windows = True
 
