@@ -73,7 +73,7 @@ def test_a_release_without_the_option_is_neither_good_nor_bad() -> None:
 
 
 def test_a_default_that_changed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 1 == main(["bisect", "llama.cpp-29163-interrupted-stream"])
+    assert 1 == main(["bisect", "llama.cpp-interrupted-stream"])
 
     said = capsys.readouterr().out
     assert "--checkpoint-min-step is 8192 unless it is given; it was 256" in said

@@ -9,18 +9,6 @@ from cachesim.scenario import full_profile, load, run
 from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
 
 FILES = shipped_files()
-UNTIED = {
-    "llama.cpp-20225-every-turn-again",
-    "llama.cpp-21749-swa-full-and-ram",
-    "llama.cpp-22160-cancel-and-retry",
-    "llama.cpp-22826-oldest-first",
-    "llama.cpp-26557-chunk-reuse-dense",
-    "llama.cpp-27148-fresh-request",
-    "llama.cpp-29163-interrupted-stream",
-    "llama.cpp-context-limit",
-    "mlx-lm-1118-byte-limit",
-}
-"""Scenarios that do not yet say in numbers what was reported."""
 
 
 def runs() -> list[tuple[Path, Profile]]:
@@ -42,9 +30,8 @@ def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) ->
     assert scenario.source.issue or scenario.source.upstream
     assert scenario.engine.profiles
     assert scenario.expect
-    if file.stem not in UNTIED:
-        assert len(scenario.shows.symptom.split()) > 4
-        assert scenario.shows.before.profile
+    assert len(scenario.shows.symptom.split()) > 4
+    assert scenario.shows.before.profile
 
 
 @pytest.mark.parametrize(
@@ -59,7 +46,7 @@ def test_a_scenario_shows_what_it_expects(file: Path, profile: Profile) -> None:
 def test_the_touchstones_are_there() -> None:
     names = {file.stem for file in FILES}
 
-    for number in ("24143", "24035", "24411", "28302", "26557", "27148", "28139", "28276", "25913"):
+    for number in ("24143", "24035", "24411", "28302", "26557", "28139", "28276", "25913"):
         assert any(f"llama.cpp-{number}" in name for name in names), number
 
 
