@@ -51,7 +51,7 @@ def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -
     if settings:
         options = {**scenario.engine.options, **settings}
         engine = replace(scenario.engine, options=options)
-        scenario = replace(scenario, engine=engine, expect=())
+        scenario = replace(scenario.without_promises(), engine=engine)
     return scenario
 
 

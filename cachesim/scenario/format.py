@@ -6,7 +6,7 @@ scenario cannot do without, and how the parts must fit together, is the business
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeAlias
 
 from cachesim.engines.chat_templates import TEMPLATES
@@ -263,6 +263,10 @@ class Scenario:
     ] = field(default_factory=dict)
     step: Annotated[tuple[Step, ...], "What the clients do, in order."] = ()
     expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
+
+    def without_promises(self) -> "Scenario":
+        """The same story for other profiles or flags, of which nothing was said."""
+        return replace(self, expect=(), shows=Shows())
 
     @property
     def step_names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import run_scenario, scenario_of
+from cachesim.scenario.selection import misfits
 from cachesim.scenario.writing import to_toml
 from tests.scenario.stories import story
 
@@ -72,3 +73,9 @@ def test_a_written_file_keeps_its_promise() -> None:
     scenario = scenario_of(story(shows=shows(error="refused")))
 
     assert scenario == scenario_of(tomllib.loads(to_toml(scenario)))
+
+
+def test_another_profile_is_bound_by_no_promise() -> None:
+    scenario = scenario_of(story(shows=shows()))
+
+    assert misfits(scenario, ["r2"]) == []
