@@ -3,7 +3,7 @@
 The test files come with the source archive of the release, which is downloaded when this runs and
 never committed. They run unchanged against a stand-in for `mlx.core` (NumPy) and for `mlx_lm` (the
 port under the release's rules). A test that cannot run has a reason here; any other must pass.
-Upstream's tests of generation are left out: each begins by loading a model from a hub.
+Where they load a model from a hub, they get a toy (`tests/upstream_generation.py`).
 """
 
 import subprocess
@@ -28,20 +28,79 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
 from cachesim.real.environment import environments_folder
+from tests import upstream_generation as generation
 
 RELEASES: Final = ("0.30.7", "0.31.1", "0.31.2", "0.31.3", "0.32.0", "0.32.2")
-FILES: Final = {"test_prompt_cache": "TestPromptCache", "test_server": "TestLRUPromptCache"}
+FILES: Final = {
+    "test_prompt_cache": "TestPromptCache",
+    "test_server": "TestLRUPromptCache",
+    "test_generate": "TestGenerate",
+}
 """Of the server's tests only those of the store."""
 
-WEIGHTS: Final = "runs a model whose weights come from a hub"
+PROCESSORS: Final = "is about logits processors, which change no cache"
+EMBEDDINGS: Final = "feeds embeddings instead of tokens"
+RESULT: Final = "is about the form of a result, not about caches"
 REASONS: Final = {
-    "test_cache_with_generate": WEIGHTS,
-    "test_trim_cache_with_generate": WEIGHTS,
-    "test_cache_to_quantized": WEIGHTS,
+    **dict.fromkeys(
+        (
+            "test_batch_generate_function_with_logits_processors",
+            "test_batch_generate_processor_tokens_match_prompt_on_first_step",
+            "test_batch_generate_with_logits_processors",
+            "test_batch_generate_with_stop_sequences",
+            "test_batch_generate_with_stop_matchers",
+            "test_batch_generate_with_state_machines",
+            "test_batch_mixes_sequences_with_and_without_processors",
+            "test_batch_processor_survive_a_request_without_it",
+            "test_generate_step_processor_sees_prefilled_prompt",
+            "test_generate_with_logit_bias",
+            "test_generate_with_processor",
+        ),
+        PROCESSORS,
+    ),
+    **dict.fromkeys(
+        (
+            "test_stream_generate_input_embeddings",
+            "test_stream_generate_input_embeddings_prefill",
+        ),
+        EMBEDDINGS,
+    ),
+    **dict.fromkeys(
+        (
+            "test_batch_generate_no_logprobs_by_default",
+            "test_batch_generate_return_logprobs",
+            "test_batch_stats_empty_window",
+            "test_batch_stats_time_partitions",
+            "test_batch_stats_windows_nest",
+            "test_build_trie_ignores_empty_sequences",
+            "test_stop_sequences_matcher_fails_back",
+            "test_stop_sequences_matchers_are_independent",
+        ),
+        RESULT,
+    ),
+    **dict.fromkeys(
+        ("test_generate_step_worker_thread", "test_stream_generate_worker_thread"),
+        "is about threads, which the port has none of",
+    ),
+    "test_stream_generate_speculative": "asks which tokens of a reply were drafted",
     "test_save_load_quantized_cache": "takes packed arrays apart; the port keeps their numbers",
     "test_arrays_cache_advance": "measures a computation graph, which NumPy has none of",
 }
 """Tests that cannot run here, and why."""
+
+HIDDEN: Final = (
+    "padding decays the state; upstream's random weights hide that (6e-5), the toy's not"
+)
+SEEN: Final = "fails on the real release too, by 2e-2: padding is in the state"
+FAILING: Final = {
+    ("test_batch_continued_generation_ssm", release): why
+    for releases, why in {
+        ("0.30.7", "0.31.1", "0.31.2"): HIDDEN,
+        ("0.31.3", "0.32.0"): SEEN,
+    }.items()
+    for release in releases
+}
+"""Tests that have to fail on the port, and why."""
 
 CLASSES: Final = (
     "ArraysCache",
@@ -78,6 +137,10 @@ class Random(types.SimpleNamespace):
     """`mx.random`, as far as the tests go."""
 
     drawn = np.random.default_rng(0)
+
+    def seed(self, number: int) -> None:
+        """Draw anew."""
+        self.drawn = np.random.default_rng(number)
 
     def uniform(self, *_: object, shape: Sequence[int] = (), **__: object) -> Any:
         """Numbers in [0, 1)."""
@@ -141,7 +204,7 @@ def modules(rules: MlxRules) -> Iterator[types.ModuleType]:
         LRUPromptCache=store,
         save_prompt_cache=save,
         load_prompt_cache=load,
-        make_prompt_cache=lambda _model, **_: [],
+        make_prompt_cache=lambda model, max_kv_size=None: model.caches(max_kv_size),
         trim_prompt_cache=caches.trim_prompt_cache,
         can_trim_prompt_cache=caches.can_trim_prompt_cache,
     )
@@ -150,21 +213,9 @@ def modules(rules: MlxRules) -> Iterator[types.ModuleType]:
     base = types.ModuleType("mlx_lm.models.base")
     base.__dict__.update(create_attention_mask=attention_mask, create_causal_mask=causal_mask)
     yield base
-    server = Anything("mlx_lm.server")
+    server = generation.Anything("mlx_lm.server")
     server.__dict__["LRUPromptCache"] = store
     yield server
-
-
-class Anything(types.ModuleType):
-    """A module of which no cache test uses more than a name."""
-
-    __path__: list[str] = []  # noqa: RUF012 - that makes it a package
-
-    def __getattr__(self, name: str) -> Any:
-        """`load` gives no model; other names are there to be imported."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: (None, None)
 
 
 class Nowhere(MetaPathFinder, Loader):
@@ -177,7 +228,7 @@ class Nowhere(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         """Names, and nothing behind them."""
-        return Anything(spec.name)
+        return generation.Anything(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Nothing to run."""
@@ -232,10 +283,12 @@ def play(release: str) -> Outcome:
     """Run the cache tests of a release; stand-ins live in this process alone."""
     for kind in {getattr(caches, name) for name in CLASSES}:
         kind.state = property(kind.state.fget, lambda self, v: self.put_state(v, self.meta_state))
+    caches.KVCache.to_quantized = generation.to_quantized  # type: ignore[attr-defined]
     sys.meta_path.insert(0, Nowhere())
-    for module in modules(FAMILY.release(release).rules):
+    rules = FAMILY.release(release).rules
+    for module in (*modules(rules), *generation.modules(rules, release)):
         sys.modules[module.__name__] = module
-    package = Anything("mlx")
+    package = generation.Anything("mlx")
     package.__dict__["core"] = sys.modules["mlx.core"]
     sys.modules["mlx"] = package
     outcome = Outcome()
@@ -244,6 +297,8 @@ def play(release: str) -> Outcome:
         module = types.ModuleType(file)
         exec(compile(source, f"{file}.py", "exec"), module.__dict__)  # noqa: S102 - upstream's tests
         case = getattr(module, name, None)
+        if case is not None:
+            case.setUpClass()
         for test in unittest.defaultTestLoader.getTestCaseNames(case) if case else ():
             if test in REASONS:
                 outcome.excused[test] = REASONS[test]
@@ -251,8 +306,11 @@ def play(release: str) -> Outcome:
             result = unittest.TestResult()
             unittest.TestSuite([case(test)]).run(result)
             wrong = [*result.failures, *result.errors]
-            if wrong:
-                outcome.failed[test] = wrong[0][1]
+            why = FAILING.get((test, release))
+            if why is not None and result.failures:
+                outcome.excused[test] = why
+            elif wrong or why is not None:
+                outcome.failed[test] = wrong[0][1] if wrong else f"does not fail, though it {why}"
             else:
                 outcome.passed += 1
     return outcome

@@ -59,7 +59,7 @@ def _serve(serving: Serving, job: Job) -> None:
     held = serving.model.make_cache() if cache is None else cache
     rest = (*key[cached:], *job.prompt[len(key) :])
     reason = "length"
-    for token in _stream(serving, job, rest, held):
+    for token in stream(serving, job, rest, held):
         job.say(token)
         if serving.rules.snapshots is None:
             job.cache_key.append(token)
@@ -72,7 +72,7 @@ def _serve(serving: Serving, job: Job) -> None:
     serving.store.insert(job, job.cache_key, held)
 
 
-def _stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iterator[Token]:
+def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iterator[Token]:
     """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
 
     Every token that is handed out has been fed already, so a key may always end with it.
