@@ -1,13 +1,16 @@
 """Each model class with its own rule for padding: right and wrong where the real one is."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from cachesim.engines import Engine, Request
 from cachesim.engines.base import Message
-from cachesim.engines.mlx_lm.families import FAMILIES, family_of
+from cachesim.engines.mlx_lm.families import FAMILIES, ModelFamily, RecurrentRules, family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import merge_caches
@@ -91,6 +94,39 @@ def test_chats_that_go_on_one_after_the_other_are_right(family: str) -> None:
     groups = [*GROUPS[:2], [GROUPS[2][0]], [GROUPS[2][1]]]
 
     assert all(served(spec, release, groups) == "right" for release in RELEASES)
+
+
+@pytest.mark.parametrize(("masks", "expected"), [(True, "right"), (False, "wrong")])
+def test_a_newcomers_class_is_served_by_its_own_rules(
+    monkeypatch: pytest.MonkeyPatch, masks: bool, expected: str
+) -> None:
+    rules = RecurrentRules(masks=masks, advances=masks, conv_at_lengths=masks)
+    added = ModelFamily(name="newcomer", about="A test's", layers=("ssm", "attention"), rules=rules)
+    monkeypatch.setitem(cast("dict[str, ModelFamily]", FAMILIES), "newcomer", added)
+    spec = tiny("hybrid", family="newcomer", vocabulary=64)
+
+    assert expected == served(spec, "0.32.2", GROUPS)
+
+
+ROOT = Path(__file__).parents[3]
+ROOMS = ("cachesim/engines/mlx_lm", "cachesim/real", "tests/engines/mlx_lm", "tests/real")
+
+
+@pytest.mark.parametrize("name", ["plamo2", "jamba"])
+def test_a_class_stands_in_the_files_of_the_recipe_and_nowhere_else(name: str) -> None:
+    recipe = (
+        (ROOT / "docs/mlx-lm-hit-rates.md").read_text().partition("## A further model class")[2]
+    )
+    listed = re.findall(r"^\d\. `([^`]+)`", recipe, re.MULTILINE)
+    naming = [
+        str(file.relative_to(ROOT))
+        for room in ROOMS
+        for file in sorted((ROOT / room).rglob("*.py"))
+        if re.search(rf"\b{name}\b", file.read_text())
+    ]
+
+    assert 4 == len(listed)
+    assert sorted(listed) == sorted(naming)
 
 
 def test_every_preset_has_a_family() -> None:
