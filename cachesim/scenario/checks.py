@@ -22,7 +22,7 @@ from cachesim.scenario.readers import Place, nearest, short
 from cachesim.scenario.reading import Problem, read, removable
 
 DEFAULT_PREDICT: Final = 8
-COMPANIONS: Final = ("spec_type", "companion", "speculative_method")
+COMPANIONS: Final = ("spec_type", "companion", "speculative_method", "draft_model")
 """The options by which servers are given a companion."""
 
 NEEDS: Final = {

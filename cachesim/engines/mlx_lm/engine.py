@@ -20,6 +20,7 @@ from cachesim.engines.mlx_lm.server.request import Job, job_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of, build
 from cachesim.model.trace import Traced
 
 
@@ -55,12 +56,26 @@ class MlxLm(Engine):
         )
         self.server = ResponseGenerator(
             model=self.model,
+            draft=self._draft(rules),
             tokenizer=self.tokenizer,
             options=self.options,
             rules=rules,
             tell=self._events.append,
         )
         self._jobs: list[Job] = []
+
+    def _draft(self, rules: MlxRules) -> Forward | None:
+        """The draft model, where there is one; nobody asks what its states have folded in."""
+        spec = self.options.draft_spec(self.network.spec)
+        if spec is None:
+            return None
+        return Forward(
+            build(spec, arithmetic_of(self.network)),
+            rules.caches,
+            recurrent=rules.recurrent(family_of(spec), self.profile.release),
+            element_bytes=self.options.element_bytes,
+            on_call=self._tell_call,
+        )
 
     def _tell_call(self, rows: int, columns: int) -> None:
         self._events.append(ModelCalled(rows=rows, columns=columns))

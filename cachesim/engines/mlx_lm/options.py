@@ -10,7 +10,8 @@ from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.engines.option import MOST_BYTES, Option, option
 from cachesim.errors import OptionError
-from cachesim.model.spec import F16_BYTES, F32_BYTES
+from cachesim.model.presets import PRESETS, tiny
+from cachesim.model.spec import F16_BYTES, F32_BYTES, ModelSpec
 
 TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatTokenizer]]]] = {
     "bytes": (tuple(TEMPLATES), lambda template, _size: ByteTokenizer(template)),
@@ -107,6 +108,23 @@ class MlxOptions:
         unit="tokens",
         since="0.32.0",
     )
+    draft_model: str | None = option(
+        "--draft-model",
+        "a model that guesses ahead: the name of a preset, or self. No batches then",
+        default=None,
+        kind="text",
+        choices=("self", *PRESETS),
+        may_be_silent=True,
+    )
+    num_draft_tokens: int = option(
+        "--num-draft-tokens",
+        "the most tokens that are guessed at once",
+        default=3,
+        low=0,
+        high=64,
+        unit="tokens",
+        tried=(3, 1),
+    )
     max_tokens: int = option(
         "--max-tokens",
         "the most tokens of a reply, where the request does not say",
@@ -129,6 +147,12 @@ class MlxOptions:
     provenance: bool = option(
         default=True, internal=True
     )  # write down what every state has folded in
+
+    def draft_spec(self, model: ModelSpec) -> ModelSpec | None:
+        """The draft model: a toy of a preset with the model's vocabulary, or the model itself."""
+        if self.draft_model is None or self.draft_model == "self":
+            return None if self.draft_model is None else model
+        return tiny(self.draft_model, vocabulary=model.vocabulary, seed=model.seed + 1)
 
     def chat_tokenizer(self, vocabulary: int) -> ChatTokenizer:
         """The tokenizer that was asked for, with its chat template."""

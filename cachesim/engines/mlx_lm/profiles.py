@@ -108,6 +108,7 @@ _R0_31_3: Final = replace(
     checkpoint=False,
     stop_words_end_generation=True,
     notices_leaving=True,
+    drafts_are_guarded=True,
     no_tokens="one",
 )
 _R0_31_2: Final = replace(_R0_31_3, tells_marks=False)
@@ -352,6 +353,12 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         fits=("0.31.2", "0.31.3", "0.32.0"),
         lay=_lay(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
         landed="0.32.2",
+    ),
+    Patch(
+        name="draft-key",
+        about="with a draft model, a stored key ends where its state does",
+        fits=ALL,
+        lay=_lay(server={"key_is_what_was_fed": True}),
     ),
     Patch(
         name="ring-mask",

@@ -60,13 +60,12 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, .
     records = list(session.run())
     oracle = Oracle(session.network)
     words = Words(session.vocabulary.tokenizer)
-    window = session.network.spec.window
     with RealMlxServer(release) as real:
         line = real.play(
             {
                 "id": scenario.name,
                 "version": release,
-                "model": {"family": family} | ({"window": window} if window else {}),
+                "model": {"family": family} | _changes(session),
                 "template": scenario.chat.template,
                 "vocabulary": words.size,
                 "options": dict(scenario.engine.options),
@@ -86,6 +85,14 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, .
         )
         for record, theirs in zip(records, played, strict=False)
     )
+
+
+def _changes(session: Session) -> dict[str, int]:
+    """What the scenario's model has that decides what is kept: the rest is the family's toy."""
+    spec = session.network.spec
+    window = {"window": spec.window} if spec.window else {}
+    packs = "kv_bits" in session.scenario.engine.options
+    return window | ({"head_size": spec.head_size} if packs else {})
 
 
 def _outcome(record: Record, oracle: Oracle) -> Outcome:
@@ -147,6 +154,8 @@ class Words:
             "reply": self.ids([*said, *[FILLER] * (limit - len(said))]),
             **(asked.options or {}),
         }
+        if "draft_model" in session.scenario.engine.options:
+            request["drafts"] = [self.ids(draft) for draft in asked.drafts or ()]
         if asked.messages:
             request["messages"] = [
                 {"role": each.role, "content": self.text(self.tokenizer.encode(each.content))}

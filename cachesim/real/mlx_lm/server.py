@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from cachesim.engines.mlx_lm.families import family_of
+from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.model.spec import ModelSpec
 from cachesim.real.mlx_lm.families import order_of, toy_of
 from cachesim.real.mlx_lm.process import RealProcess
@@ -32,15 +34,28 @@ class RealMlxServer(RealProcess):
         model: dict[str, Any] = workload["model"]
         if "family" not in model:
             return model
-        spec = toy_of(model, workload.get("vocabulary", VOCABULARY))
+        return model | self._order(toy_of(model, workload.get("vocabulary", VOCABULARY)))
+
+    def _order(self, spec: ModelSpec) -> dict[str, Any]:
         if spec not in self._models:
             weights = Path(self._folder.name) / f"{len(self._models)}.npz"
             self._models[spec] = order_of(spec, weights)
-        return model | self._models[spec]
+        return self._models[spec]
+
+    def _draft(self, workload: Workload) -> dict[str, Any]:
+        """The draft model, where the options name one."""
+        name = workload["options"].get("draft_model")
+        if name is None:
+            return {}
+        spec = toy_of(workload["model"], workload.get("vocabulary", VOCABULARY))
+        draft = MlxOptions(draft_model=name).draft_spec(spec)
+        if draft is None:
+            return {}
+        return {"draft": self._order(replace(draft, family=family_of(draft).name))}
 
     def play(self, workload: Workload) -> dict[str, Any]:
         """A workload with what the real server did, in the form of the vector files."""
-        results = self.order(workload | {"model": self._model(workload)})
+        results = self.order(workload | {"model": self._model(workload)} | self._draft(workload))
         for group in results:
             for request in group["requests"]:
                 request["generated"] = write_row(request["generated"])

@@ -5,6 +5,7 @@ Runs in a release's environment, where nothing of cachesim is.
 
 import importlib
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 Json: TypeAlias = Any
@@ -17,17 +18,24 @@ TOLERANCE = 1e-5
 class StoreWatch:
     """One `LRUPromptCache`, with its insertions and lookups written down."""
 
-    def __init__(self, store: Real, on_fetch: Callable[[int], None]) -> None:
+    def __init__(
+        self, store: Real, model: Callable[[], Real], on_fetch: Callable[[int], None]
+    ) -> None:
         self.mx = importlib.import_module("mlx.core")
         self.caches = importlib.import_module("mlx_lm.models.cache")
         self.store = store
-        self.model: Real = None  # known from its first call on
+        self._model = model
         self.busy = False
         self.inserted: list[Json] = []
         self._numbers: list[tuple[Real, int]] = []
         self._insert, self._fetch = store.insert_cache, store.fetch_nearest_cache
         self._on_fetch = on_fetch
         store.insert_cache, store.fetch_nearest_cache = self.insert, self.fetch
+
+    @property
+    def model(self) -> Real:
+        """The model, which is there once the first request is."""
+        return self._model()
 
     @property
     def count(self) -> int:
@@ -97,7 +105,7 @@ class StoreWatch:
         cold = self.caches.make_prompt_cache(self.model)
         if key:
             self.mx.eval(self.model(self.mx.array([key]), cache=cold))
-        pairs = zip(_leaves(cold), _leaves(cache), strict=True)
+        pairs = zip_longest(_leaves(cold), _leaves(cache))  # those of a draft model come last
         return [self._layer(key, *pair) for pair in pairs]
 
     def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
@@ -115,7 +123,7 @@ class StoreWatch:
             entry["nbytes"] = layer.nbytes
         except (AttributeError, NotImplementedError) as error:
             entry["nbytes"] = {"error": type(error).__name__}
-        if isinstance(getattr(layer, "keys", None), (list, tuple)):
+        if cold is None or isinstance(getattr(layer, "keys", None), (list, tuple)):
             entry["state_is_key"] = None  # packed numbers are never the computed ones
         else:
             entry["state_is_key"] = at_end and self._close(_content(cold), _content(layer))

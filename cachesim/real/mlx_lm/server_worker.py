@@ -39,6 +39,7 @@ FLAGS = (
     "kv_bits",
     "kv_group_size",
     "quantized_kv_start",
+    "num_draft_tokens",
 )
 
 
@@ -102,6 +103,31 @@ class Script:
         return self._mx.array([said], dtype=self._mx.uint32)
 
 
+class DraftScript(Script):
+    """The same with a draft model: what it proposes step by step, and what the model says."""
+
+    def __init__(self, mx: Real, request: Json, count: int) -> None:
+        super().__init__(mx, request["reply"])
+        self._drafts, self._limit, self._count = request["drafts"], request["max_tokens"], count
+        self._proposed: list[int] = []
+
+    def __call__(self, logprobs: Real) -> Real:
+        """Calls for drafts come one by one, then one with all of them and the next token."""
+        said = len(self.rows)
+        if len(self._proposed) < min(self._limit - said, self._count):
+            step = self._drafts[0] if self._drafts else []
+            at = len(self._proposed)
+            self._proposed.append(step[at] if at < len(step) else FILLER)
+            return self._mx.array(self._proposed[-1:], dtype=self._mx.uint32)
+        whole = self._tokens + [FILLER] * (self._limit + self._count + 1)
+        tokens = whole[said : said + logprobs.shape[0]]
+        equal = zip(tokens, self._proposed, strict=False)
+        accepted = next((i for i, (a, b) in enumerate(equal) if a != b), len(self._proposed))
+        self.rows += logprobs[: accepted + 1].tolist()
+        self._proposed, self._drafts = [], self._drafts[1:]
+        return self._mx.array(tokens, dtype=self._mx.uint32)
+
+
 class Asked:
     """One request: its client, its queue, what becomes of it."""
 
@@ -135,8 +161,12 @@ class Server:
         models.watch_calls(workload["model"]["module"], self._called)
         self._ready = threading.Event()
         self._watch()
-        folder = folders.of(workload["model"], workload["template"], size)
+        shape = (workload["template"], size)
+        folder = folders.of(workload["model"], *shape)
         arguments = ["--model", str(folder), "--port", "0", "--max-tokens", "512"]
+        if "draft" in workload:
+            models.watch_calls(workload["draft"]["module"], self._called)
+            arguments += ["--draft-model", str(folders.of(workload["draft"], *shape))]
         known = Path(str(self.module.__file__)).read_text()
         for name in FLAGS:
             flag = "--" + name.replace("_", "-")
@@ -149,8 +179,7 @@ class Server:
             msg = "the server does not start"
             raise RuntimeError(msg)
 
-    def _called(self, model: Real, rows: int, columns: int) -> None:
-        self.watch.model = model
+    def _called(self, rows: int, columns: int) -> None:
         if not self.watch.busy:
             self.calls.append([rows, columns])
 
@@ -186,7 +215,9 @@ class Server:
         watch = importlib.import_module("server_watch")
         size = self.options.get("prompt_cache_size", 10)
         store = kind(*rest) if rest else kind(size)  # older releases have no flag for it
-        self.watch = watch.StoreWatch(store, self._fetched)
+        self.watch = watch.StoreWatch(
+            store, lambda: self.generator.model_provider.model, self._fetched
+        )
         return store
 
     def _listening(self, kind: Real) -> Real:
@@ -285,7 +316,10 @@ class Server:
         body |= request.get("body", {})
         path = "/v1/chat/completions" if chat else "/v1/completions"
         client = self.http.Client(self.httpd.server_address[1], path, body)
-        asked = Asked(client, Script(self.mx, request["reply"]), request)
+        script = Script(self.mx, request["reply"])
+        if "drafts" in request:
+            script = DraftScript(self.mx, request, self.options["num_draft_tokens"])
+        asked = Asked(client, script, request)
         self.asked.append(asked)
         client.start()
         return asked

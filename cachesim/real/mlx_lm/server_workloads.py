@@ -28,6 +28,9 @@ NO_MARK: Final = 10
 REFUSED: Final = (("max_tokens", -1), ("stream", "yes"), ("seed", "one"), ("logit_bias", 3))
 """Fields that every release's server turns away."""
 
+DRAFTED: Final = ("llama", "gemma3_text", "qwen3_5", "lfm2")
+"""Families that get a draft model now and then; the last two cannot be trimmed."""
+
 WINDOWS: Final = (8, 16, 32, 64)
 OPTIONS: Final[Mapping[str, Sequence[int]]] = {
     "prompt_cache_size": (1, 2, 4, 6),
@@ -207,6 +210,19 @@ def joins_by_chance(release: str, family: str) -> bool:
     return skipped and family not in {"llama", "gemma3_text"}
 
 
+def drawn_drafts(random: Random, request: Request, most: int) -> list[list[int]]:
+    """What a draft model proposes, step by step: sometimes what is said, sometimes not."""
+    reply, said, steps = request["reply"], 0, []
+    while said < len(reply):
+        count = max(0, min(request["max_tokens"] - said, most))
+        truth = [*reply, *[NO_MARK] * most][said : said + count]
+        draft = [token if random.random() < 0.6 else NO_MARK + 1 for token in truth]
+        wrong = [i for i, (one, two) in enumerate(zip(draft, truth, strict=True)) if one != two]
+        steps.append(draft)
+        said += (wrong[0] if wrong else count) + 1
+    return steps
+
+
 def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")
@@ -216,7 +232,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     windowed = family == "gemma3_text"
     model = {"family": family} | ({"window": random.choice(WINDOWS)} if windowed else {})
     template = random.choice(("chatml", "chatml", "think", "think-tools"))
-    options = {
+    options: dict[str, Any] = {
         name: random.choice(values)
         for name, values in OPTIONS.items()
         if random.random() < 0.25
@@ -238,7 +254,12 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
         options.pop("prompt_concurrency", None)
         for request in (each for group in steps for each in group):
             request.pop("at", None)
-    if "kv_bits" in options:
+    if family in DRAFTED and random.random() < 0.15:
+        most = random.choice((1, 2, 3))
+        options |= {"draft_model": random.choice(("self", "dense")), "num_draft_tokens": most}
+        for request in (each for group in steps for each in group):
+            request["drafts"] = drawn_drafts(random, request, most)
+    if {"kv_bits", "draft_model"} & set(options):
         for request in (each for group in steps for each in group):
             request.pop("leaves_after", None)  # requests are served alone, with no turns between
     return {

@@ -32,9 +32,13 @@ class ColdStates:
         return self._known[key]
 
     def agree(self, key: Tokens, cache: PromptCache) -> list[bool | None]:
-        """Layer by layer: the same tokens, at the same places, with the same bits."""
-        pairs = zip(leaves(self.state(key)), leaves(cache), strict=True)
-        return [_agrees(cold, layer, len(key)) for cold, layer in pairs]
+        """Layer by layer: the same tokens, at the same places, with the same bits.
+
+        Layers of a draft model come last; nobody judges them.
+        """
+        cold, held = leaves(self.state(key)), leaves(cache)
+        found = [_agrees(*pair, len(key)) for pair in zip(cold, held, strict=False)]
+        return [*found, *[None] * (len(held) - len(cold))]
 
 
 def _agrees(cold: LayerCache, layer: LayerCache, count: int) -> bool | None:

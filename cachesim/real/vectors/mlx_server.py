@@ -178,6 +178,7 @@ class ServerPlayer:
             messages=tuple(Message(**each) for each in request.get("messages", ())),
             predict=request["max_tokens"],
             reply=as_tokens(said),
+            drafts=tuple(map(as_tokens, request["drafts"])) if "drafts" in request else None,
             options=options,
         )
 

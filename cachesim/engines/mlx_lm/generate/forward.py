@@ -51,16 +51,21 @@ class Forward:
         """Fresh caches for one sequence. Follows `make_prompt_cache`."""
         return self.layout.make_cache()
 
-    def __call__(self, inputs: Integers, cache: PromptCache) -> Array:
-        """Feed columns (batch, columns); the logits of each row's last column."""
+    def __call__(self, inputs: Integers, cache: PromptCache, *, outputs: int = 0) -> Array:
+        """Feed columns (batch, columns); the logits of each row's last column.
+
+        With `outputs`, those of its last ones: (batch, outputs, vocabulary), for a batch of one.
+        """
         self._tell(inputs.shape[0], inputs.shape[1])
         if inputs.shape[1] == 0:  # an empty list becomes an array of floats
             msg = "[gather] Got indices with invalid dtype. Indices must be integral."
             raise UpstreamValueError(msg)
         call = _Call(self.network, self.layout, inputs, cache)
         for group in call.groups():
-            call.run(*group)
+            call.run(*group, max(1, outputs))
         call.finish()
+        if outputs:
+            return call.several[None]
         return call.logits
 
 
@@ -86,6 +91,7 @@ class _Call:
         }
         self.first = self._positions_of_first_columns(batch)
         self.logits: Array = np.zeros(0)
+        self.several: Array = np.zeros(0)  # of the last columns of the last group's rows
         self._rows: dict[int, Array] = {}
 
     def _positions_of_first_columns(self, batch: int) -> Integers:
@@ -117,7 +123,7 @@ class _Call:
             return min(start, int(real[0]) if len(real) else stop), each.reach(row)
         return start, stop
 
-    def run(self, rows: list[int], columns: Integers) -> None:
+    def run(self, rows: list[int], columns: Integers, outputs: int = 1) -> None:
         """Put the tokens of some rows through the network."""
         length = columns.shape[1]
         positions = np.maximum(self.first[rows][:, None] + columns, 0)
@@ -126,11 +132,12 @@ class _Call:
             tokens=self.inputs[np.array(rows)[:, None], columns].reshape(-1),
             positions=positions.reshape(-1),
             sets=len(rows),
-            outputs=ends,
+            outputs=(ends[:, None] + np.arange(1 - outputs, 1)).reshape(-1),
             padding=next((each.padding(rows, columns) for each in self.recurrent.values()), None),
         )
         store = _GroupStore(self, rows, columns, positions)
-        for row, logits in zip(rows, self.network.run(ubatch, store).logits, strict=True):
+        self.several = self.network.run(ubatch, store).logits
+        for row, logits in zip(rows, self.several[outputs - 1 :: outputs], strict=True):
             self._rows[row] = logits
 
     def finish(self) -> None:

@@ -17,8 +17,11 @@ class Sampler:
 
     def __call__(self, logits: Array) -> Token:
         """The next token of the sequence."""
-        index = len(self.rows)
         self.rows.append(logits)
+        return self.choose(logits, len(self.rows) - 1)
+
+    def choose(self, logits: Array, index: int) -> Token:
+        """The token of a row, if it came to be said there."""
         if self.forced is not None and index < len(self.forced):
             return self.forced[index]
         return self.network.sample(logits)

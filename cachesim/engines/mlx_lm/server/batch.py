@@ -43,6 +43,11 @@ class Serving:
     store: ServerStore
     tell: Callable[[Event], None]
     finish: Callable[[Job, str], None]
+    draft: Forward | None = None
+
+    def make_cache(self) -> PromptCache:
+        """Fresh caches of the model, and behind them those of the draft model."""
+        return self.model.make_cache() + ([] if self.draft is None else self.draft.make_cache())
 
     def reported(self, job: Job) -> Count | None:
         """The count in the usage of the reply, where the release has one."""

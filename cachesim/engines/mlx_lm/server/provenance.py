@@ -5,6 +5,7 @@ place, which tokens each row and each recurrent state has really seen.
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding
     if not isinstance(network, Traced):
         return ()
     clean = network.histories.clean(key)
-    marks = [pair for pair in zip(network.shapes, leaves(cache), strict=True) if pair[0].marks]
+    marks = [pair for pair in zip(network.shapes, leaves(cache), strict=False) if pair[0].marks]
     return tuple(
         _holding(network, shape, layer, clean, place) for place, (shape, layer) in enumerate(marks)
     )
@@ -93,9 +94,10 @@ def _cells(network: Traced, layer: LayerCache) -> tuple[Integers, Integers]:
 
 
 def described(network: Network, cache: PromptCache) -> tuple[dict[str, Any], ...]:
-    """The real layers of a prompt cache as plain data; marks are not among them."""
-    pairs = zip(network.shapes, leaves(cache), strict=True)
-    return tuple(_described(layer) for shape, layer in pairs if not shape.marks)
+    """The real layers of a prompt cache as plain data, those of a draft model last, no marks."""
+    shapes = network.shapes
+    pairs = zip_longest(shapes, leaves(cache))
+    return tuple(_described(layer) for shape, layer in pairs if shape is None or not shape.marks)
 
 
 def _described(layer: LayerCache) -> dict[str, Any]:

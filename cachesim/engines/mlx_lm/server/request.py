@@ -1,8 +1,9 @@
 """One request on its way through mlx-lm's server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count, Token, Tokens
 
+Said: TypeAlias = Generator[Token, None, None]
+"""The tokens of a reply, one by one; closed early, it puts its caches in order."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Job:
@@ -31,6 +35,9 @@ class Job:
     sampler: Sampler
     stopper: Stopper
     watcher: Stopper | None = None  # stop words that only the HTTP side looks at
+    drafts: tuple[Tokens, ...] = ()  # what the draft model proposes, step by step
+    unfed: int = 0  # tokens at the end of the reply that the model has not been fed
+    ends: int | None = None  # where a forced reply ends before its limit
     uid: int = -1
     cached: Count | None = None
     segment_types: list[SegmentType] = field(default_factory=list)
@@ -87,7 +94,7 @@ def job_of(
     rules: ServerRules,
 ) -> Job:
     """Read a request; what mlx-lm's server does not know is refused."""
-    _refuse_foreign(request)
+    _refuse_foreign(request, drafts=options.draft_model is not None)
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
         msg = (
@@ -95,7 +102,7 @@ def job_of(
             "name the template with the option chat_template"
         )
         raise TokenError(msg)
-    _refuse_tokens(prompt, network)
+    _refuse_tokens((*prompt, *chain.from_iterable(request.drafts or ())), network)
     limit = asked = options.max_tokens if request.predict < 0 else request.predict
     if request.reply is not None:
         limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
@@ -105,6 +112,9 @@ def job_of(
     if words and not rules.stop_words_end_generation:
         watcher, words = Stopper(words, forced), ()
         limit = max(limit, asked)  # the worker goes on until it is told
+    ends = None
+    if options.draft_model is not None:
+        ends, limit = forced, max(limit, asked)  # as many drafts as for a longer reply
     job = Job(
         ticket=ticket,
         messages=request.messages,
@@ -114,6 +124,8 @@ def job_of(
         sampler=Sampler(network, request.reply),
         stopper=Stopper(((tokenizer.eos,), *words), forced),
         watcher=watcher,
+        drafts=request.drafts or (),
+        ends=ends,
         ledger=Ledger(),
     )
     if limit < 1 and (rules.no_tokens == "refused" or request.reply == ()):
@@ -122,12 +134,12 @@ def job_of(
     return job
 
 
-def _refuse_foreign(request: Request) -> None:
+def _refuse_foreign(request: Request, *, drafts: bool) -> None:
     foreign = {
         "slot": request.slot != -1,
         "cache_prompt": not request.cache_prompt,
         "completions": request.completions != 1,
-        "drafts": request.drafts is not None,
+        "drafts": request.drafts is not None and not drafts,
     }
     for name, present in foreign.items():
         if present:

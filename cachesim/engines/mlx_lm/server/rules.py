@@ -43,6 +43,14 @@ class ServerRules:
     notices_leaving: bool = False
     """#1072: the HTTP side stops what its client left; before, a reply went on for nobody."""
 
+    drafts_are_guarded: bool = False
+    """#1109 (0.31.2): caches that cannot be trimmed are refused with a draft model; before, what
+    was drafted in vain stayed in them. A prompt's last token is fed alone since then."""
+
+    key_is_what_was_fed: bool = False
+    """Patch "draft-key", cachesim's own: with a draft model, the key of a stored state ends where
+    the state does. Every release ends it with the reply, of which the last token may be unfed."""
+
     tells_marks: bool = True
     """0.31.2 keeps the end mark and thinking marks to itself, in the counts of a reply too."""
 

@@ -1,13 +1,12 @@
-"""Requests that are served alone: a seed, `--kv-bits`, or layer caches that cannot be merged.
+"""Requests that are served alone: a seed, `--kv-bits`, a draft model, or caches without a batch.
 
 prompt  [ cached | rest, in steps | last token ]   then one token after the other
 """
 
-from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamRaise,
@@ -15,13 +14,13 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamValueError,
     name_of,
 )
-from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
 from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.server.batch import Serving
-from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.server.packing import quantize
+from cachesim.engines.mlx_lm.server.request import Job, Said
 from cachesim.engines.mlx_lm.server.segments import cut, snapshot_key
-from cachesim.model.layers.rope import halves_order
+from cachesim.engines.mlx_lm.server.speculative import speculate
 from cachesim.units import Count, Token, Tokens
 
 
@@ -45,6 +44,7 @@ def _serve(serving: Serving, job: Job) -> None:
     job.old_position = found.position
     job.cache_key = list(key)
     segments = cut(serving.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
+    sound = serving.store.soundness(cache, key[:cached])
     serving.tell(
         RequestAdmitted(
             task=job.ticket,
@@ -52,27 +52,32 @@ def _serve(serving: Serving, job: Job) -> None:
             prompt_tokens=Count(len(job.prompt)),
             cached=cached,
             reported=serving.reported(job),
-            sound=serving.store.soundness(cache, key[:cached]),
+            sound=sound,
             segments=tuple((len(each.tokens), each.type) for each in segments),
         )
     )
-    held = serving.model.make_cache() if cache is None else cache
+    held = serving.make_cache() if cache is None else cache
     rest = (*key[cached:], *job.prompt[len(key) :])
     reason = "length"
-    for token in stream(serving, job, rest, held):
-        job.say(token)
-        if serving.rules.snapshots is None:
-            job.cache_key.append(token)
-        stop = job.stopper.advance(token)
-        if stop or job.should_stop:
-            reason = "stop" if stop or job.watcher is not None else reason
-            break
-    job.quantized = any(isinstance(layer, QuantizedKVCache) for layer in held)
+    following = stream if serving.draft is None else speculate
+    with closing(following(serving, job, rest, held)) as tokens:
+        for token in tokens:
+            job.say(token)
+            if serving.rules.snapshots is None:
+                job.cache_key.append(token)
+            stop = job.stopper.advance(token)
+            if stop or job.should_stop or len(job.generated) == job.ends:
+                reason = "stop" if stop or job.watcher is not None else reason
+                break
+    if serving.rules.key_is_what_was_fed and job.unfed:
+        del job.cache_key[-job.unfed :]
+    packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
+    job.quantized = packed and sound is not False  # packing excuses no wrong state
     serving.finish(job, reason)
     serving.store.insert(job, job.cache_key, held)
 
 
-def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iterator[Token]:
+def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Said:
     """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
 
     Every token that is handed out has been fed already, so a key may always end with it.
@@ -88,7 +93,7 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iter
     while total - done > 1:
         count = min(serving.options.prefill_step_size, total - done - 1)
         serving.model(np.array([rest[done : done + count]], dtype=np.int64), cache)
-        _quantize(serving, cache)
+        quantize(serving.options, serving.model.network, cache)
         done += count
         _tell_progress(serving, job, done, total)
     token = _step(serving, job, rest[-1], cache)
@@ -106,31 +111,8 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Iter
 
 def _step(serving: Serving, job: Job, token: Token, cache: PromptCache) -> Token:
     logits = serving.model(np.array([[token]], dtype=np.int64), cache)
-    _quantize(serving, cache)
+    quantize(serving.options, serving.model.network, cache)
     return job.sampler(logits[0])
-
-
-def _quantize(serving: Serving, cache: PromptCache) -> None:
-    """`--kv-bits`: attention layers are packed once they are long enough.
-
-    Follows `maybe_quantize_kv_cache`, which changes the list in place. Rings refuse; recurrent
-    layers, and lists of caches, are passed over.
-    """
-    options = serving.options
-    if options.kv_bits is None:
-        return
-    shapes = serving.model.network.shapes
-    for index, (shape, layer) in enumerate(zip(shapes, cache, strict=False)):
-        long = getattr(layer, "offset", -1) >= options.quantized_kv_start
-        if shape.marks or not long or isinstance(layer, QuantizedKVCache):
-            continue
-        if isinstance(layer, RotatingKVCache):
-            layer.to_quantized(options.kv_group_size, options.kv_bits)
-        elif isinstance(layer, KVCache):
-            packed = QuantizedKVCache(layer.rules, options.kv_group_size, options.kv_bits)
-            packed.key_order = halves_order(serving.model.network.spec)
-            packed.take(layer, shape.key)
-            cache[index] = packed
 
 
 def _tell_progress(serving: Serving, job: Job, done: int, total: int) -> None:

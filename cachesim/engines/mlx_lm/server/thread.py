@@ -38,6 +38,7 @@ class ResponseGenerator:
         options: MlxOptions,
         rules: MlxRules,
         tell: Callable[[Event], None],
+        draft: Forward | None = None,
     ) -> None:
         self.rules = rules.server
         self.store = ServerStore(model.network, options, rules, tell)
@@ -49,6 +50,7 @@ class ResponseGenerator:
             store=self.store,
             tell=tell,
             finish=self._finish,
+            draft=draft,
         )
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
@@ -60,10 +62,9 @@ class ResponseGenerator:
 
     @property
     def is_batchable(self) -> bool:
-        """Whether every layer cache of the model can be merged with others, and none is packed."""
-        return self.serving.options.kv_bits is None and all(
-            type(layer).has_merge for layer in self.serving.model.make_cache()
-        )
+        """Whether every layer cache can be merged with others, none is packed, nothing drafted."""
+        alone = self.serving.options.kv_bits is not None or self.serving.draft is not None
+        return not alone and all(type(layer).has_merge for layer in self.serving.model.make_cache())
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do. Follows `_generate`."""
