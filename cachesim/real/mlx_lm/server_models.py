@@ -50,3 +50,23 @@ def watch_calls(name: str, on_call: Callable[[int, int], None]) -> None:
         return call(self, inputs, *rest, **more)
 
     kind._unwatched, kind.__call__ = call, watched  # noqa: SLF001 - ours
+
+
+class Folders:
+    """Models on disk, each written once."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._known: dict[str, Path] = {}
+
+    def of(self, model: Mapping[str, Any], template: str, size: int) -> Path:
+        """The folder of a model with its tokenizer."""
+        words = importlib.import_module("server_tokenizer")
+        name = json.dumps([model, template, size])
+        if name not in self._known:
+            folder = self._place / str(len(self._known))
+            folder.mkdir()
+            write_model(folder, model)
+            words.write_tokenizer(folder, template, size)
+            self._known[name] = folder
+        return self._known[name]

@@ -26,7 +26,6 @@ VOCABULARY = 64
 """Words, where a workload does not say otherwise."""
 
 PATIENCE = 30.0
-FILLER = 20
 ROUNDING = 3e-5
 """Log probabilities that lie further apart than this are of another computation."""
 
@@ -50,12 +49,12 @@ def main() -> None:
     sys.path.append(str(HERE))
     threading.excepthook = lambda _args: None
     with tempfile.TemporaryDirectory() as place:
-        folders = Folders(Path(place))
+        folders = importlib.import_module("server_models").Folders(Path(place))
         for line in sys.stdin:
             answers.write(json.dumps(play(json.loads(line), folders)) + "\n")
 
 
-def play(workload: Json, folders: "Folders") -> list[Json]:
+def play(workload: Json, folders: Real) -> list[Json]:
     """Serve the groups one after the other, up to the one that the worker dies of."""
     server = Server(workload, folders)
     results = []
@@ -67,71 +66,10 @@ def play(workload: Json, folders: "Folders") -> list[Json]:
     return results
 
 
-class Folders:
-    """Models on disk, each written once."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._known: dict[str, Path] = {}
-
-    def of(self, model: Json, template: str, size: int) -> Path:
-        """The folder of a model with its tokenizer."""
-        models, words = (importlib.import_module(f"server_{n}") for n in ("models", "tokenizer"))
-        name = json.dumps([model, template, size])
-        if name not in self._known:
-            folder = self._place / str(len(self._known))
-            folder.mkdir()
-            models.write_model(folder, model)
-            words.write_tokenizer(folder, template, size)
-            self._known[name] = folder
-        return self._known[name]
-
-
-class Script:
-    """A sampler that says what it is told to, whatever the logits are."""
-
-    def __init__(self, mx: Real, tokens: Sequence[int]) -> None:
-        self._mx = mx
-        self._tokens = list(tokens)
-        self.rows: list[list[float]] = []
-
-    def __call__(self, logprobs: Real) -> Real:
-        """The next token for one row of the batch; the row it was asked for is kept."""
-        at = len(self.rows)
-        self.rows.append(logprobs[0].tolist())  # at once: arrays belong to their thread
-        said = self._tokens[at] if at < len(self._tokens) else FILLER
-        return self._mx.array([said], dtype=self._mx.uint32)
-
-
-class DraftScript(Script):
-    """The same with a draft model: what it proposes step by step, and what the model says."""
-
-    def __init__(self, mx: Real, request: Json, count: int) -> None:
-        super().__init__(mx, request["reply"])
-        self._drafts, self._limit, self._count = request["drafts"], request["max_tokens"], count
-        self._proposed: list[int] = []
-
-    def __call__(self, logprobs: Real) -> Real:
-        """Calls for drafts come one by one, then one with all of them and the next token."""
-        said = len(self.rows)
-        if len(self._proposed) < min(self._limit - said, self._count):
-            step = self._drafts[0] if self._drafts else []
-            at = len(self._proposed)
-            self._proposed.append(step[at] if at < len(step) else FILLER)
-            return self._mx.array(self._proposed[-1:], dtype=self._mx.uint32)
-        whole = self._tokens + [FILLER] * (self._limit + self._count + 1)
-        tokens = whole[said : said + logprobs.shape[0]]
-        equal = zip(tokens, self._proposed, strict=False)
-        accepted = next((i for i, (a, b) in enumerate(equal) if a != b), len(self._proposed))
-        self.rows += logprobs[: accepted + 1].tolist()
-        self._proposed, self._drafts = [], self._drafts[1:]
-        return self._mx.array(tokens, dtype=self._mx.uint32)
-
-
 class Asked:
     """One request: its client, its queue, what becomes of it."""
 
-    def __init__(self, client: Real, script: Script, request: Json) -> None:
+    def __init__(self, client: Real, script: Real, request: Json) -> None:
         self.client = client
         self.script = script
         self.request = request
@@ -142,10 +80,11 @@ class Asked:
 class Server:
     """The release's server in threads of this process, and its watched store."""
 
-    def __init__(self, workload: Json, folders: Folders) -> None:
+    def __init__(self, workload: Json, folders: Real) -> None:
         self.mx = importlib.import_module("mlx.core")
         self.module: Real = importlib.import_module("mlx_lm.server")
         self.http = importlib.import_module("server_http")
+        self.scripts = importlib.import_module("server_scripts")
         models = importlib.import_module("server_models")
         size = workload.get("vocabulary", VOCABULARY)
         self.calls: list[list[int]] = []
@@ -316,9 +255,9 @@ class Server:
         body |= request.get("body", {})
         path = "/v1/chat/completions" if chat else "/v1/completions"
         client = self.http.Client(self.httpd.server_address[1], path, body)
-        script = Script(self.mx, request["reply"])
+        script = self.scripts.Script(self.mx, request["reply"])
         if "drafts" in request:
-            script = DraftScript(self.mx, request, self.options["num_draft_tokens"])
+            script = self.scripts.DraftScript(self.mx, request, self.options["num_draft_tokens"])
         asked = Asked(client, script, request)
         self.asked.append(asked)
         client.start()
@@ -403,7 +342,7 @@ class Server:
             "tokens": client.tokens,
         }
 
-    def _answer(self, record: Json, script: Script) -> str | None:
+    def _answer(self, record: Json, script: Real) -> str | None:
         """The reply's rows held against those of one cold forward pass."""
         said, prompt = record["generated"], record.get("prompt")
         if record["error"] is not None or not said or not prompt:
