@@ -7,7 +7,7 @@ from typing import Any
 
 from cachesim.errors import InputError, ScenarioError
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.llama_cpp.scenarios import HALF_PRECISION, StepPlayed, play_scenario
+from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.scenario.bisect import Play, Played, Seen
 from cachesim.scenario.format import Scenario
 
@@ -32,7 +32,7 @@ def on_the_wheels(scenario: Scenario) -> Play:
 
 def _seen(played: StepPlayed) -> Seen:
     answer = None
-    if played.distance is not None:
-        answer = "same" if played.distance <= HALF_PRECISION else "diverged"
+    if played.proof is not None:
+        answer = "diverged" if played.proof.wrong else "same"
     real = played.real
     return Seen(name=played.step.name, cached=real.cached, answer=answer, error=real.error)

@@ -193,20 +193,29 @@ def _real_random(
 def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
     """What both servers answered, step by step.
 
-    `real answer` holds the real server's answer against that of a fresh one: the largest
-    difference of a log probability, where rounding cannot explain it.
+    Beside `equal` stands the simulator's verdict on its own answer. `real answer` holds the real
+    server's, computed with exact numbers, against that of a fresh one, token by token; `noise` says
+    how far two fresh ones lie apart.
     """
-    table = Table(title=f"{name} on llama.cpp {release}", title_style="", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"{name} on llama.cpp {release}",
+        title_style="",
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
     for head in ("step", "prompt", "cached", "processed"):
         table.add_column(head, justify="left" if head == "step" else "right")
-    table.add_column("the simulator's", no_wrap=True)
-    table.add_column("real answer", no_wrap=True)
+    for head in ("simulator", "real answer", "noise"):
+        table.add_column(head, no_wrap=True)
     for each in steps:
         real, ours = each.real, each.simulated
         verdict = "equal" if each.agrees else f"DIFFERENT: {_counts(ours)}"
+        verdict += f", {each.expected}" if each.expected else ""
         cached, processed = real.error or _count(real.cached), _count(real.processed)
+        proof = ("", "") if each.proof is None else (str(each.proof), f"{each.proof.noise:.0g}")
         prompt = str(len(each.step.prompt))
-        table.add_row(each.step.name, prompt, cached, processed, verdict, each.answer)
+        row = (each.step.name, prompt, cached, processed, verdict, *proof)
+        table.add_row(*row)
     return table
 
 

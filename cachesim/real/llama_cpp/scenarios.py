@@ -11,27 +11,23 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Action, Outcome, Release, Step
-from cachesim.real.llama_cpp.wrong_answers import VOCABULARY, distance
+from cachesim.real.llama_cpp.wrong_answers import VOCABULARY
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.session import SlotFiles, groups_of
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import Answer, judge
 
 PLAYABLE: Final = get_args(Action)
 
-HALF_PRECISION: Final = 0.1
-"""Answers of a sound server lie closer than this.
-
-Keys and values are kept as 16-bit floats. One token computed alone is off by up to 0.06 from the
-same token at the end of a whole prompt; wrong states move answers by 0.18 and more.
-"""
-
-ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full")
-"""Flags that the cold server shares with the warm one, so that both round alike."""
+ROOM: Final = (1, 2)
+"""What a limit in bytes is multiplied by, for exact keys and values are twice as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +37,13 @@ class StepPlayed:
     step: Step
     real: Outcome
     simulated: Outcome
-    distance: float | None = None  # of the real answer from the real server's own cold one
+    proof: Proof | None = None  # of the real answer, against the real server's own cold one
+    expected: Answer | None = None  # what the simulator says of its own
 
     @property
     def answer(self) -> str:
         """Whether the real server's answer is its own cold answer, rounding aside."""
-        if self.distance is None:
-            return ""
-        return "same" if self.distance <= HALF_PRECISION else f"WRONG {self.distance:.2g}"
+        return "" if self.proof is None else str(self.proof)
 
     @property
     def agrees(self) -> bool:
@@ -59,48 +54,63 @@ class StepPlayed:
 def play_scenario(scenario: Scenario, release: Release) -> tuple[StepPlayed, ...]:
     """Play a scenario on the real server, and on the simulator with the real replies.
 
-    Then every prompt goes to a fresh server of its own: the real server's answers are held against
-    its own cold ones.
+    Then it is played with exact numbers, and every prompt goes to fresh servers of its own: the
+    real server's answers are held against its own cold ones. Where a server with exact numbers
+    reuses something else, for its states are larger, no answer is proven.
     """
     with TemporaryDirectory(prefix="cachesim-models-") as folder, RealServer(release) as real:
         model = Path(folder) / "model.gguf"
         write_model(spec_of(scenario.model), model)
         played = tuple(_steps(scenario, release, real, model))
-        return tuple(_held_against_cold(each, scenario, real, model) for each in played)
+        for times in ROOM:
+            exact = _with_flags(scenario, times)
+            answers = tuple(_steps(exact, release, real, model))
+            if told_alike([each.real for each in played], [each.real for each in answers]):
+                break
+        else:
+            return played
+        return tuple(
+            replace(
+                each,
+                proof=proven(twin.step, twin.real, scenario.engine.options, real, model),
+                expected=twin.expected,
+            )
+            for each, twin in zip(played, answers, strict=True)
+        )
 
 
-def _held_against_cold(
-    played: StepPlayed, scenario: Scenario, real: RealServer, model: Path
-) -> StepPlayed:
-    if played.step.do != "complete" or played.real.error or not played.real.top:
-        return played
-    options = {key: scenario.engine.options[key] for key in ALIKE if key in scenario.engine.options}
-    alone = replace(played.step, slot=-1, with_previous=False, turns=0, options={})
-    with real.started(options, model, probabilities=VOCABULARY) as server:
-        cold = server.ask([alone])[0]
-    return replace(played, distance=distance(played.real, cold)) if cold.top else played
+def _with_flags(scenario: Scenario, times: int) -> Scenario:
+    """The scenario with exact numbers, and so much more room for what is parked."""
+    options = {**scenario.engine.options, **EXACT}
+    if options.get("cache_ram", 0) > 0:
+        options["cache_ram"] *= times
+    return replace(scenario, engine=replace(scenario.engine, options=options))
 
 
 def _steps(
     scenario: Scenario, release: Release, real: RealServer, model: Path
 ) -> Iterator[StepPlayed]:
+    asked = {k: v for k, v in scenario.engine.options.items() if k not in EXACT}
     engine = Engine.create(
         Profile(FAMILY.name, release),
         model=spec_of(scenario.model),
-        options=scenario.engine.options,
+        options=asked,
         arithmetic="ring",
         store=SlotFiles(),
     )
-    simulated = SimulatedServer(engine)
+    simulated, oracle = SimulatedServer(engine), Oracle(engine.network)
     vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
         for numbers in groups_of(scenario):
             group = [_resolved(scenario, number, vocabulary) for number in numbers]
             answers = server.ask(group)
             ours = simulated.ask(group, answers)
-            for step, answer, our in zip(group, answers, ours, strict=True):
+            replies = (*simulated.replies, *(None for _ in group))
+            for step, answer, our, reply in zip(group, answers, ours, replies, strict=False):
                 vocabulary.replies[step.name] = answer.reply
-                yield StepPlayed(step=step, real=answer, simulated=our)
+                verdict = None if reply is None else judge(reply, oracle)
+                said = None if verdict is None else verdict.answer
+                yield StepPlayed(step=step, real=answer, simulated=our, expected=said)
             if server.lost or simulated.lost:
                 return
 

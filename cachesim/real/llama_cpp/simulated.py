@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
@@ -36,6 +36,7 @@ class SimulatedServer:
     lost: bool = False
     seen: int = 0
     events: list[tuple[Event, ...]] = field(default_factory=list)  # per group
+    replies: tuple[Reply | None, ...] = ()  # of the last group of completions
 
     @classmethod
     def of(
@@ -66,6 +67,7 @@ class SimulatedServer:
         self, group: Sequence[Step], real: Sequence[Outcome] | None = None
     ) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each. What is real is said again."""
+        self.replies = ()
         try:
             outcomes = self._ask(group, real)
         except UpstreamAbort:
@@ -85,6 +87,7 @@ class SimulatedServer:
             request = self._request(step, real[index] if real else None, nested=len(group) > 1)
             tickets.append(self.engine.submit(request))
         self.engine.run()
+        self.replies = tuple(self.engine.reply(ticket) for ticket in tickets)
         return tuple(self._outcome(ticket) for ticket in tickets)
 
     def _slot_action(self, step: Step) -> Outcome:

@@ -1,0 +1,29 @@
+"""Answers of the real server, held against its own cold ones."""
+
+from cachesim.real.llama_cpp.proof import Proof, parted
+from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.units import Token, as_tokens
+
+
+def outcome(reply: list[int], *rows: float) -> Outcome:
+    """A reply whose rows differ from a row of zeros by so much, at token 7."""
+    return Outcome(reply=as_tokens(reply), top=tuple({Token(7): row} for row in rows))
+
+
+def test_every_token_is_compared_and_the_first_of_the_farthest_is_named() -> None:
+    cold = outcome([1, 2, 3, 4], 0.0, 0.0, 0.0, 0.0)
+
+    assert (0.5, 2) == parted(outcome([1, 2, 3, 4], 0.0, 0.25, 0.5, -0.5), cold)
+    assert (0.0, 0) == parted(cold, cold)
+
+
+def test_rows_behind_the_first_token_that_differs_belong_to_other_texts() -> None:
+    cold = outcome([1, 2, 3, 4], 0.0, 0.0, 0.0, 0.0)
+
+    assert (0.25, 1) == parted(outcome([1, 9, 3, 4], 0.0, 0.25, 8.0, 8.0), cold)
+
+
+def test_an_answer_is_wrong_where_rounding_cannot_explain_it() -> None:
+    assert "same 0.0002" == str(Proof(distance=2e-4, token=3, noise=0.0))
+    assert "WRONG 0.013, token 4" == str(Proof(distance=0.013, token=3, noise=1e-4))
+    assert "same 0.01" == str(Proof(distance=0.013, token=3, noise=0.01))
