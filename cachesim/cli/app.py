@@ -1,7 +1,7 @@
 """The commands and their options: a thin parser in front of plain functions."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -235,7 +235,7 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
     """
     from cachesim.cli.completion import completion_command
 
-    return completion_command(whole_app(["real"]), shell)
+    return completion_command(shell, COMMANDS, lambda commands: whole_app(["real"], commands))
 
 
 def schema(what: str = "scenario") -> int:
@@ -276,12 +276,12 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
 }
 
 
-def whole_app(words: list[str]) -> App:
+def whole_app(words: list[str], commands: Mapping[str, Callable[..., int]] | None = None) -> App:
     """The parser with every command; what the words ask for is hung in with all its parts."""
     from cachesim.cli.mounts import mount
 
     whole = App(name="cachesim", suppress_keyboard_interrupt=False, console=results(), **LOOKS)
-    for name, command in COMMANDS.items():
+    for name, command in (commands or COMMANDS).items():
         whole.command(command, name=name)
     mount(whole, words)
     return whole

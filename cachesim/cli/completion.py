@@ -1,14 +1,69 @@
 """`cachesim completion`: scripts by which shells complete a command line."""
 
+import inspect
 import sys
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from cyclopts import App
 
 from cachesim.cli.status import AS_EXPECTED
+from cachesim.scenario.shipped import shipped_files
+
+Command: TypeAlias = Callable[..., int]
+
+SCENARIOS: Final = {
+    "run": "names",
+    "explain": "name",
+    "diff": "name",
+    "bisect": "name",
+    "show": "name",
+    "new": "source",
+}
+"""Commands, and the parameter of each that is the name of a shipped scenario."""
+
+FALLS_BACK: Final = ("complete -F ", "complete -o default -F ")
+"""What bash is told to do where nothing fits: offer files."""
 
 
-def completion_command(app: App, shell: Literal["bash", "zsh", "fish"]) -> int:
-    """Print the script of a shell."""
-    sys.stdout.write(app.generate_completion(shell=shell).rstrip("\n") + "\n")
+def completion_command(
+    shell: Literal["bash", "zsh", "fish"],
+    commands: Mapping[str, Command],
+    app_of: Callable[[Mapping[str, Command]], App],
+) -> int:
+    """Print the script of a shell; `app_of` makes the parser of some commands."""
+    named = {name: naming_scenarios(name, command) for name, command in commands.items()}
+    script = app_of(named).generate_completion(shell=shell).rstrip("\n")
+    if shell == "bash":
+        script = script.replace(*FALLS_BACK)
+    sys.stdout.write(f"{script}\n")
     return AS_EXPECTED
+
+
+def naming_scenarios(name: str, command: Command) -> Command:
+    """The command with its scenario as a choice of those that are shipped."""
+    if name not in SCENARIOS:
+        return command
+    names = tuple(file.stem for file in shipped_files())
+
+    def named(*given: Any, **more: Any) -> int:
+        return command(*given, **more)
+
+    signature = inspect.signature(command)
+    parameters = {
+        each.name: _chosen(each, names) if each.name == SCENARIOS[name] else each
+        for each in signature.parameters.values()
+    }
+    named.__doc__, named.__name__ = command.__doc__, command.__name__
+    named.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+    named.__annotations__ = {each.name: each.annotation for each in parameters.values()}
+    return named
+
+
+def _chosen(parameter: inspect.Parameter, names: tuple[str, ...]) -> inspect.Parameter:
+    """The parameter with the names as its type, and None as well where it may be left out."""
+    kind, *extras = get_args(parameter.annotation) or (parameter.annotation,)
+    choice: Any = Literal[names]
+    if type(None) in get_args(kind):
+        choice = choice | None
+    return parameter.replace(annotation=Annotated[choice, *extras] if extras else choice)
