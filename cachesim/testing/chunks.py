@@ -9,11 +9,12 @@ whichever process was the quickest.
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.testing.search import Report, search
+from cachesim.testing.survey import Find, Survey, survey
 from cachesim.testing.workloads import DEFAULT, Shape
 
 CHUNK: Final = 25
@@ -61,3 +62,29 @@ def search_by(
 def _chunks(examples: int) -> Iterator[range]:
     for first in range(0, examples, CHUNK):
         yield range(first, min(first + CHUNK, examples))
+
+
+def survey_by(
+    pool: Executor,
+    profile: Profile,
+    model: str,
+    *,
+    examples: int,
+    find: Find = "wrong",
+    going: Callable[[Report], bool] = lambda _: True,
+    ahead: int = 4,
+    **how: Any,
+) -> Survey:
+    """Survey as `survey` does; the first workload of each cause is the same one."""
+    found = Survey(report=Report(profile=profile, model=model))
+    chunks, under_way = _chunks(examples), deque[Future[Survey]]()
+    while going(found.report):
+        while len(under_way) <= ahead and (chunk := next(chunks, None)) is not None:
+            part = {"examples": len(chunk), "first": chunk.start, "find": find, **how}
+            under_way.append(pool.submit(survey, profile, model, **part))
+        if not under_way:
+            break
+        found.join(under_way.popleft().result())
+    for left in under_way:
+        left.cancel()
+    return found

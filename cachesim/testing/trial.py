@@ -15,7 +15,7 @@ from cachesim.scenario.session import ABORTED, ENDLESS, Record, Session
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
-Kind: TypeAlias = Literal["wrong answer", "broken invariant", "crash"]
+Kind: TypeAlias = Literal["wrong answer", "broken invariant", "crash", "lost reuse"]
 
 EXERCISED: Final = (
     "restore",

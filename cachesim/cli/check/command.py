@@ -1,7 +1,7 @@
 """The command itself: the search of each profile, or its comparison with another."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +10,16 @@ from cyclopts import Parameter
 
 from cachesim.cli.check.budget import Budget, bar
 from cachesim.cli.check.plan import WORDS, Plan, many, workers_for
-from cachesim.cli.check.telling import tell_comparison, tell_search
+from cachesim.cli.check.telling import tell_comparison, tell_search, tell_survey
 from cachesim.cli.jobs import setting
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.workers import processes
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.testing.against import Comparison, compare
-from cachesim.testing.chunks import CHUNK, search_by
+from cachesim.testing.chunks import CHUNK, search_by, survey_by
 from cachesim.testing.search import Report, search
+from cachesim.testing.survey import Find, made_small, survey
 from cachesim.testing.workloads import Shape
 
 
@@ -38,6 +39,16 @@ def check(
         Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
     ] = None,
     emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
+    everything: Annotated[
+        bool,
+        Parameter("--all", negative="", help="Go on past findings, and group them by their cause."),
+    ] = False,
+    find: Annotated[
+        Find,
+        Parameter(
+            help="wrong: wrong answers and crashes; lost: reuse lost though states were there."
+        ),
+    ] = "wrong",
     require: Annotated[
         list[str] | None,
         Parameter(negative="", help=f"Fail unless exercised; one of {', '.join(WORDS)}."),
@@ -59,9 +70,14 @@ def check(
         jobs=workers_for(jobs),
         emit=emit,
         require=frozenset(require or ()),
+        find=find,
+        everything=everything,
     )
     status = AS_EXPECTED
     for profile in plan.profiles:
+        if plan.goes_on:
+            status |= _survey(profile, plan)
+            continue
         status |= (
             _search(profile, plan)
             if plan.against is None
@@ -83,6 +99,30 @@ def _search(profile: Profile, plan: Plan) -> int:
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
     return tell_search(report, plan)
+
+
+def _survey(profile: Profile, plan: Plan) -> int:
+    count = min(plan.jobs, -(-plan.examples // CHUNK))
+    budget = Budget(plan.minutes)
+    with ExitStack() as stack:
+        pool = stack.enter_context(processes(count)) if count > 1 else None
+        advance = stack.enter_context(bar(f"{profile} {plan.model}"))
+
+        def going(report: Report) -> bool:
+            advance(report.workloads, report.requests)
+            return budget.left()
+
+        how = {**plan.how, "find": plan.find, "going": going}
+        if pool is None:
+            found = survey(profile, plan.model, **how)
+        else:
+            found = survey_by(pool, profile, plan.model, **how)
+        found.report.rate = budget.rate(found.report.workloads)
+        order = [cause for cause, _ in found.counts.most_common()]
+        shrunk = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
+        do = map if pool is None else pool.map
+        smallest = list(do(shrunk, order, [found.first[each] for each in order]))
+    return tell_survey(found, dict(zip(order, smallest, strict=True)), plan)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS
 from cachesim.testing.flags import try_flags
+from cachesim.testing.survey import Find
 from cachesim.testing.trial import EXERCISED
 from cachesim.testing.workloads import Shape
 
@@ -40,6 +41,8 @@ class Plan:
     jobs: int
     emit: Path | None
     require: frozenset[str]
+    find: Find = "wrong"
+    everything: bool = False  # go on past the first finding
 
     def __post_init__(self) -> None:
         """Refuse what cannot be played, before anything is."""
@@ -59,6 +62,9 @@ class Plan:
         self._check_folder()
         if self.examples < 1:
             msg = f"--examples is {self.examples}; write a whole number from 1"
+            raise InputError(msg)
+        if self.against is not None and self.goes_on:
+            msg = "--against compares two profiles; --all and --find search one: give one of them"
             raise InputError(msg)
         for profile in self.profiles:
             if self.against is not None and self.against.engine != profile.engine:
@@ -81,6 +87,11 @@ class Plan:
         except OSError as error:
             msg = f"--emit {self.emit}: cannot be written to: {error.strerror or error}"
             raise InputError(msg) from None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether findings are grouped by their cause, and the search goes on past each."""
+        return self.everything or self.find == "lost"
 
     @property
     def how(self) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What is said of a search, and of two profiles on the same workloads."""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -10,21 +12,17 @@ from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.report.consoles import results, show
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.shrink import ids
+from cachesim.testing.survey import Cause, Survey
 
 
 def tell_search(report: Report, plan: Plan) -> int:
     """Say what was exercised and what was found; the exit status."""
-    count = f"{report.workloads} workloads, {report.requests} requests"
-    lines = [
-        f"{report.profile}, {report.model}: {count}, {report.rate:.0f} workloads/s",
-        f"  exercised: {_exercised(report.exercised)}",
-    ]
-    never = [word for word in WORDS if not report.exercised[word]]
-    lines += [f"  never exercised: {', '.join(never)}"] if never else []
+    lines = _played(report)
     status = AS_EXPECTED
     if report.counterexample is None:
         lines.append("  nothing wrong was found")
@@ -32,6 +30,42 @@ def tell_search(report: Report, plan: Plan) -> int:
         lines += _story(report.counterexample, report.profile)
         lines += _emitted(report.counterexample, report.profile, plan.emit)
         status = NOT_AS_EXPECTED
+    return _told(lines, report, plan, status)
+
+
+def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: Plan) -> int:
+    """Say every cause that was found, how often, and the smallest workload that shows it."""
+    report, nothing = found.report, "lost" if plan.find == "lost" else "wrong"
+    lines = _played(report)
+    causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
+    lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
+    for number, (cause, shown) in enumerate(smallest.items(), 1):
+        count = found.counts[cause]
+        often = f"{count} workloads" if count != 1 else "one workload"
+        lines.append(f"  {number}. {cause} ({often})")
+        one = replace(shown, scenario=_renamed(shown.scenario, number))
+        lines += [f"  {line}" for line in _story(one, report.profile)]
+        lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
+    return _told(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
+
+
+def _renamed(scenario: Scenario, number: int) -> Scenario:
+    """Two causes may come from one workload: each file has a name of its own."""
+    return replace(scenario, name=f"{scenario.name}-{number}")
+
+
+def _played(report: Report) -> list[str]:
+    count = f"{report.workloads} workloads, {report.requests} requests"
+    lines = [
+        f"{report.profile}, {report.model}: {count}, {report.rate:.0f} workloads/s",
+        f"  exercised: {_exercised(report.exercised)}",
+    ]
+    never = [word for word in WORDS if not report.exercised[word]]
+    return [*lines, f"  never exercised: {', '.join(never)}"] if never else lines
+
+
+def _told(lines: list[str], report: Report, plan: Plan, status: int) -> int:
+    """Print it; what was required and not exercised is a failure too."""
     missing = sorted(word for word in plan.require if not report.exercised[word])
     if missing:
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")

@@ -1,0 +1,227 @@
+"""A search that goes on: every distinct thing that is wrong, how often, and its smallest case.
+
+What is wrong in many workloads hides what is wrong in few, where a search ends at its first
+finding. Here findings are told apart by their cause, each workload counts once for each cause that
+it shows, and of each cause the first workload is made small.
+
+    wrong answer    which memory was wrong, how, and what had brought it back
+    crash           the sentence of the abort, its numbers aside
+    lost reuse      the rules that kept matching tokens from being reused, though their states
+                    were there
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final, Literal, TypeAlias
+
+from cachesim.engines.family import family_of
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.format import Expect, Scenario
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.result import Culprit, Run, Step
+from cachesim.scenario.runner import run
+from cachesim.scenario.session import ABORTED, ENDLESS
+from cachesim.testing.search import Counterexample, Report, workloads
+from cachesim.testing.shrink import shrink
+from cachesim.testing.trial import Finding, Kind, play
+from cachesim.testing.workloads import DEFAULT, Shape
+
+Find: TypeAlias = Literal["wrong", "lost"]
+
+TRIALS: Final = 400
+"""Simplifications tried of each cause."""
+
+BRINGS: Final[Mapping[str, str]] = {
+    "restore": "a checkpoint was restored",
+    "load": "a stored conversation was loaded",
+    "shift": "the context was shifted",
+    "rollback": "a draft was taken back",
+}
+"""What brings back memory that is then read, by the words that engines have for their events."""
+
+STATELESS: Final = frozenset({"attention"})
+"""Layers whose state after any token is there as long as its cells are."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cause:
+    """What tells one kind of finding from another."""
+
+    kind: Kind
+    marks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {'; '.join(self.marks)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A workload that shows a cause, and where."""
+
+    number: int
+    scenario: Scenario
+    step: int
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Survey:
+    """What a search that goes on has seen."""
+
+    report: Report
+    counts: Counter[Cause] = field(default_factory=Counter)
+    first: dict[Cause, Sighting] = field(default_factory=dict)
+
+    def see(self, cause: Cause, sighting: Sighting) -> None:
+        """Count one more workload that shows a cause."""
+        self.counts[cause] += 1
+        known = self.first.get(cause)
+        if known is None or sighting.number < known.number:
+            self.first[cause] = sighting
+
+    def join(self, other: "Survey") -> None:
+        """Count what another search saw after this one."""
+        self.report.join(other.report)
+        self.counts.update(other.counts)
+        self.first = other.first | self.first
+
+
+def survey(
+    profile: Profile,
+    model: str,
+    *,
+    examples: int,
+    seed: int = 0,
+    first: int = 0,
+    arithmetic: ArithmeticName = "ring",
+    shape: Shape = DEFAULT,
+    find: Find = "wrong",
+    going: Callable[[Report], bool] = lambda _: True,
+) -> Survey:
+    """Play workloads until all are played or told to stop; nothing is made small yet."""
+    found = Survey(report=Report(profile=profile, model=model))
+    drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
+    for number, scenario in enumerate(drawn, first):
+        if not going(found.report):
+            break
+        trial = play(scenario, profile, arithmetic=arithmetic, stop_early=False)
+        found.report.add(scenario, trial)
+        if find == "wrong" and trial.finding is None:
+            continue
+        for cause, (step, detail) in causes(scenario, profile, arithmetic, find).items():
+            sighting = Sighting(number=number, scenario=scenario, step=step, detail=detail)
+            found.see(cause, sighting)
+    return found
+
+
+def causes(
+    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName, find: Find
+) -> dict[Cause, tuple[int, str]]:
+    """Every cause that a workload shows, each with the first step that does, and what is off."""
+    found: dict[Cause, tuple[int, str]] = {}
+    trial = play(scenario, profile, arithmetic=arithmetic, stop_early=False)
+    if trial.finding is not None and trial.finding.kind == "broken invariant":
+        if find == "wrong":
+            broken = Cause("broken invariant", (_unnumbered(trial.finding.detail),))
+            found[broken] = (trial.finding.step, trial.finding.detail)
+        return found
+    played = run(scenario, profile, arithmetic=arithmetic)
+    shown = _wrong(played) if find == "wrong" else _lost(played, scenario)
+    for cause, step, detail in shown:
+        found.setdefault(cause, (step, detail))
+    return found
+
+
+def _wrong(played: Run) -> Iterator[tuple[Cause, int, str]]:
+    for index, step in enumerate(played.steps):
+        if step.error in {ABORTED, ENDLESS}:
+            yield Cause("crash", (_unnumbered(step.message),)), index, step.message
+        elif step.answer == "diverged":
+            off = f"{step.cached} of {step.prompt_tokens} tokens cached"
+            if step.max_difference is not None:
+                off += f", logits off by {step.max_difference:.3g}"
+            yield Cause("wrong answer", tuple(_marks(played, index))), index, off
+
+
+def _marks(played: Run, index: int) -> Iterator[str]:
+    """Which memory was wrong, how, and what had brought it back."""
+    step = played.steps[index]
+    fault = None if step.explanation is None else step.explanation.fault
+    yield "no memory was wrong" if fault is None else f"{fault.place} {_nature(fault)}"
+    words = family_of(Profile.parse(played.profile).engine).exercised
+    brought = {words.get(each.name(), "") for each in step.events}
+    yield from sorted(BRINGS[word] for word in brought & BRINGS.keys())
+    if any(each.do == "slot-restore" and each.slot == step.slot for each in played.steps[:index]):
+        yield "a slot file was restored before"
+
+
+def _nature(fault: Culprit) -> str:
+    if fault.padding:
+        return "holds padding"
+    if fault.holds is None:
+        return "lacks tokens"
+    if fault.expected is None:
+        return "holds tokens too many"
+    return "holds another token"
+
+
+def _lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
+    """Steps that read again what matched, though the state to resume from was there."""
+    stateful = not set(spec_of(scenario.model).layers) <= STATELESS
+    for index, step in enumerate(played.steps):
+        rules = [each for each in step.why if each.after < each.before]
+        declined = not scenario.step[index].cache_prompt
+        if step.explanation is None or step.cached is None or not rules or declined:
+            continue
+        there = [_equal(step)] if not stateful else list(_checkpoints(played, index))
+        best = max((each for each in there if each <= _equal(step)), default=0)
+        if best - 1 > step.cached:  # the last token is always read again
+            marks = tuple(dict.fromkeys(each.rule for each in rules))
+            yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} were there"
+
+
+def _equal(step: Step) -> int:
+    return 0 if step.explanation is None else min(step.explanation.equal, step.prompt_tokens)
+
+
+def _checkpoints(played: Run, index: int) -> Iterable[int]:
+    """How many tokens the checkpoints of the step's slot stood for before it."""
+    slot = played.steps[index].slot
+    before = [each for each in played.steps[:index] if each.slot == slot]
+    return (each.n_tokens for each in before[-1].checkpoints) if before else ()
+
+
+def _unnumbered(text: str) -> str:
+    return re.sub(r"\d+", "N", text)
+
+
+def made_small(
+    cause: Cause, sighting: Sighting, profile: Profile, arithmetic: ArithmeticName, find: Find
+) -> Counterexample:
+    """The smallest workload found that still shows the cause."""
+
+    def shows(candidate: Scenario) -> bool:
+        try:
+            if find == "wrong":
+                trial = play(candidate, profile, arithmetic=arithmetic, stop_early=False)
+                if trial.finding is None:
+                    return False
+            return cause in causes(candidate, profile, arithmetic, find)
+        except InputError:  # what was simplified no longer fits together
+            return False
+
+    smallest = shrink(sighting.scenario, shows, trials=TRIALS)
+    step, detail = causes(smallest, profile, arithmetic, find)[cause]
+    about = f"Found by search on {profile}: {cause}; {detail}."
+    expected: dict[str, Any] = {"expect": (Expect(answer="same"),)} if find == "wrong" else {}
+    return Counterexample(
+        number=sighting.number,
+        finding=Finding(kind=cause.kind, step=step, detail=detail),
+        scenario=replace(smallest, about=about, **expected),
+        arithmetic=arithmetic,
+    )
