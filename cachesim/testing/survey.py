@@ -44,6 +44,12 @@ BRINGS: Final[Mapping[str, str]] = {
 }
 """What brings back memory that is then read, by the words that engines have for their events."""
 
+PLACES: Final[Mapping[str, str]] = {
+    "attention": "attention cache",
+    "window": "window",
+    "recurrent": "recurrent state",
+}
+
 STATELESS: Final = frozenset({"attention"})
 """Layers whose state after any token is there as long as its cells are."""
 
@@ -152,7 +158,10 @@ def _marks(played: Run, index: int) -> Iterator[str]:
     """Which memory was wrong, how, and what had brought it back."""
     step = played.steps[index]
     fault = None if step.explanation is None else step.explanation.fault
-    yield "no memory was wrong" if fault is None else f"{fault.place} {_nature(fault)}"
+    if fault is None:
+        yield "no wrong memory was read"
+    else:
+        yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
     words = family_of(Profile.parse(played.profile).engine).exercised
     brought = {words.get(each.name(), "") for each in step.events}
     yield from sorted(BRINGS[word] for word in brought & BRINGS.keys())

@@ -74,3 +74,26 @@ def test_what_is_no_vector_file_is_refused(tmp_path: Path, content: str, message
 
     with pytest.raises(ScenarioError, match=message):
         replay(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "message"),
+    [
+        ("memory-b9509", ("ops", 0, "runs", 0, "count"), "a batch of 2,147,483,647 tokens"),
+        ("vllm-0.33.0", ("config", "blocks"), "a pool of 2,147,483,647 blocks"),
+    ],
+)
+def test_counts_that_no_memory_holds_are_refused(
+    name: str, where: tuple[str | int, ...], message: str, tmp_path: Path
+) -> None:
+    text = gzip.decompress((VECTORS / f"{name}.jsonl.gz").read_bytes()).decode()
+    line: Any = json.loads(text.partition("\n")[0])
+    holder = line
+    for key in where[:-1]:
+        holder = holder[key]
+    holder[where[-1]] = 2**31 - 1
+    file = tmp_path / "line.jsonl"
+    file.write_text(json.dumps(line))
+
+    with pytest.raises(ScenarioError, match=message):
+        replay(file)

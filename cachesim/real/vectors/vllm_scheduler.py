@@ -7,6 +7,7 @@ from typing import Any
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.vllm.playing import Player
+from cachesim.scenario.limits import TOTAL_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,10 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
         rules = FAMILY.release(line["version"]).rules
     except ProfileError as error:
         raise ScenarioError(str(error)) from error
+    blocks = line["config"]["blocks"]
+    if blocks > TOTAL_TOKENS:
+        msg = f"a pool of {blocks:,} blocks; {TOTAL_TOKENS:,} is the most"
+        raise ValueError(msg)
     player = Player(line["config"], rules)
     step = 0
     for group, expected in zip(line["steps"], line["results"], strict=True):

@@ -1,0 +1,75 @@
+"""A search that goes on tells causes apart, counts them, and makes the first of each small."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.engines import Profile
+from cachesim.scenario import run
+from cachesim.testing import survey as survey_room
+from cachesim.testing.chunks import survey_by
+from cachesim.testing.shrink import ids
+from cachesim.testing.survey import Cause, Survey, made_small, survey
+
+WINDOWS = Profile.parse("llama.cpp@b11549")
+LACKS = Cause("wrong answer", ("the window lacks tokens", "a stored conversation was loaded"))
+
+
+@pytest.fixture(name="found", scope="module")
+def _found() -> Survey:
+    """Two workloads, each with a defect of its own."""
+    found = survey(WINDOWS, "swa", first=62, examples=1)
+    found.join(survey(WINDOWS, "swa", first=118, examples=1))
+    return found
+
+
+def test_a_second_defect_is_not_hidden_behind_the_first(found: Survey) -> None:
+    assert 2 == found.report.workloads
+    assert 1 == found.counts[LACKS] == len(found.counts) - 1
+    assert any("the window holds another token" in cause.marks for cause in found.counts)
+
+
+def test_what_is_made_small_still_shows_its_own_cause(
+    found: Survey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey_room, "TRIALS", 60)
+
+    small = made_small(LACKS, found.first[LACKS], WINDOWS, "ring", "wrong")
+
+    drawn = found.first[LACKS].scenario
+    assert sum(len(ids(step)) for step in small.scenario.step) < sum(
+        len(ids(step)) for step in drawn.step
+    )
+    assert "diverged" == run(small.scenario, WINDOWS, arithmetic="ring").steps[-1].answer
+    assert str(LACKS) in small.scenario.about
+
+
+def test_several_processes_see_what_one_sees() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        several = survey_by(pool, WINDOWS, "dense", examples=27)
+
+    alone = survey(WINDOWS, "dense", examples=27)
+    assert alone.report.requests == several.report.requests
+    assert alone.counts == several.counts == {}
+
+
+def test_reuse_that_was_lost_though_the_state_was_there_is_a_finding() -> None:
+    june = Profile.parse("llama.cpp@b9538")
+    lost = survey(june, "dense", examples=3, find="lost")
+    cause = Cause("lost reuse", ("f-keep",))
+
+    assert cause in lost.counts
+    step = run(lost.first[cause].scenario, june, arithmetic="ring").steps[lost.first[cause].step]
+    assert step.explanation is not None
+    assert (27, 121) == (step.cached, step.explanation.equal)
+
+
+def test_the_command_lists_causes_and_refuses_what_does_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "llama.cpp@b11549", "--model", "dense", "--examples", "9", "--all"]) == 0
+    assert "nothing wrong was found" in capsys.readouterr().out
+    command = ["check", "llama.cpp@b11549", "--all", "--against", "llama.cpp@b9538"]
+    assert main(command) == 2
+    assert "--against compares two profiles" in capsys.readouterr().err
