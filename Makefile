@@ -23,6 +23,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, every senten
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.real_engines
+	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm
 

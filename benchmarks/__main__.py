@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-MODULES: Final = ("model", "memory", "server", "search", "vllm_manager")
+MODULES: Final = ("model", "memory", "server", "search", "vllm_manager", "recorder")
 """Every table, in the order they are printed."""
 
 WIDTH: Final = 120

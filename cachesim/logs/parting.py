@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from cachesim.logs.dump import Recorded
 from cachesim.logs.rewrites import REWRITES, Place, excerpt, kind_of_rewrite
-from cachesim.logs.segments import BLOCK, Segment
+from cachesim.logs.segments import BLOCK, Segment, shared
 
 ENOUGH: Final = 8
 """Of so many earlier requests that a request goes on from, the one that shares most is taken."""
@@ -130,14 +130,7 @@ def _common(one: Segment, other: Segment) -> int:
                 break
             blocks += 1
         return min(blocks * BLOCK, one.length, other.length)
-    low, high = 0, min(len(one.text), len(other.text))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one.text[low:middle] == other.text[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return shared(one.text, other.text)
 
 
 def common_characters(one: Recorded, other: Recorded) -> int:

@@ -4,10 +4,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import Final
 
-from cachesim.logs.segments import Segment
+from cachesim.logs.segments import Segment, shared
 
 AROUND: Final = 24
 """Characters of each side that are shown where two texts part."""
@@ -32,7 +31,6 @@ SUMMARY: Final = re.compile(
 )
 CLEARED: Final = re.compile(r"\b(cleared|omitted|elided|removed|truncated)\b", re.IGNORECASE)
 SYSTEM: Final = frozenset(("system", "developer"))
-ALIKE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +302,10 @@ def _line(text: str, at: int) -> str:
 
 
 def _alike(place: Place) -> bool:
+    """Whether most of the shorter text stands at both ends of the longer one."""
     now, then = place.now.text, place.then.text
-    if place.at >= min(len(now), len(then)) / 10:
-        return True
-    matcher = SequenceMatcher(None, now[:2000], then[:2000], autojunk=False)
-    return matcher.quick_ratio() > ALIKE and now[-AROUND:] == then[-AROUND:]
+    shorter = min(len(now), len(then))
+    return place.at + shared(now[::-1], then[::-1]) >= shorter / 2
 
 
 def _same_json(one: str, other: str, *, inner: bool = False) -> bool:

@@ -56,6 +56,18 @@ class Segment:
         return self.text == other.text
 
 
+def shared(one: str, other: str) -> int:
+    """How many leading characters two texts share."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def mapping(value: object) -> Mapping[str, Any]:
     """The value, if it is an object of JSON; else an empty one."""
     return value if isinstance(value, dict) else {}

@@ -75,7 +75,7 @@ class Asker:
         self._loop = loop
         self._failures = 0
         self._seen: deque[Seen] = deque(maxlen=KEPT)
-        self._mark: str | None = None  # what a user's message begins with; empty: not known
+        self._mark: Array | None = None  # what a user's message begins with; empty: not known
         self._can: bool | None = None
         self.facts: dict[str, Any] = {}
 
@@ -104,13 +104,12 @@ class Asker:
         text = self._text(path, request)
         if text is None:
             return None
-        found = self._tokenized(text)
-        if found is None:
+        ids = self._tokenized(text)
+        if ids is None:
             return None
-        ids, pieces = found
         if own.prompt_tokens is not None and own.prompt_tokens != len(ids):
             return None
-        starts = self._user_starts(text, pieces) if "messages" in request else ()
+        starts = self._user_starts(ids) if "messages" in request else ()
         return Tokens(self._named(own, ids), starts)
 
     def _text(self, path: str, request: Mapping[str, Any]) -> str | list[int] | None:
@@ -127,19 +126,18 @@ class Asker:
             return prompt
         return None
 
-    def _tokenized(self, text: str | list[int]) -> tuple[Array, list[Any]] | None:
+    def _tokenized(self, text: str | list[int], *, first: bool = True) -> Array | None:
+        """The tokens of a text; `first`: of one that a prompt begins with."""
         if isinstance(text, list):
-            return np.asarray(text, dtype=np.int64), []
-        body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
+            return np.asarray(text, dtype=np.int64)
+        body = {"content": text, "add_special": first, "parse_special": True}
         answer = self._ask("POST", "/tokenize", body)
         tokens = answer.get("tokens") if isinstance(answer, dict) else None
-        if not isinstance(tokens, list):
-            return None
         try:
-            ids = np.asarray([each["id"] for each in tokens], dtype=np.int64)
-        except (KeyError, TypeError, ValueError, OverflowError):
+            ids = np.asarray(tokens, dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
             return None
-        return ids, [each.get("piece") for each in tokens]
+        return ids if ids.ndim == 1 else None
 
     def _named(self, own: Recorded, ids: Array) -> tuple[Run, ...]:
         """The tokens as runs: those of the earlier prompt that shares most, then new ones."""
@@ -159,39 +157,24 @@ class Asker:
         rope = rope.copy()
         said = [each for each in own.reply if each.kind == "text"]
         if own.generated and len(said) == len(own.reply) == 1:
-            found = self._tokenized(said[0].text)
+            found = self._tokenized(said[0].text, first=False)
             if found is not None:
-                reply = found[0][: own.generated]
+                reply = found[: own.generated]
                 rope += Rope.of(2 * own.number + 1, len(reply))
                 ids = np.concatenate([ids, reply])
         return Seen(own.number, ids, rope)
 
-    def _user_starts(self, text: str | list[int], pieces: list[Any]) -> tuple[int, ...]:
-        """Where the user's messages begin: at the mark that the template puts before each."""
-        mark = self._user_mark()
-        if not mark or isinstance(text, list):
-            return ()
-        places, at = [], text.find(mark)
-        while at >= 0:
-            places.append(len(text[:at].encode()))
-            at = text.find(mark, at + 1)
-        found, here = [], 0
-        wanted = set(places)
-        for index, piece in enumerate(pieces):
-            if here in wanted:
-                found.append(index)
-            here += len(piece) if isinstance(piece, list) else len(str(piece).encode())
-        return tuple(found)
-
-    def _user_mark(self) -> str:
-        """What a template writes before a user's message, learnt from a small conversation."""
+    def _user_starts(self, ids: Array) -> tuple[int, ...]:
+        """Where the user's messages begin: at the tokens that the template puts before each."""
         if self._mark is None:
             roles = (("user", ONE), ("assistant", OTHER), ("user", THIRD))
             messages = [{"role": role, "content": text} for role, text in roles]
             shown = self._ask("POST", "/apply-template", {"messages": messages})
             text = shown.get("prompt") if isinstance(shown, dict) else None
-            self._mark = mark_in(text) if isinstance(text, str) else ""
-        return self._mark
+            mark = mark_in(text) if isinstance(text, str) else ""
+            found = self._tokenized(mark, first=False) if mark else None
+            self._mark = np.zeros(0, dtype=np.int64) if found is None else found
+        return places_of(self._mark, ids)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
         """One question; None where there is no answer that can be used."""
@@ -219,6 +202,14 @@ def common(one: Array, other: Array) -> int:
     most = min(len(one), len(other))
     differ = one[:most] != other[:most]
     return int(differ.argmax()) if differ.any() else most
+
+
+def places_of(mark: Array, ids: Array) -> tuple[int, ...]:
+    """Every place at which some tokens stand among others."""
+    if not len(mark) or len(mark) > len(ids):
+        return ()
+    windows = np.lib.stride_tricks.sliding_window_view(ids, len(mark))
+    return tuple(int(at) for at in np.flatnonzero((windows == mark).all(axis=1)))
 
 
 def mark_in(text: str) -> str:

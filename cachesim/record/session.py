@@ -30,8 +30,8 @@ from cachesim.record.hashing import Hasher
 MOST_WAITING: Final = 256 << 20
 """Bytes of exchanges that wait to be written."""
 
-TEXT_FREE: Final = ("before", "after", "sentence")
-"""What a parting says that may quote the prompt."""
+QUOTES: Final = ("before", "after", "sentence", "advice")
+"""What a parting says that quotes the prompt, or that its kind says already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Session:
             entry["parting"] = {
                 key: value
                 for key, value in found["parting"].items()
-                if self._hasher is None or key not in TEXT_FREE
+                if self._hasher is None or key not in QUOTES
             }
         entry = with_texts(entry, request, reply, self._hasher)
         return entry, row_of(exchange, own, found)
