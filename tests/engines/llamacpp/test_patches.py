@@ -3,6 +3,7 @@
 import pytest
 
 from cachesim.engines.family import Patch
+from cachesim.engines.llamacpp.events import ChunkReused
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.profile import Profile
@@ -50,6 +51,27 @@ def test_20428_goes_back_to_a_checkpoint_where_a_cut_is_refused() -> None:
         play = Play(profile, "hybrid")
         play.ask(run(range(10)))
         assert play.ask(run(range(10))) == counts
+    assert play.last is not None
+    assert [(loss.rule, loss.before, loss.after) for loss in play.last.losses] == [
+        ("last-token", 10, 9),
+        ("checkpoint-fallback", 9, 6),
+    ]
+
+
+def test_24035_uses_a_checkpoint_that_leaves_one_token_and_none_that_leaves_nothing() -> None:
+    """A prompt of 12 tokens leaves a checkpoint of 8; 9 of its tokens go on from there, 8 do not."""
+    for count, cached in ((9, 8), (8, 0)):
+        play = Play(OCTOBER + "+24035", "recurrent")
+        play.ask(run(range(12)))
+        assert play.ask(run(range(count)))[0] == cached
+
+
+def test_a_moved_chunk_is_an_event() -> None:
+    play = Play(OCTOBER)
+    play.ask(run(range(100)))
+    play.reply(run(range(20), range(50, 100)), options={"n_cache_reuse": 16})
+    moved = [each for each in play.engine.events if isinstance(each, ChunkReused)]
+    assert [(each.size, each.source, each.target) for each in moved] == [(50, 50, 20)]
 
 
 def test_24035_keeps_checkpoints_by_where_they_end() -> None:
