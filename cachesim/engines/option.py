@@ -123,6 +123,13 @@ def option(flag: str = "", about: str = "", *, default: Any, **said: Any) -> Any
     return field(default=default, metadata={Option: whole})
 
 
+def like(options: type, name: str, **changed: Any) -> Any:  # noqa: ANN401
+    """A field that another engine's options have too, with what differs."""
+    declared = {each.name: each.metadata[Option] for each in fields(options)}
+    whole = replace(declared[name], **changed)
+    return field(default=whole.default, metadata={Option: whole})
+
+
 def _kind_of(default: object, choices: tuple[str, ...]) -> Kind:
     if isinstance(default, bool):
         return "yes or no"

@@ -1,10 +1,11 @@
-"""The server's options under upstream's flag names, with upstream's defaults."""
+"""The server's options under upstream's flag names; those of its parent are declared there."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat_templates import TEMPLATES
-from cachesim.engines.option import Option, option
+from cachesim.engines.llamacpp import options as parent
+from cachesim.engines.option import Option, like, option
 from cachesim.errors import OptionError
 
 Companion: TypeAlias = Literal["none", "attn", "strict_tail", "window"]
@@ -12,7 +13,7 @@ RollbackMode: TypeAlias = Literal["auto", "per-step", "gpu-fallback", "cpu"]
 Eviction: TypeAlias = Literal["fifo", "variance"]
 
 LATER: Final = "8337e4cd3"
-MOST: Final = 1 << 24
+MOST: Final = parent.MOST
 MOST_CELLS: Final = 1 << 20
 
 
@@ -20,51 +21,25 @@ MOST_CELLS: Final = 1 << 20
 class Options:
     """What a server was started with."""
 
-    parallel: int = option(
-        "-np, --parallel",
-        "how many slots",
-        default=1,
-        low=1,
-        high=64,
-        unit="slots",
-        tried=(1, 1, 2),
+    parallel: int = like(
+        parent.Options, "parallel", about="how many slots", low=1, high=64, tried=(1, 1, 2)
     )
-    ctx_size: int = option(
-        "-c, --ctx-size",
-        "the whole context, of which each slot may fill an equal share",
-        default=4096,
-        low=1,
+    ctx_size: int = like(
+        parent.Options,
+        "ctx_size",
+        about="the whole context, of which each slot may fill an equal share",
         high=MOST_CELLS,
-        unit="tokens",
         tried=(4096, 1024),
     )
-    batch_size: int = option(
-        "-b, --batch-size",
-        "the most tokens of one decode call",
-        default=2048,
+    batch_size: int = like(parent.Options, "batch_size", high=MOST_CELLS)
+    ubatch_size: int = like(
+        parent.Options,
+        "ubatch_size",
+        about="the most tokens that go through the network at once",
         low=1,
         high=MOST_CELLS,
-        unit="tokens",
-        tried=(2048, 256, 64, 32),
     )
-    ubatch_size: int = option(
-        "-ub, --ubatch-size",
-        "the most tokens that go through the network at once",
-        default=512,
-        low=1,
-        high=MOST_CELLS,
-        unit="tokens",
-        tried=(512, 64, 32, 16),
-    )
-    ctx_checkpoints: int = option(
-        "--ctx-checkpoints",
-        "the most checkpoints a slot keeps; 0 makes none",
-        default=32,
-        low=0,
-        high=1 << 16,
-        unit="checkpoints",
-        tried=(32, 8, 3, 1, 0),
-    )
+    ctx_checkpoints: int = like(parent.Options, "ctx_checkpoints", flag="--ctx-checkpoints")
     ctx_checkpoints_interval: int = option(
         "--ctx-checkpoints-interval",
         "the distance at which checkpoints are made; 0 makes none by distance",
@@ -91,23 +66,10 @@ class Options:
         since=LATER,
         later={LATER: "variance"},
     )
-    slot_prompt_similarity: float = option(
-        "-sps, --slot-prompt-similarity",
-        "the share of a prompt that a slot must hold to be chosen for it; 0 never looks",
-        default=0.1,
-        low=0,
-        high=1,
-        tried=(0.1, 0.0, 0.5),
+    slot_prompt_similarity: float = like(
+        parent.Options, "slot_prompt_similarity", tried=(0.1, 0.0, 0.5)
     )
-    cache_ram: int = option(
-        "-cram, --cache-ram",
-        "what the prompt cache in host memory may take; 0 is none, -1 has no limit",
-        default=8192,
-        low=-1,
-        high=MOST,
-        unit="MiB",
-        tried=(8192, 1, 0),
-    )
+    cache_ram: int = like(parent.Options, "cache_ram", tried=(8192, 1, 0))
     cache_ram_similarity: float = option(
         "--cache-ram-similarity",
         "a slot that keeps less than this share of its tokens is parked first",
@@ -138,11 +100,7 @@ class Options:
         "what is left out when token lists are compared: auto, none, or BEGIN,END",
         default="auto",
     )
-    context_shift: bool = option(
-        "--context-shift",
-        "drop old tokens where the context is full, instead of ending the reply",
-        default=True,
-    )
+    context_shift: bool = like(parent.Options, "context_shift", default=True, tried=())
     recurrent_ckpt_mode: RollbackMode = option(
         "--recurrent-ckpt-mode",
         "how recurrent states are rolled back after a draft",

@@ -59,7 +59,7 @@ def test_20428_goes_back_to_a_checkpoint_where_a_cut_is_refused() -> None:
 
 
 def test_24035_uses_a_checkpoint_that_leaves_one_token_and_none_that_leaves_nothing() -> None:
-    """A prompt of 12 tokens leaves a checkpoint of 8; 9 of its tokens go on from there, 8 do not."""
+    """A prompt of 12 tokens leaves a checkpoint of 8: 9 of its tokens go on there, 8 do not."""
     for count, cached in ((9, 8), (8, 0)):
         play = Play(OCTOBER + "+24035", "recurrent")
         play.ask(run(range(12)))
