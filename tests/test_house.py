@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenario": {"model", "engines", "verify"},
     "testing": {"model", "engines", "verify", "scenario"},
     "logs": {"model", "engines", "verify", "scenario"},
+    "traces": {"model", "engines", "verify", "scenario"},
     "real": {"model", "engines", "verify", "scenario", "testing", "logs"},
     "record": {"model", "engines", "verify", "scenario", "logs"},
     "report": {"model", "engines", "verify", "scenario"},
@@ -33,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "lessons",
         "logs",
         "record",
+        "traces",
     },
 }
 IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subprocess", "time"}

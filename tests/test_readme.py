@@ -39,4 +39,4 @@ def test_every_command_in_the_readme_is_one() -> None:
 
     named = set(re.findall(r"cachesim ([a-z]+)\b", "".join(blocks("console")))) - {"list"}
 
-    assert named <= {*COMMANDS, "real", "check", "why", "tune", "bench"}
+    assert named <= {*COMMANDS, "real", "check", "why", "tune", "replay", "bench"}

@@ -45,6 +45,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         name="record",
         help="Pass requests on to a server, record them, and say why each was read again.",
     )
+    app.command(
+        "cachesim.cli.replay:replay_command",
+        name="replay",
+        help="Play a production trace on servers, and count what is reused and what is lost.",
+    )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

@@ -12,6 +12,7 @@ block held before.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.engines.vllm.scheduler import Chunk, Step
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import Network
-from cachesim.model.store import Ubatch
+from cachesim.model.store import Lanes, Ubatch
 from cachesim.units import Array
 
 
@@ -42,6 +43,27 @@ class Rows:
     logits: Array
 
 
+class _Nowhere:
+    """The memory of a network that computes nothing."""
+
+    planes = 1
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        """Nothing is kept, nothing is seen."""
+        del layer, keys, values
+        return ()
+
+    def states(self, layer: int) -> Array:
+        """A row without numbers."""
+        del layer
+        return np.zeros((1, 0), np.uint64)
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Nothing is kept."""
+
+
+NOWHERE: Final = _Nowhere()
+
 Judge = Callable[[Chunk, Array], Sequence[int]]
 """What is sampled after a chunk, given the logits of its last `1 + drafts` tokens."""
 
@@ -53,6 +75,7 @@ class Runner:
     network: Network
     groups: tuple[GroupSpec, ...]
     rules: RunnerRules
+    computes: bool = True  # False: no network, so nothing is held and nothing is moved
     pages: Pages = field(init=False)
     held: dict[int, CachedRequestState] = field(default_factory=dict)
     state_group: int | None = field(init=False)
@@ -67,6 +90,8 @@ class Runner:
 
     def run(self, step: Step, judge: Judge) -> list[list[int]]:
         """Run a step; what was sampled for each of its chunks, nothing where it read on."""
+        if not self.computes:
+            return [self._known(chunk, judge) for chunk in step.chunks]
         for chunk in step.chunks:
             self._hold(chunk)
         for group, source, target in step.copies:
@@ -88,6 +113,16 @@ class Runner:
             for chunk in step.chunks:
                 self._postprocess(chunk)
         return sampled
+
+    def _known(self, chunk: Chunk, judge: Judge) -> list[int]:
+        """What a chunk ends with where no network computes: only its last tokens are looked at."""
+        if chunk.end < chunk.known:
+            return []
+        wanted = 1 + len(chunk.drafts)
+        tokens = chunk.last_tokens(wanted)
+        positions = np.arange(chunk.end - wanted, chunk.end)
+        ubatch = Ubatch(tokens=np.array(tokens, np.int64), positions=positions)
+        return list(judge(chunk, self.network.run(ubatch, NOWHERE).logits))
 
     def forget(self, request: int) -> None:
         """A request is done, or was preempted."""

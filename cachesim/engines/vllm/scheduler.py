@@ -40,6 +40,12 @@ class Chunk:
         drafts = [max(draft, 0) for draft in self.drafts]
         return self.request.tokens[self.start : self.end] + drafts
 
+    def last_tokens(self, count: int) -> list[int]:
+        """The last of them, without a copy of the rest."""
+        drafts = [max(draft, 0) for draft in self.drafts]
+        known = self.request.tokens[max(self.start, self.end - count) : self.end]
+        return (known + drafts)[-count:]
+
 
 @dataclass(slots=True)
 class Step:

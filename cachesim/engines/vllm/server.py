@@ -29,6 +29,7 @@ from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler, Step
 from cachesim.engines.vllm.store import Connector
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Count
 
 MOST_IDLE: Final = 2
@@ -59,8 +60,11 @@ class Vllm(Engine):
         self._events = EventLog()
         self.manager = self._manager(groups)
         self.scheduler = Scheduler(self.manager, self._limits())
-        self.scheduler.tells_blocks = True
-        self.runner = Runner(network, groups, self.rules.runner)
+        self.computes = arithmetic_of(network) != "counts"
+        self.scheduler.tells_blocks = self.computes or self.options.connector != "none"
+        self.runner = Runner(
+            network, groups, self.rules.runner, computes=self.scheduler.tells_blocks
+        )
         self.prefixes = Prefixes(self.manager.sizes.hash_block)
         self.computed = Computed(self.manager.sizes.hash_block)
         self.drafter = Drafter(self.options)
@@ -114,7 +118,7 @@ class Vllm(Engine):
 
     def submit(self, request: base.Request) -> Ticket:
         """Put a request at the end of the queue; nothing runs yet."""
-        check(request, self.network.spec.vocabulary)
+        check(request, self.network.spec.vocabulary if self.computes else None)
         fields = self.family.read_fields(self.profile, request.options or {})
         ticket = Ticket(len(self._jobs))
         job = Job(

@@ -1,0 +1,1 @@
+"""Production traces: requests as blocks of tokens, played in order on any engine."""

@@ -1,0 +1,119 @@
+"""Traces are read as they are published, scaled block by block, and played without a network."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.model.presets import preset
+from cachesim.scenario.session import Session
+from cachesim.testing.search import workloads
+from cachesim.traces.reading import Asked, TraceError, open_trace
+from cachesim.traces.replay import Plan, replay, scaled
+
+LINES = [
+    {"timestamp": 0, "input_length": 1100, "output_length": 40, "hash_ids": [0, 1, 2]},
+    {"timestamp": 5, "input_length": 1024, "output_length": 1, "hash_ids": [0, 1]},
+    {"timestamp": 9, "input_length": 1500, "output_length": 70, "hash_ids": [0, 1, 3]},
+]
+
+
+def trace(folder: Path, lines: list[dict[str, object]] | None = None) -> Path:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines or LINES))
+    return path
+
+
+def test_the_first_request_says_how_many_tokens_a_block_has(tmp_path: Path) -> None:
+    unit, requests = open_trace(trace(tmp_path))
+
+    assert 512 == unit
+    assert [(1100, 40, (0, 1, 2)), (1024, 1, (0, 1)), (1500, 70, (0, 1, 3))] == [
+        (each.length, each.output, each.blocks) for each in requests
+    ]
+
+
+def test_blocks_stay_whole_when_a_trace_is_scaled() -> None:
+    asked = [Asked(0.0, 1100, 40, (0, 1, 2)), Asked(5.0, 1024, 1, (0, 1))]
+
+    (one, reply), (other, _) = scaled(asked, 512, 32)
+
+    assert [(1, 0, 16), (2, 0, 16), (3, 0, 3)] == one.runs
+    assert list(other) == list(one)[:32]
+    assert 1 == len(reply)
+
+
+def test_a_scale_that_cuts_blocks_is_refused() -> None:
+    with pytest.raises(InputError, match="must divide the trace's blocks of 512"):
+        list(scaled([Asked(0.0, 9, 9, (0,))], 512, 3))
+
+
+def test_what_is_reused_and_lost_of_a_small_trace(tmp_path: Path) -> None:
+    unit, requests = open_trace(trace(tmp_path))
+    plan = Plan(profile=Profile.parse("vllm@0.33.0"), model=preset("dense"), scale=32)
+
+    *_, found = replay(plan, requests, unit)
+
+    assert (3, 0, 35 + 32 + 47) == (found.requests, found.refused, found.prompt_tokens)
+    assert 16 + 32 == found.cached  # the second prompt is whole blocks: its last one is computed
+    assert {"last-token": 1, "whole-blocks": 15} == found.lost
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "trace.jsonl:1: not JSON"),
+        ("[1]", "trace.jsonl:1: not an object"),
+        ('{"input_length": 5}', "hash_ids must be a list"),
+        ('{"input_length": -5, "output_length": 1, "hash_ids": [1]}', "input_length has -5"),
+        ('{"input_length": 5, "output_length": 1, "hash_ids": ["a"]}', "hash_ids has a"),
+        ('{"input_length": 5000, "output_length": 1, "hash_ids": [1]}', "say it with --unit"),
+        (
+            '{"timestamp": true, "input_length": 5, "output_length": 1, "hash_ids": [1]}',
+            "timestamp is True",
+        ),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line + "\n")
+
+    with pytest.raises(TraceError, match=complaint):
+        list(open_trace(path)[1])
+
+
+def test_a_later_request_with_too_few_blocks_is_named(tmp_path: Path) -> None:
+    path = trace(tmp_path, [*LINES, LINES[0] | {"hash_ids": [0, 1]}])
+
+    with pytest.raises(TraceError, match="request 4 has 1100 tokens in 2 blocks"):
+        list(open_trace(path)[1])
+
+
+def test_the_command_plays_a_trace_on_several_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["replay", str(trace(tmp_path)), "-p", "vllm@0.33.0", "-p", "llama.cpp@b11549"]
+
+    status = main([*words, "--model", "dense", "--format", "json"])
+
+    found = json.loads(capsys.readouterr().out)
+    assert 0 == status
+    assert [48, 63] == [each["cached"] for each in found]
+
+
+@pytest.mark.parametrize("model", ["hybrid", "swa"])
+def test_without_a_network_the_same_is_decided(model: str) -> None:
+    profile = Profile.parse("vllm@0.33.0+39273")
+    for scenario in islice(workloads(profile, model, seed=5), 12):
+        told = [
+            [
+                (record.reply and record.reply.cached, [each.as_dict() for each in record.events])
+                for record in Session(scenario, profile, arithmetic=arithmetic, looks=False).run()
+            ]
+            for arithmetic in ("ring", "counts")
+        ]
+        assert told[0] == told[1], scenario.name
