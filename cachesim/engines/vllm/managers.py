@@ -12,6 +12,7 @@ from cachesim.engines.vllm.block_pool import NULL, BlockPool
 from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
+from cachesim.errors import UpstreamAbort
 
 Found: TypeAlias = tuple[list[list[int]], int]
 """The blocks of a hit, one list per group, and its length in tokens."""
@@ -150,7 +151,16 @@ class Manager:
         return new
 
     def copy_on_write(self, table: list[int], index: int, source: int, copy: int) -> None:
-        """The request writes into a copy; both are held until the copy is made."""
+        """The request writes into a copy; both are held until the copy is made.
+
+        Follows `_apply_cow`, its assertions too: a table that is shorter than a partial hit ends
+        the engine core.
+        """
+        where = "SingleTypeKVCacheManager._apply_cow"
+        if index >= len(table):
+            raise UpstreamAbort(where, "block_idx < len(req_blocks)")
+        if table[index] != source:
+            raise UpstreamAbort(where, "req_blocks[block_idx] is source_block")
         table[index] = copy
         self.copies.append((source, copy))
         self.pool.ref[copy] += 1

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.errors import OptionError
+from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
@@ -139,3 +139,12 @@ def test_a_prompt_beyond_the_longest_is_refused_by_the_server() -> None:
 
     assert "BadRequestError" == reply.error
     assert "maximum context length is 32 tokens" in reply.message
+
+
+def test_a_partial_hit_beyond_its_table_ends_the_engine_core() -> None:
+    drafting = {"speculative_method": "eagle", "prefix_cache_retention_interval": -1}
+    engine = server("0.33.0+no-46281", mamba_block_size=32, **drafting)
+    ask(engine, text(300, 96))
+
+    with pytest.raises(UpstreamAbort, match=r"_apply_cow.*block_idx < len"):
+        ask(engine, text(300, 96))
