@@ -4,15 +4,16 @@ from collections.abc import Iterator
 
 from cachesim.engines import FAMILIES
 from cachesim.scenario import Scenario, load
+from cachesim.scenario.format import Seen
 from cachesim.scenario.shipped import shipped_files
 from pages.tables import code, plain, table
 
 INTRODUCTION = """\
 # Reported defects
 
-Each of these is a report as a file that runs: `cachesim run NAME`. Where an answer is named, the
-profile gives one that is not a cold run's; elsewhere the defect costs reuse. Cached tokens are
-given step by step. The numbers are checked by the tests.
+Each of these is a report as a file that runs: `cachesim run NAME`. What its users saw is held
+against the run, before and, where some profile cures it, after. [Other reports](../out-of-reach.md)
+have no scenario.
 """
 
 KINDS = {
@@ -35,13 +36,15 @@ def _kinds() -> Iterator[str]:
         rows = [_row(each) for each in loaded if each.kind == kind]
         if rows:
             yield f"## {title}"
-            yield table(("scenario", "what happens", "expected"), rows)
+            yield table(("scenario", "reported", "what users see", "before", "after"), rows)
 
 
-def _row(scenario: Scenario) -> tuple[str, str, str]:
-    issue = linked_issue(scenario.source.issue)
-    name = f"{code(scenario.name)} {issue}".strip()
-    return name, plain(scenario.about), "; ".join(_expected(scenario))
+def _row(scenario: Scenario) -> tuple[str, ...]:
+    source, shows = scenario.source, scenario.shows
+    issues = [linked_issue(each) for each in (source.issue, *source.also) if each]
+    reported = " ".join(filter(None, (source.date, ", ".join(issues)))) or "-"
+    seen = (_seen(shows.before), _seen(shows.after))
+    return code(scenario.name), reported, plain(shows.symptom), *seen
 
 
 def linked_issue(issue: str) -> str:
@@ -52,15 +55,13 @@ def linked_issue(issue: str) -> str:
     return plain(issue)
 
 
-def _expected(scenario: Scenario) -> Iterator[str]:
-    for each in scenario.expect:
-        answers = (each.answer,) if isinstance(each.answer, str) else each.answer or ()
-        wrong = [word for word in dict.fromkeys(answers) if word not in {None, "none", "same"}]
-        words = [] if each.cached is None else [f"cached {', '.join(map(_count, each.cached))}"]
-        words += [f"**{word}**" for word in wrong]
-        if words:
-            yield f"{code(each.profile or 'all')}: {', '.join(words)}"
-
-
-def _count(cached: object) -> str:
-    return str(cached) if isinstance(cached, int) else "-"
+def _seen(seen: Seen) -> str:
+    """One side of what a report shows."""
+    if not seen.profile:
+        return "-"
+    words = [] if seen.cached is None else [f"{seen.cached:,} of {seen.of:,} cached"]
+    words += [f"**{seen.answer}**"] if seen.answer not in {None, "same"} else []
+    words += [f"`{seen.error}`"] if seen.error else []
+    words += [f"checkpoints: {seen.checkpoints}"] if seen.checkpoints is not None else []
+    words += [f"parked: {seen.parked}"] if seen.parked is not None else []
+    return f"{code(seen.profile)}, {plain(seen.step)}: {', '.join(words)}"
