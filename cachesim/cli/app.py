@@ -145,6 +145,37 @@ def diff(
     return diff_command(one, other, name, seed=seed, arithmetic=arithmetic, settings=settings)
 
 
+def compare(
+    workload: str,
+    *,
+    rows: Annotated[
+        str,
+        Parameter(
+            help="engines: each at its newest release; releases: all of them; policies: those for "
+            "windows and recurrent states, with the flags that matter; or a file of rows."
+        ),
+    ] = "engines",
+    row: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="One more, as in sglang@0.5.23,page_size=16."),
+    ] = None,
+    arithmetic: Annotated[
+        Literal["ring", "float", "counts"],
+        Parameter(help="ring: exact words; float: a real network; counts: decisions only."),
+    ] = "ring",
+    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
+) -> int:
+    """Play one workload on all engines: tokens reused, lost by cause, wrong answers, bytes held.
+
+    Example: cachesim compare sglang-one-trace --rows policies
+    """
+    from cachesim.cli.compare import compare_command
+
+    return compare_command(
+        workload, rows=rows, settings=tuple(row or ()), arithmetic=arithmetic, output=format
+    )
+
+
 def bisect(
     name: str,
     *,
@@ -266,6 +297,7 @@ COMMANDS: Final[dict[str, Callable[..., int]]] = {
     "run": run,
     "explain": explain,
     "diff": diff,
+    "compare": compare,
     "bisect": bisect,
     "list": list_,
     "show": show,

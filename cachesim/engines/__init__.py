@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from cachesim.engines.family import FAMILIES, register
 from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA_CPP
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.marconi.family import FAMILY as MARCONI
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
@@ -34,7 +35,7 @@ HOMES: Final = {
 
 __getattr__ = lazily(__name__, HOMES)
 
-for each in (LLAMA_CPP, IK_LLAMA_CPP, MLX_LM, VLLM, SGLANG):
+for each in (LLAMA_CPP, IK_LLAMA_CPP, MLX_LM, VLLM, SGLANG, MARCONI):
     register(each)
 
 __all__ = [

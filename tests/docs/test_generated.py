@@ -89,7 +89,7 @@ def test_oddities_are_whole_sentences_of_each_engine() -> None:
     page = ports.oddities_page()
     counts = [len(rows(part)) - 1 for part in page.split("\n## ")[1:]]
 
-    assert 5 == len(counts)
+    assert 6 == len(counts)
     assert all(count >= 5 for count in counts), counts
     assert "keeps one whose last token lies exactly at `pos_next`" in page
     assert not re.search(r"\| Trap", page)

@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from cachesim.engines import said
 from cachesim.engines.causes import Cause, declared
 
 LAST_TOKEN: Final = Cause(
     id="last-token",
-    sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
+    sentence=said.LAST_COMPUTED,
     about="A match is limited to the prompt's length minus one.",
     fields=("prompt_tokens",),
 )
@@ -65,7 +66,7 @@ STATE_EVICTED: Final = Cause(
 )
 STATE_MISSING: Final = Cause(
     id="state-missing",
-    sentence="no state was saved between {found} and {wanted} tokens",
+    sentence=said.NO_STATE,
     about=(
         "`no_buffer` saves states where chunks and requests end, `extra_buffer` at the last "
         "multiple of the grid, every `mamba_track_interval` generated tokens, and at the point "

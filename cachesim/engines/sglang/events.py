@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cachesim.engines import said
 from cachesim.engines.events import Event
 from cachesim.units import Count
 
@@ -26,7 +27,7 @@ class PrefixMatched(Event, tone="plain"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkScheduled(Event, tone="plain", says="tokens {start} to {end} are computed in this step"):
+class ChunkScheduled(Event, tone="plain", says=said.CHUNK):
     """A request computes tokens `[start, end)` of its prompt in this step."""
 
     start: int

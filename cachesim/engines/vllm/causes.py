@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from cachesim.engines import said
 from cachesim.engines.causes import Cause, declared
 
 CACHE_NOT_READ: Final = Cause(
@@ -11,7 +12,7 @@ CACHE_NOT_READ: Final = Cause(
 )
 LAST_TOKEN: Final = Cause(
     id="last-token",
-    sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
+    sentence=said.LAST_COMPUTED,
     about="A hit ends at the last token but one (`num_tokens - 1`), before it is cut to blocks.",
     fields=("prompt_tokens",),
 )

@@ -6,6 +6,7 @@ its content when the chunk has run.
 
 from dataclasses import dataclass
 
+from cachesim.engines import said
 from cachesim.engines.events import Event
 from cachesim.units import Count
 
@@ -43,7 +44,7 @@ class RequestDeferred(Event, tone="warn"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkScheduled(Event, tone="plain", says="tokens {start} to {end} are computed in this step"):
+class ChunkScheduled(Event, tone="plain", says=said.CHUNK):
     """A request computes tokens `[start, end)` in this step, the last `drafts` of them proposed."""
 
     start: int

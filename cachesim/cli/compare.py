@@ -1,0 +1,57 @@
+"""`cachesim compare`: one workload, all engines, one table."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Literal
+
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.errors import ScenarioError
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.report.compared import comparison
+from cachesim.report.consoles import results
+from cachesim.scenario.comparing import Row, compare, newest
+from cachesim.scenario.rows import policies, rows_in
+from cachesim.scenario.shipped import load_all
+
+
+def compare_command(
+    workload: str,
+    *,
+    rows: str = "engines",
+    settings: tuple[str, ...] = (),
+    arithmetic: ArithmeticName = "ring",
+    output: Literal["text", "json"] = "text",
+) -> int:
+    """Play the workload on every row; 1 if any answer was wrong."""
+    loaded = load_all([workload])
+    if len(loaded) != 1:
+        msg = f"{workload} is {len(loaded)} scenarios: name one"
+        raise ScenarioError(msg)
+    [(_, scenario)] = loaded
+    chosen = rows_of(rows, settings)
+    found = list(compare(scenario, chosen, arithmetic=arithmetic))
+    if output == "json":
+        told = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        results().print(comparison(scenario.name, found))
+    return NOT_AS_EXPECTED if any(each.wrong for each in found) else AS_EXPECTED
+
+
+def rows_of(rows: str, settings: tuple[str, ...]) -> tuple[Row, ...]:
+    """The rows that were asked for, and one more for each `PROFILE,flag=value,...`."""
+    more = tuple(map(row_of, settings))
+    if rows == "policies":
+        return (*policies(), *more)
+    if rows in {"engines", "releases"}:
+        return (*newest(releases=rows == "releases"), *more)
+    return (*rows_in(Path(rows)), *more)
+
+
+def row_of(text: str) -> Row:
+    """Read a row as users write it: `sglang@0.5.23,page_size=16`."""
+    from cachesim.cli.jobs import setting
+
+    profile, *flags = text.split(",")
+    return Row(name=text, profile=profile, options=dict(map(setting, flags)))

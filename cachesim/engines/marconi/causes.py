@@ -1,0 +1,36 @@
+"""Why Marconi reuses fewer tokens than were computed before."""
+
+from typing import Final
+
+from cachesim.engines import said
+from cachesim.engines.causes import Cause, declared
+
+LAST_TOKEN: Final = Cause(
+    id="last-token",
+    sentence=said.LAST_COMPUTED,
+    about="The artifact has no such rule: `leaves_last_token` false is its accounting.",
+    fields=("prompt_tokens",),
+)
+NOT_KEPT: Final = Cause(
+    id="not-kept",
+    sentence="the tree has {found} of the {wanted} tokens that were computed",
+    about="A node was evicted, or what was computed never went into the tree.",
+    fields=("wanted", "found"),
+)
+NO_STATE_YET: Final = Cause(
+    id="no-state-yet",
+    sentence=said.NO_STATE,
+    about=(
+        "States lie where requests end and where they have branched off before: the first that "
+        "branches off saves one, the next gains."
+    ),
+    fields=("wanted", "found"),
+)
+FALSE_MATCH: Final = Cause(
+    id="false-match",
+    sentence="the match counts {answer} tokens, with nodes below an edge that does not agree",
+    about="A defect of the artifact: it goes on among the children of a partly matched edge.",
+    fields=("answer",),
+)
+
+CAUSES: Final = declared(globals())

@@ -1,0 +1,45 @@
+"""The published artifact, and the policy as the paper describes it."""
+
+from dataclasses import replace
+from typing import Final
+
+from cachesim.engines.family import Patch, Release
+from cachesim.engines.marconi.rules import ARTIFACT, PAPER, Rules
+
+RELEASES: Final = (
+    Release(
+        name="artifact",
+        about="the published simulator, with its own accounting",
+        rules=ARTIFACT,
+        date="2025-05-12",
+        upstream="ruipeterpan/marconi",
+    ),
+    Release(
+        name="paper",
+        about="the policy with a strict match, and one token left to compute",
+        rules=PAPER,
+        date="2025-05-12",
+        upstream="arXiv:2411.19379",
+    ),
+)
+
+PATCHES: Final[tuple[Patch[Rules], ...]] = (
+    Patch(
+        name="strict-match",
+        about="a match ends where an edge does not agree to its end",
+        fits=("artifact",),
+        lay=lambda rules: replace(rules, descends_partial=False),
+    ),
+    Patch(
+        name="own-bytes",
+        about="an evicted leaf is counted with its own tokens",
+        fits=("artifact",),
+        lay=lambda rules: replace(rules, bytes_of_last_candidate=False),
+    ),
+    Patch(
+        name="own-operations",
+        about="what is saved of the MLPs is counted against the MLPs",
+        fits=("artifact",),
+        lay=lambda rules: replace(rules, mlp_less_attention=False),
+    ),
+)

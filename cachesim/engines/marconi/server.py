@@ -1,0 +1,320 @@
+"""Marconi as an engine: one request after another, from a lookup to what the tree keeps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cachesim.engines import base
+from cachesim.engines.base import Engine, Reply, Ticket
+from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family
+from cachesim.engines.held import Held
+from cachesim.engines.ledger import Ledger
+from cachesim.engines.marconi import causes
+from cachesim.engines.marconi import events as happened
+from cachesim.engines.marconi.family import FAMILY
+from cachesim.engines.marconi.held import held
+from cachesim.engines.marconi.memory import Content, Memory
+from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.rules import Rules
+from cachesim.engines.marconi.tree import Match, Node, Tree
+from cachesim.engines.profile import Profile
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.errors import OptionError, TokenError
+from cachesim.model.arithmetic import Network
+from cachesim.model.store import Ubatch
+from cachesim.units import Array, Count, Token, Tokens
+
+LONGEST = 1 << 17
+"""Tokens of the longest request."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One request, and what came of it."""
+
+    ticket: Ticket
+    prompt: Tokens
+    limit: int
+    forced: Tokens | None
+    generated: list[Token] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    cached: int = 0
+    error: str | None = None
+    done: bool = False
+
+
+class Marconi(Engine):
+    """A tree under a policy, with real keys and states in its nodes."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        family: Family[Rules, MarconiOptions] = FAMILY,
+        network: Network,
+        options: Mapping[str, Any],
+        store: base.ByteStore | None = None,
+    ) -> None:
+        del store  # nothing is saved to files
+        self.profile = profile
+        self.network = network
+        self.family = family
+        self.rules = family.rules(profile)
+        self.options = family.read(profile, options)
+        self._events = EventLog()
+        self._jobs: list[Job] = []
+        self._computed: list[Tokens] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.tree = Tree(self.options, self.rules)
+        self.tree.on_deleted = self._deleted
+        self.tree.on_merged = self._merged
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+        return self._events
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def submit(self, request: base.Request) -> Ticket:
+        """Put a request at the end of the queue; nothing runs yet."""
+        foreign = {
+            "slot": request.slot != -1,
+            "completions": request.completions != 1,
+            "messages": bool(request.messages),
+            "drafts": request.drafts is not None,
+            "cache_prompt": not request.cache_prompt,
+        }
+        for name, present in foreign.items():
+            if present:
+                msg = f"a request to marconi has no field {name!r} here: leave it out"
+                raise OptionError(msg)
+        self.family.read_fields(self.profile, request.options or {})
+        if not request.prompt:
+            msg = "a prompt without tokens: write at least one"
+            raise TokenError(msg)
+        size = self.network.spec.vocabulary
+        outside = next((each for each in request.prompt if not 0 <= each < size), None)
+        if outside is not None:
+            msg = f"token {outside} of the prompt is outside the vocabulary of {size}"
+            raise TokenError(msg)
+        limit = request.predict if request.predict >= 0 else 16
+        if request.reply is not None:
+            limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
+        if limit < 1:
+            msg = "a request generates at least 1 token: let it"
+            raise OptionError(msg)
+        ticket = Ticket(len(self._jobs))
+        job = Job(ticket=ticket, prompt=request.prompt, limit=limit, forced=request.reply)
+        self._jobs.append(job)
+        if len(request.prompt) + limit > LONGEST:
+            job.error, job.done = "BadRequestError", True
+        return ticket
+
+    def reply(self, ticket: Ticket) -> Reply | None:
+        """The reply to a request, once it is finished."""
+        job = self._jobs[ticket]
+        if not job.done:
+            return None
+        served = job.error is None
+        return Reply(
+            prompt=job.prompt,
+            generated=tuple(job.generated),
+            logits=np.stack(job.rows) if job.rows else np.zeros((0, 0)),
+            cached=Count(job.cached) if served else None,
+            processed=Count(len(job.prompt) - job.cached) if served else None,
+            equal=job.ledger.equal,
+            equal_with=job.ledger.equal_with,
+            losses=job.ledger.losses,
+            error=job.error,
+        )
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client goes away before its turn."""
+        job = self._jobs[ticket]
+        if not job.done:
+            job.done, job.error = True, "cancelled"
+
+    def slot_erase(self, slot: int) -> Ticket:
+        """A scenario's way to begin with an empty tree."""
+        del slot
+        self._start()
+        job = Job(ticket=Ticket(len(self._jobs)), prompt=(), limit=0, forced=None, done=True)
+        self._jobs.append(job)
+        return job.ticket
+
+    def slot_save(self, slot: int, name: str) -> Ticket:
+        """There is nothing like it."""
+        del slot, name
+        msg = "marconi has no slots to save: a step may be complete, cancel or slot-erase"
+        raise OptionError(msg)
+
+    slot_restore = slot_save
+
+    # -- one request -------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """The next request, whole."""
+        job = next((each for each in self._jobs if not each.done), None)
+        if job is None:
+            return False
+        self._serve(job)
+        job.done = True
+        return True
+
+    @property
+    def _right(self) -> bool:
+        """Whether one token is left to compute, and only what was fed is kept.
+
+        Trap: the artifact counts a whole prompt as reused, and the last sampled token as kept.
+        """
+        return self.options.leaves_last_token
+
+    def _serve(self, job: Job) -> None:
+        prompt = job.prompt
+        asked = prompt[:-1] if self._right else prompt
+        match = self.tree.look_up(asked)
+        job.cached = match.reusable
+        self._account(job, match)
+        self._tell(
+            happened.PrefixMatched(
+                task=int(job.ticket), cached=Count(match.reusable), agreed=Count(match.agreed)
+            )
+        )
+        memory = Memory(self.network, len(prompt) + job.limit)
+        usable = [node for node in match.nodes if node.content is not None]
+        while usable and sum(len(node.key) for node in usable) >= len(prompt):
+            usable.pop()  # its logits are wanted: the artifact counts it all the same
+        memory.load([node.content for node in usable])
+        states: dict[int, dict[int, Array]] = {}
+        self._generate(job, memory, match, states)
+        self._keep(job, memory, states)
+
+    def _generate(
+        self, job: Job, memory: Memory, match: Match, states: dict[int, dict[int, Array]]
+    ) -> None:
+        """Prefill with a stop at the branching point, then a token at a time."""
+        tokens = list(job.prompt)
+        stops = {match.agreed} if match.branches else set()
+        for stop in sorted({each for each in stops if memory.length < each < len(tokens)}):
+            self._piece(memory, tokens[memory.length : stop], wanted=False)
+            states[stop] = memory.saved()
+        row = self._piece(memory, tokens[memory.length :], wanted=True)
+        states[memory.length] = memory.saved()
+        for index in range(job.limit):
+            job.rows.append(row)
+            forced = job.forced is not None and index < len(job.forced)
+            token = job.forced[index] if forced and job.forced else self.network.sample(row)
+            job.generated.append(Token(int(token)))
+            tokens.append(job.generated[-1])
+            if index + 1 < job.limit or not self._right:
+                row = self._piece(memory, tokens[memory.length :], wanted=True)
+                states[memory.length] = memory.saved()
+
+    def _piece(self, memory: Memory, tokens: list[Token], *, wanted: bool) -> Array:
+        memory.count = len(tokens)
+        ubatch = Ubatch(
+            tokens=np.array(tokens, np.int64),
+            positions=np.arange(memory.length, memory.length + len(tokens)),
+            outputs=np.array([len(tokens) - 1] if wanted else [], np.int64),
+        )
+        logits = self.network.run(ubatch, memory).logits
+        memory.length += len(tokens)
+        row: Array = logits[-1] if wanted else logits
+        return row
+
+    def _keep(self, job: Job, memory: Memory, states: dict[int, dict[int, Array]]) -> None:
+        """What was computed goes into the tree, each new node with its keys and state."""
+        tokens = (*job.prompt, *job.generated)[: memory.length]
+        self._computed.append(tokens)
+        asked = job.prompt
+        leaf, branch = self.tree.insert(asked, tokens, int(job.ticket))
+        if branch is not None:
+            self._fill_branch(branch, states)
+            self._tell(happened.BranchSaved(task=int(job.ticket), tokens=Count(branch.depth())))
+        if leaf.content is None and leaf is not self.tree.root:
+            end = leaf.depth()
+            start = end - len(leaf.key)
+            leaf.content = memory.content(start, end, states.get(end) or memory.saved())
+            self._tell(happened.SequenceKept(task=int(job.ticket), tokens=Count(end)))
+
+    def _fill_branch(self, branch: Node, states: dict[int, dict[int, Array]]) -> None:
+        """The divided edge: the tree's keys above and below, and the state where they part.
+
+        A state that this prefill has not passed is computed again from the nodes above it, as the
+        second pass of the paper does.
+        """
+        [lower] = [node for node in branch.children.values() if node.content is not None][:1]
+        end = branch.depth()
+        whole: Content = lower.content
+        upper, lower.content = whole.parted(len(branch.key))
+        upper.state = states[end] if end in states else self._second_pass(branch)
+        branch.content = upper
+
+    def _second_pass(self, branch: Node) -> dict[int, Array]:
+        """The state after a node's tokens, computed from the start."""
+        tokens = [token for node in branch.path() for token in node.key]
+        memory = Memory(self.network, len(tokens))
+        self._piece(memory, tokens, wanted=False)
+        return memory.saved()
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _account(self, job: Job, match: Match) -> None:
+        """From what was computed before down to the match."""
+        prompt, best, by = job.prompt, 0, -1
+        for number, tokens in enumerate(self._computed):
+            shared = int(get_common_prefix(tokens, prompt))
+            if shared > best:
+                best, by = shared, number
+        ledger = job.ledger = Ledger(Count(best), f"request {by}" if best else "nothing")
+        if self._right and best > len(prompt) - 1:
+            ledger.apply(causes.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
+        real = self.tree.agreed(prompt[: len(prompt) - self._right])
+        if real < ledger.usable:
+            ledger.apply(causes.NOT_KEPT, real, wanted=ledger.usable, found=real)
+        legal = min(self.tree.legal(prompt[: len(prompt) - self._right]), ledger.usable)
+        if legal < ledger.usable:
+            ledger.apply(causes.NO_STATE_YET, legal, wanted=ledger.usable, found=legal)
+        if match.reusable != ledger.usable:
+            ledger.apply(causes.FALSE_MATCH, match.reusable, answer=match.reusable)
+
+    def _deleted(self, node: Node) -> None:
+        own = Count(len(node.key))
+        self._tell(happened.NodeEvicted(tokens=Count(node.depth()), own=own))
+
+    def _merged(self, node: Node) -> None:
+        """An inner node is about to become one with its child: so do their keys."""
+        [child] = node.children.values()
+        if node.content is not None and child.content is not None:
+            child.content = node.content.before(child.content)
+        self._tell(happened.StateEvicted(tokens=Count(node.depth())))
+
+    # -- looking in --------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the tree holds now, as plain data."""
+        return {
+            "slots": [],
+            "prompt_cache": [],
+            "nodes": [{"n_tokens": node.depth(), "own": len(node.key)} for node in self.tree.all()],
+            "bytes": self.tree.size,
+            "weight": self.tree.weight,
+        }
+
+    def held(self) -> Held:
+        """The tree's nodes, with the marks of a traced network."""
+        return held(self.tree, self.network)
+
+    def check_integrity(self) -> None:
+        """Raise ContractError where the tree's own books disagree."""
+        self.tree.check()

@@ -1,0 +1,319 @@
+r"""The radix tree of the artifact: every node has a state at its end. Follows `RadixCache`.
+
+    root --[0 .. 150)--> S --[150 .. 203)--> S        an edge that is branched off gets a state
+                          \-[150 .. 200)--> S         where it is divided
+
+A request that branches off pays for the state; the next one that shares the prefix gains.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.engines.marconi.costs import Costs, normalised
+from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.rules import Rules
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.errors import ContractError
+from cachesim.units import Tokens
+
+WEIGHTS: Final = tuple(step / 10 for step in range(21))
+"""The weights that are tried: 0 to 2."""
+
+LAST: Final = 500
+"""How many requests a tried weight is judged by."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Some tokens with a state at their end; `content` is what lies there, `by` who made it."""
+
+    key: Tokens = ()
+    parent: "Node | None" = None
+    children: dict[int, "Node"] = field(default_factory=dict)
+    last_access: float = 0.0
+    content: Any = None
+    by: int = -1
+
+    def __lt__(self, other: "Node") -> bool:
+        return self.last_access < other.last_access
+
+    def path(self) -> "list[Node]":
+        """The nodes that lead here, the root left out."""
+        found: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
+
+    def depth(self) -> int:
+        """How many tokens lead to its end."""
+        return sum(len(node.key) for node in self.path())
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Nodes that are matched to their end, and how far tokens agree beyond them."""
+
+    nodes: tuple[Node, ...]
+    agreed: int
+
+    @property
+    def reusable(self) -> int:
+        """Tokens of those nodes."""
+        return sum(len(node.key) for node in self.nodes)
+
+    @property
+    def branches(self) -> bool:
+        """Whether inserting divides an edge."""
+        return self.agreed > self.reusable
+
+
+class Tree:
+    """Match, insert, evict."""
+
+    def __init__(self, options: MarconiOptions, rules: Rules) -> None:
+        self.options = options
+        self.rules = rules
+        self.costs = Costs(options)
+        self.root = Node()
+        self.time = 0
+        self.nodes = 0
+        self.tokens = 0
+        self.policy = options.policy
+        self.weight = options.eff_weight
+        self.hits: list[tuple[int, int]] = []  # tokens asked for, tokens reused
+        self.window: list[tuple[Tokens, Tokens]] = []  # what a weight is tuned by
+        self.bootstrap: int | None = None
+        self.on_deleted: Callable[[Node], None] | None = None
+        self.on_merged: Callable[[Node], None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return self.nodes * self.costs.state_bytes() + self.costs.keys_bytes(self.tokens)
+
+    # -- match -------------------------------------------------------------------------------------
+
+    def look_up(self, prompt: Tokens) -> Match:
+        """What a request may go on from."""
+        match = self.match(prompt)
+        self.hits.append((len(prompt), match.reusable))
+        return match
+
+    def match(self, tokens: Tokens) -> Match:
+        """Nodes whose keys agree to their end. Follows `match_prefix`.
+
+        Trap: the artifact goes on among the children of an edge that agrees only in part, and
+        counts what it finds there as reusable.
+        """
+        self.time += 1
+        nodes: list[Node] = []
+        node, rest, agreed = self.root, tokens, 0
+        while True:
+            if self.policy == "lru":
+                node.last_access = self.time
+            child = node.children.get(rest[0]) if rest else None
+            if child is None:
+                break
+            shared = int(get_common_prefix(child.key, rest))
+            agreed += shared
+            rest = rest[shared:]
+            if shared == len(child.key):
+                nodes.append(child)
+            elif not self.rules.descends_partial:
+                if self.policy == "lru":
+                    child.last_access = self.time
+                break
+            node = child
+        if self.policy != "lru" and nodes:
+            nodes[-1].last_access = self.time
+        return Match(tuple(nodes), agreed)
+
+    # -- insert ------------------------------------------------------------------------------------
+
+    def insert(self, prompt: Tokens, tokens: Tokens, by: int = -1) -> tuple[Node, Node | None]:
+        """Put a sequence in; its last node, and the one that a division made.
+
+        Follows `insert`: the weight is tuned when enough was seen, room is made, an edge is
+        divided where the sequence branches off.
+        """
+        self.time += 1
+        if self.policy == "tuned":
+            self.window.append((prompt, tokens))
+            if self.bootstrap is not None and len(self.hits) == self.bootstrap:
+                self.weight = tuned(self.options, self.rules, self.window)
+                self.window = []
+        match = self.match(tokens)
+        needed = (1 + match.branches) * self.costs.state_bytes()
+        needed += self.costs.keys_bytes(len(tokens) - match.agreed)
+        over = self.size + needed - self.options.capacity_bytes
+        if over > 0:
+            self.evict(over)
+        return self._insert(tokens, by)
+
+    def _insert(self, tokens: Tokens, by: int) -> tuple[Node, Node | None]:
+        node, rest, branch = self.root, tokens, None
+        while True:
+            if self.policy == "lru":
+                node.last_access = self.time
+            if not rest:
+                return node, branch
+            child = node.children.get(rest[0])
+            if child is None:
+                leaf = Node(rest, node, last_access=self.time, by=by)
+                node.children[rest[0]] = leaf
+                self.nodes += 1
+                self.tokens += len(rest)
+                return leaf, branch
+            shared = int(get_common_prefix(child.key, rest))
+            if shared < len(child.key):
+                child = branch = self._divide(child, shared, by)
+            node, rest = child, rest[shared:]
+
+    def _divide(self, child: Node, length: int, by: int) -> Node:
+        upper = Node(child.key[:length], child.parent, last_access=self.time, by=by)
+        upper.children = {child.key[length]: child}
+        if child.parent is not None:
+            child.parent.children[child.key[0]] = upper
+        child.parent, child.key = upper, child.key[length:]
+        self.nodes += 1
+        return upper
+
+    def walk(self, tokens: Tokens) -> Iterator[tuple[Node, int]]:
+        """Nodes that truly agree, each with how many of its tokens do; nothing is touched."""
+        node, rest = self.root, tokens
+        while rest and (child := node.children.get(rest[0])) is not None:
+            shared = int(get_common_prefix(child.key, rest))
+            yield child, shared
+            if shared < len(child.key):
+                return
+            node, rest = child, rest[shared:]
+
+    def agreed(self, tokens: Tokens) -> int:
+        """How many tokens agree."""
+        return sum(shared for _, shared in self.walk(tokens))
+
+    def legal(self, tokens: Tokens) -> int:
+        """How many lie in nodes that agree to their end: a state stands there."""
+        return sum(shared for node, shared in self.walk(tokens) if shared == len(node.key))
+
+    def check(self) -> None:
+        """Raise ContractError where the counts are not those of the nodes."""
+        nodes = list(self.all())
+        counted = (len(nodes), sum(len(node.key) for node in nodes))
+        if counted != (self.nodes, self.tokens):
+            msg = f"marconi: {counted} nodes and tokens, and {(self.nodes, self.tokens)} counted"
+            raise ContractError(msg)
+
+    # -- evict -------------------------------------------------------------------------------------
+
+    def evict(self, wanted: int) -> None:
+        """Make room for so many bytes. Follows `evict`."""
+        self.time += 1
+        if self.bootstrap is None:
+            self.bootstrap = self.options.bootstrap_multiplier * len(self.hits)
+        if self.policy == "lru":
+            self._evict_oldest(wanted)
+        else:
+            self._evict_least_worth(wanted)
+
+    def all(self) -> Iterator[Node]:
+        """All nodes but the root, depth first."""
+        stack = list(reversed(self.root.children.values()))
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def _evict_oldest(self, wanted: int) -> None:
+        """Leaves, the one used longest ago first. Follows `evict_v1`.
+
+        Trap: a lookup that reuses nothing refreshes the nodes on its way all the same.
+        """
+        heap = [node for node in self.all() if not node.children]
+        heapq.heapify(heap)
+        gone = 0
+        while gone < wanted and heap:
+            node = heapq.heappop(heap)
+            gone += self.costs.state_bytes() + self.costs.keys_bytes(len(node.key))
+            parent = node.parent
+            self._delete(node)
+            if parent is not None and parent is not self.root and not parent.children:
+                heapq.heappush(heap, parent)
+
+    def _evict_least_worth(self, wanted: int) -> None:
+        """Nodes with one child at most: an inner one loses its state and becomes one with its
+        child. Follows `evict_v2`.
+
+        Trap: the artifact counts an evicted leaf with the tokens of the last candidate, so it may
+        evict more or less than was wanted.
+        """
+        gone = 0
+        while gone < wanted and self.nodes:
+            candidates = [node for node in self.all() if len(node.children) < 2]
+            worth = normalised([self._saved_per_byte(node) for node in candidates])
+            recent = normalised([1 / (self.time - node.last_access) for node in candidates])
+            scores = [self.weight * a + b for a, b in zip(worth, recent, strict=True)]
+            node = candidates[scores.index(min(scores))]
+            gone += self.costs.state_bytes()
+            if node.children:
+                self._merge(node)
+                continue
+            counted = candidates[-1] if self.rules.bytes_of_last_candidate else node
+            gone += self.costs.keys_bytes(len(counted.key))
+            self._delete(node)
+
+    def _saved_per_byte(self, node: Node) -> float:
+        """What a node saves beyond its parent, for each byte of a prefix that ends there.
+
+        Trap: the artifact subtracts the attention of the parent's tokens from what the MLPs save.
+        """
+        costs, whole = self.costs, node.depth()
+        above = whole - len(node.key)
+        saved = costs.recurrent(len(node.key)) + costs.attention(whole) - costs.attention(above)
+        less = costs.mlp(above)
+        if self.rules.mlp_less_attention:
+            layers = self.options.num_attn_layers or 1
+            less = self.options.num_mlp_layers * costs.attention(above) // layers
+        saved += costs.mlp(whole) - less
+        return saved / (costs.state_bytes() + costs.keys_bytes(whole))
+
+    def _delete(self, node: Node) -> None:
+        if node.parent is not None:
+            del node.parent.children[node.key[0]]
+        self.nodes -= 1
+        self.tokens -= len(node.key)
+        if self.on_deleted is not None:
+            self.on_deleted(node)
+
+    def _merge(self, node: Node) -> None:
+        """Only the state goes; the tokens become the child's."""
+        if self.on_merged is not None:
+            self.on_merged(node)
+        [child] = node.children.values()
+        child.key = node.key + child.key
+        child.parent = node.parent
+        child.last_access = max(node.last_access, child.last_access)
+        if node.parent is not None:
+            node.parent.children[child.key[0]] = child
+        self.nodes -= 1
+
+
+def tuned(options: MarconiOptions, rules: Rules, requests: list[tuple[Tokens, Tokens]]) -> float:
+    """The weight under which the requests so far would have saved most. Follows `tune_config`."""
+    best, most = 0.0, -1
+    for weight in WEIGHTS:
+        tree = Tree(options, rules)
+        tree.policy, tree.weight = "weighed", weight
+        for prompt, tokens in requests:
+            tree.look_up(prompt)
+            tree.insert(prompt, tokens)
+        recent = tree.hits[-LAST:]
+        saved = tree.costs.recurrent(sum(hit for _, hit in recent))
+        saved += sum(tree.costs.attention(hit) + tree.costs.mlp(hit) for _, hit in recent)
+        if saved > most:
+            best, most = weight, saved
+    return best

@@ -1,0 +1,176 @@
+"""The artifact's rows, its own small test, and examples worked out by hand."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.marconi.costs import Costs
+from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.rules import ARTIFACT, PAPER
+from cachesim.engines.marconi.tree import Tree
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.explain import adds_up
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+from tests.engines.sglang.test_sglang_engine import TRACE, R
+
+STATE = 24 * (4096 * 128 * 2 + (2 * 4096 + 2 * 128) * 4 * 2)
+TOKEN = 4 * 2 * 4096 * 2
+
+# The artifact's toy example: six prompts about two universities, with words for tokens.
+WORDS = (
+    "Princeton University is a beautiful place",
+    "Princeton University is a good place",
+    "Princeton University is a big thing",
+    "Princeton is a town",
+    "Harvard University is",
+    "Princeton University is a big deal",
+)
+
+
+def as_words(texts: Sequence[str]) -> list[Tokens]:
+    numbers: dict[str, int] = {}
+    return [
+        as_tokens([numbers.setdefault(word, len(numbers)) for word in text.split()])
+        for text in texts
+    ]
+
+
+def cached(release: str, prompts: Sequence[Tokens], **options: Any) -> list[int]:
+    model = tiny("hybrid", vocabulary=4096)
+    engine = Engine.create(f"marconi@{release}", model=model, options=options, arithmetic="counts")
+    found = []
+    for prompt in prompts:
+        ticket = engine.submit(Request(prompt=prompt, predict=3, reply=R))
+        engine.run()
+        engine.check_integrity()
+        reply = engine.reply(ticket)
+        assert reply is not None
+        adds_up(reply)
+        found.append(int(reply.cached or 0))
+    return found
+
+
+def test_the_rows_of_one_trace() -> None:
+    assert [0, 0, 203, 0, 150, 150, 256] == cached("artifact", TRACE)
+    assert [0, 0, 202, 0, 150, 150, 255] == cached("paper", TRACE)
+
+
+def test_the_small_test_of_the_artifact() -> None:
+    """Reused, agreed and whether an edge is divided, prompt by prompt, worked out by hand."""
+    tree = Tree(MarconiOptions(policy="lru"), ARTIFACT)
+    told = []
+    for tokens in as_words(WORDS):
+        match = tree.look_up(tokens)
+        told.append((match.reusable, match.agreed, match.branches))
+        tree.insert(tokens, tokens)
+    assert [
+        (0, 0, False),
+        (0, 4, True),
+        (4, 4, False),
+        (0, 1, True),
+        (0, 0, False),
+        (4, 5, True),
+    ] == told
+
+
+def test_the_artifact_goes_on_below_an_edge_that_does_not_agree() -> None:
+    """With `[1..5]` and its child `[9, 9]`, the query `[1, 2, 3, 9, 9, 7]` gets `[9, 9]`."""
+    for rules, reusable in ((ARTIFACT, 2), (PAPER, 0)):
+        tree = Tree(MarconiOptions(), rules)
+        for tokens in ((1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 9, 9)):
+            tree.insert(as_tokens(tokens), as_tokens(tokens))
+        assert reusable == tree.match(as_tokens((1, 2, 3, 9, 9, 7))).reusable
+
+
+def test_what_a_state_weighs() -> None:
+    costs = Costs(MarconiOptions())
+    assert STATE == costs.state_bytes() == 26_787_840
+    assert TOKEN == costs.keys_bytes(1) == 65_536
+    assert 408 == costs.state_bytes() // costs.keys_bytes(1)
+
+
+def test_leaves_go_in_order_of_use_under_lru() -> None:
+    room = 3 * STATE + 3 * 10 * TOKEN
+    prompts = [as_tokens(range(start, start + 7)) for start in (0, 100, 200)]
+    sequence = (*prompts, prompts[0] + R + as_tokens([900]), as_tokens(range(300, 307)))
+
+    found = cached("artifact", (*sequence, prompts[1] + R), policy="lru", capacity_bytes=room)
+
+    assert [0, 0, 0, 10, 0, 0] == found
+
+
+def test_an_inner_node_loses_its_state_and_not_its_tokens() -> None:
+    """Two nodes on one path: the older inner one goes first, and its tokens stay in the child."""
+    tree = Tree(MarconiOptions(policy="weighed", capacity_bytes=10 * STATE), PAPER)
+    short, long = as_tokens(range(20)), as_tokens(range(30))
+    tree.insert(short, short)
+    tree.insert(long, long)
+    merged: list[int] = []
+    tree.on_merged = lambda node: merged.append(node.depth())
+
+    tree.evict(1)
+
+    assert [20] == merged
+    assert (1, 30) == (tree.nodes, tree.tokens)
+    assert (0, 20) == (tree.match(short).reusable, tree.agreed(short))
+
+
+def test_the_weight_is_tuned_when_enough_was_seen() -> None:
+    rng = random.Random(7)
+    tree = Tree(MarconiOptions(capacity_bytes=8 * STATE, bootstrap_multiplier=2), PAPER)
+    for number in range(40):
+        base = as_tokens(range(1000 * (number % 3), 1000 * (number % 3) + 200))
+        tokens = base + as_tokens(
+            range(9000 + 50 * number, 9000 + 50 * number + rng.randint(5, 40))
+        )
+        tree.look_up(tokens)
+        tree.insert(tokens, tokens)
+        tree.check()
+    assert tree.bootstrap is not None
+    assert tree.size <= 8 * STATE + 300 * TOKEN
+
+
+@pytest.mark.parametrize(("profile", "same"), [("paper", True), ("artifact", False)])
+def test_a_false_match_gives_a_wrong_answer(profile: str, same: bool) -> None:
+    network = build(tiny("hybrid"), "ring")
+    engine = Engine.create(f"marconi@{profile}", model=network)
+    for prompt, said in (((1, 2, 3, 4, 5), 6), ((1, 2, 3, 4, 5, 6, 9), 9)):
+        engine.submit(Request(prompt=as_tokens(prompt), predict=1, reply=as_tokens([said])))
+    ticket = engine.submit(Request(prompt=as_tokens([1, 2, 3, 9, 9, 7]), predict=1))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    adds_up(reply)
+    verdict = judge(reply, Oracle(network))
+    assert verdict is not None
+    assert same == (verdict.answer == "same")
+
+
+@pytest.mark.parametrize("profile", ["paper", "artifact+strict-match"])
+def test_answers_are_right_where_the_match_is_strict(profile: str) -> None:
+    rng, network = random.Random(3), build(tiny("hybrid"), "ring")
+    oracle = Oracle(network)
+    options = {"capacity_bytes": 12 * STATE, "policy": "weighed", "eff_weight": 0.5}
+    engine = Engine.create(f"marconi@{profile}", model=network, options=options)
+    known: list[Tokens] = [as_tokens([1, 2, 3, 4, 5, 9, 9])]
+    wrong = 0
+    for _ in range(60):
+        base = rng.choice(known)
+        cut = rng.randint(0, len(base))
+        prompt = base[:cut] + as_tokens([rng.randrange(1, 4) for _ in range(rng.randint(1, 6))])
+        ticket = engine.submit(Request(prompt=prompt[:40], predict=rng.choice([1, 3])))
+        engine.run()
+        engine.check_integrity()
+        reply = engine.reply(ticket)
+        assert reply is not None
+        adds_up(reply)
+        verdict = judge(reply, oracle)
+        wrong += verdict is not None and verdict.answer != "same"
+        known.append(reply.prompt + reply.generated)
+    assert 0 == wrong
