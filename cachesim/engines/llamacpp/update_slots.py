@@ -97,20 +97,21 @@ def pre_decode(server: ServerContext) -> ServerBatch:
     batch = ServerBatch()
     for slot in server.slots:  # in order of their ids, upstream: `handle_last_sampled_token`
         if slot.state is SlotState.GENERATING:
-            _check_room(server, slot)
+            _check_room(server, batch, slot)
             slot.i_batch = batch.add(slot, [slot.sampled, *slot.draft], output=True)
     if server.options.cont_batching or not len(batch):
         add_prompts(server, batch)
     return batch
 
 
-def _check_room(server: ServerContext, slot: Slot) -> None:
-    """A draft and the token before it must fit into one batch (upstream: `common_batch_add`).
+def _check_room(server: ServerContext, batch: ServerBatch, slot: Slot) -> None:
+    """What all slots sampled and drafted must fit into one batch (upstream: `common_batch_add`).
 
-    Seen on the wheels from b9294 to b9873; where recurrent states keep planes, a batch that small
-    ends the process before, as it is split.
+    Trap: nothing asks for room before the drafts are made. Seen on the wheels from b9294 to b9873,
+    and on b11549 with another message; where recurrent states keep planes, a single draft that is
+    longer than the batch ends the process before, as it is split.
     """
-    if 1 + len(slot.draft) > max(server.options.n_batch, len(server.slots)):
+    if len(batch) + 1 + len(slot.draft) > max(server.options.n_batch, len(server.slots)):
         where, why = "common_batch_add", "llama_batch size exceeded"
         raise UpstreamAbort(where, why)
 
