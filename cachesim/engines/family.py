@@ -103,6 +103,9 @@ class Family(Generic[R, S]):
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
     draft_flag: str = ""  # the flag that names who drafts: a search then brings drafts of its own
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that a search turns on
+    elsewhere: Mapping[str, str] = field(
+        default_factory=dict
+    )  # real flags: why none of them is here
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
 
     # -- releases ----------------------------------------------------------------------------
@@ -276,6 +279,8 @@ class Family(Generic[R, S]):
             near = did_you_mean(name.replace("-", "_").strip("_"), shown)
             hint = near or f"there are {', '.join(sorted(shown)) or 'none'}"
             msg = f"{self.name}@{profile.release} has no {what} {name!r}; {hint}"
+            if name in self.elsewhere:
+                msg = f"{what} {name!r} of {self.name}: {self.elsewhere[name]}; leave it out"
             raise OptionError(msg)
         if not self.has(option, profile):
             msg = f"{profile} has no {what} {name!r}; {self._where(option)}"

@@ -7,6 +7,18 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.profiles import PATCHES, RELEASES, MlxRules
 
+_SAMPLING: Final = "sampling changes nothing that is stored, and is greedy here"
+_PLACE: Final = "it is about the machine, not about what is stored"
+_MODEL: Final = "the model of the scenario stands in its place"
+ELSEWHERE: Final = {
+    **dict.fromkeys(("temp", "temperature", "top_p", "top_k", "min_p", "logit_bias"), _SAMPLING),
+    **dict.fromkeys(("host", "port", "log_level", "allowed_origins", "pipeline"), _PLACE),
+    **dict.fromkeys(("model", "adapter_path", "trust_remote_code"), _MODEL),
+    "chat_template_args": "no template here takes any",
+    "use_default_chat_template": "name a template with chat_template",
+}
+"""Flags and fields of the real server that are not simulated, and why."""
+
 FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
@@ -23,6 +35,8 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     check_model=family_of,
     records_provenance="provenance",
     asks={"seed": 0},
+    draft_flag="draft_model",
+    elsewhere=ELSEWHERE,
     exercised={
         "prompt-cache-evicted": "eviction",
         "store-trimmed": "eviction",

@@ -112,7 +112,7 @@ class MlxOptions:
         "--draft-model",
         "a model that guesses ahead: the name of a preset, or self. No batches then",
         default=None,
-        kind="text",
+        kind="choice",
         choices=("self", *PRESETS),
         may_be_silent=True,
     )

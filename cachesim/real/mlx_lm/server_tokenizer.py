@@ -9,20 +9,12 @@ from pathlib import Path
 
 MARKS = ["<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool"]
 THINK = ["<think>", "</think>"]
-CHANNEL = ["<|channel>", "thought", "<channel|>"]
 END_MARK = "<|im_end|>"
 
 TURN = "<|im_start|> {{ message['role'] }} {{ '\\n' }} %s <|im_end|> {{ '\\n ' }}"
 AS_SENT = "{% for message in messages %}" + TURN % "{{ message['content'] }}" + "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|> assistant {{ '\\n ' }}"
-TOOLS = (
-    "{% if tools %}<|im_start|> system {{ '\\n' }} {% for tool in tools %}"
-    "{{ tool['function']['name'] }} {% endfor %}<|im_end|> {{ '\\n ' }}{% endif %}"
-)
-THINKS = (
-    "<think> {{ '\\n ' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}</think> {{ '\\n ' }}{% endif %}"
-)
+THINKS = "<think> {{ '\\n ' }}"
 CUT = "{{ message['content'].split('</think>')[-1] }}"
 SHOWN = {
     "think": CUT,
@@ -47,12 +39,10 @@ NEEDS_USER = (
 END = "{% endif %}"
 
 TEMPLATES = {
-    "chatml": TOOLS + AS_SENT + PROMPT + END,
+    "chatml": AS_SENT + PROMPT + END,
     "needs-user": NEEDS_USER + AS_SENT + PROMPT + END,
-    "channel": TOOLS + AS_SENT + PROMPT + "<|channel> thought {{ '\\n' }}" + END,
     **{
-        name: TOOLS
-        + LAST_USER
+        name: LAST_USER
         + "{% for message in messages %}"
         + TURN % shown
         + "{% endfor %}"
@@ -67,7 +57,7 @@ TEMPLATES = {
 
 def texts_of(template: str, size: int) -> list[str]:
     """The words, in the order of their tokens."""
-    marks = MARKS + (THINK if template in SHOWN else CHANNEL if template == "channel" else [])
+    marks = MARKS + (THINK if template in SHOWN else [])
     return [*marks, *(f"w{i}" for i in range(size - len(marks)))]
 
 

@@ -247,9 +247,8 @@ class Server:
             "stream_options": {"include_usage": True},
         }
         body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
-        for name in ("seed", "tools", "chat_template_kwargs"):
-            if name in request:
-                body[name] = request[name]
+        if "seed" in request:
+            body["seed"] = request["seed"]
         if "stop_words" in request:
             body["stop"] = request["stop_words"]
         body |= request.get("body", {})

@@ -16,6 +16,7 @@ from cachesim.engines.mlx_lm.events import (
 )
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ContractError, OptionError, ProfileError, TokenError
+from cachesim.model.presets import tiny
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
@@ -270,3 +271,16 @@ def test_two_runs_give_the_same_events() -> None:
 
     assert runs[0] == runs[1]
     assert any(each["event"] == ModelCalled.name() for each in runs[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("temp", "sampling changes nothing"),
+        ("port", "the machine"),
+        ("max_kv_size", "has no option"),
+    ],
+)
+def test_a_flag_of_the_real_server_is_not_denied(name: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        Engine.create("mlx-lm@0.32.2", model=tiny("dense"), options={name: 1})
