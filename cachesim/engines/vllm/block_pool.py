@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from cachesim.engines.vllm.rules import PoolRules
+from cachesim.errors import UpstreamAbort
 
 NULL: Final = 0
 
@@ -183,6 +184,9 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take blocks from the head of the queue; those that are cached lose their id now."""
         free, key, ref = self.free, self.key, self.ref
+        if count > len(free):
+            where, why = "get_new_blocks", f"Cannot get {count} free blocks from the pool"
+            raise UpstreamAbort(where, why)
         taken = []
         for _ in range(count):
             block = free.popitem(last=False)[0]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.errors import UpstreamEndless
+from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import preset
@@ -92,7 +92,7 @@ class Workload:
             gone = self._abort(group) if self.rng.random() < 0.2 else None
             try:
                 self.engine.run()
-            except UpstreamEndless:
+            except UpstreamAbort:
                 return
             self.engine.check_integrity()
             for ticket in group:
