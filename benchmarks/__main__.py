@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-MODULES: Final = ("model", "memory", "server", "search", "vllm_manager", "recorder")
+MODULES: Final = ("model", "memory", "server", "search", "logs", "vllm_manager")
 """Every table, in the order they are printed."""
 
 WIDTH: Final = 120

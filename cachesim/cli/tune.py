@@ -15,7 +15,6 @@ from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.why import options_of, write
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
-from cachesim.logs.observed import IK
 from cachesim.logs.other import Workload, workload_of
 from cachesim.logs.sizes import sizes_of_gguf
 from cachesim.logs.tuning import (
@@ -85,9 +84,11 @@ def _workload(
     finally:
         for _, file in opened:
             file.close()
-    replays = [each for each in replays_of(read, wanted) if each.settings.is_played]
+    found = replays_of(read, wanted)
+    replays = [each for each in found if each.settings.is_played]
     if not replays:
-        msg = f"{', '.join(files)}: a log of {IK} cannot be played with other settings"
+        engine = found[0].settings.engine
+        msg = f"{', '.join(files)}: a log of {engine} cannot be played with other settings"
         raise InputError(msg)
     replay = max(replays, key=lambda each: len(each.requests))
     if gguf is not None:

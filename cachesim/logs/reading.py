@@ -16,7 +16,8 @@ from cachesim.logs.learned import HANDLERS, found_in_slot
 from cachesim.logs.lines import Line
 from cachesim.logs.messages import Fields, message_of
 from cachesim.logs.observed import MLX, Compared, Moment, Observed, Road, Search, ServerLog
-from cachesim.logs.startup import RESTART, facts_of, foreign_in, style_of
+from cachesim.logs.startup import RESTART, facts_of, foreign_in
+from cachesim.logs.styles import style_in
 
 SLOT_PATH: Final = re.compile(r"/slots/(\d+)\?action=(restore|erase)")
 
@@ -57,7 +58,7 @@ class Reader:
         message = message_of(line)
         for name, value in facts:
             self._note(name, value)
-        style = style_of(line)
+        style = style_in(line.text)
         if style is not None:
             self.server.styles.add(style)
         if message is None and not facts:

@@ -25,6 +25,7 @@ from cachesim.logs.observed import Moment, Observed, ServerLog
 from cachesim.logs.player import Asked, Player
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
 from cachesim.logs.settings import Settings
+from cachesim.logs.styles import prints_checkpoints, prints_depth
 from cachesim.logs.ways import Possible, Way, declined, guessed, likely, with_entries, with_slot
 
 MOST_WAYS: Final = 14
@@ -53,7 +54,7 @@ class Rebuilder:
         self.likeliest_first = likeliest_first
         self.settings = settings
         self.window = int(settings.window.value or 0)
-        self.verbose = bool({"b9093", "b9538"} & log.styles) or any(
+        self.verbose = prints_checkpoints(log.styles) or any(
             r.first_cut is not None or r.created or r.checked for r in log.requests
         )
         self.player = Player(settings.profile, settings.spec, settings.values)
@@ -304,7 +305,7 @@ class Rebuilder:
         if not self.verbose and request.road != "unknown":
             most = max((bounds.high for _, _, bounds, _ in found), default=0)
             found += guessed(rebuilt, held, parked, known=most)
-        if declined(request, held, found, prints_depth="b9093" in self.log.styles):
+        if declined(request, held, found, prints_depth=prints_depth(self.log.styles)):
             found = [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
             # or the request wanted nothing of the cache
@@ -360,9 +361,10 @@ class Rebuilder:
         for rope, name, bounds, cache_prompt in found:
             ways = []
             for common in likely(rope, whole, cached, bounds, one=rebuilt.observed.one_token):
-                if (name, common, cache_prompt) in seen:
+                which = (name, common, cache_prompt) if common else ("nothing", 0, True)
+                if which in seen:
                     continue
-                seen.add((name, common, cache_prompt))
+                seen.add(which)
                 prompt = self._filled(rebuilt.observed, rope[:common], rope, whole)
                 known = bounded(common, bounds.low, bounds.high)
                 goes_on = 0 < common == len(rope)

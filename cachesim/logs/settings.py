@@ -14,6 +14,7 @@ from cachesim.errors import InputError
 from cachesim.logs.known import How
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.sizes import sizes_of
+from cachesim.logs.styles import JUNE, MAY, STYLES
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
 
@@ -160,10 +161,11 @@ def _release(
     if build is not None:
         nearest = min(RELEASES, key=lambda name: (abs(RELEASES[name] - build), name))
         return Setting(nearest, "printed" if RELEASES[nearest] == build else "assumed"), ()
-    for style in ("b11549", "b9538", "b9093"):
-        if style in log.styles:
-            return Setting(style, "computed"), ()
-    return Setting("b9538" if "verbosity" in log.facts else "b9093", "assumed"), ()
+    for style in STYLES:
+        if style.name in log.styles:
+            return Setting(style.release, "computed"), ()
+    silent = JUNE if "verbosity" in log.facts else MAY  # June was the first to print its level
+    return Setting(silent.release, "assumed"), ()
 
 
 def kind_of(name: str) -> str | None:

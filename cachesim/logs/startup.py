@@ -4,7 +4,6 @@ import re
 from typing import Final
 
 from cachesim.logs.lines import Line
-from cachesim.logs.observed import IK, MLX
 
 RESTART: Final = frozenset({"build", "loading"})
 """Facts that come once in a server's life."""
@@ -71,35 +70,6 @@ def facts_of(line: Line) -> list[tuple[str, str]]:
             if match is not None and len(match["value"]) <= (LONGEST if name in TEXTS else WIDEST):
                 found.append((name, match["value"]))
     return found
-
-
-STYLES: Final = (
-    (IK, "slot is processing task |"),
-    (IK, "kv cache rm [p0, end) |"),
-    (IK, "======== Cache: cache_size"),
-    (IK, "slot released |"),
-    (MLX, "Prompt processing progress: "),
-    (MLX, "Starting httpd at "),
-    ("b11549", "f_sim_best"),
-    ("b11549", "base f_keep = ", "f_sim ="),
-    ("b11549", "initializing, n_slots"),
-    ("b11549", "checking checkpoint with"),
-    ("b9538", "context checkpoints enabled, max"),
-    ("b9538", "total state size", "(draft:"),
-    ("b9538", " cached n_tokens = ", "update_slots"),
-    ("b9093", "slot.prompt.tokens.size()"),
-    ("b9093", "| n_tokens = ", "memory_seq_rm ["),
-)
-"""A release, or another engine, and words that stand together in lines of its style alone."""
-
-
-def style_of(line: Line) -> str | None:
-    """Which release words a message so."""
-    body = line.text
-    for release, *words in STYLES:
-        if all(word in body for word in words):
-            return release
-    return None
 
 
 FOREIGN: Final = (
