@@ -7,7 +7,7 @@ companions, that is missing and positions are all there is to see.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -114,7 +114,9 @@ class Marks:
         """Those among some layers."""
         return cls({shape.place: shape.layer for shape in shapes if shape.marks})
 
-    def births(self, keys: Mapping[int, Array], place: str, at: Any) -> Integers | None:  # noqa: ANN401 - an index of NumPy's
+    def births(
+        self, keys: Mapping[int, Array], place: str, at: Integers | slice
+    ) -> Integers | None:
         """The births that a buffer of keys has written down for some rows."""
         layer = self.layers.get(place)
         if layer is None or layer not in keys:

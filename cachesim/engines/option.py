@@ -116,7 +116,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def option(flag: str = "", about: str = "", *, default: Any, **said: Any) -> Any:  # noqa: ANN401
+def option(flag: str = "", about: str = "", *, default: object, **said: Any) -> Any:  # noqa: ANN401
     """A field of an engine's options: its default, and what else `Option` says of it."""
     kind = said.pop("kind", None) or _kind_of(default, said.get("choices", ()))
     whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **said)

@@ -28,7 +28,7 @@ def in_numbers(rule: str, values: Mapping[str, int]) -> str:
     return _NAME.sub(lambda name: str(values.get(name[0], name[0])), rule)
 
 
-def in_words(value: Any) -> str:  # noqa: ANN401 - JSON values
+def in_words(value: object) -> str:
     """A value as a reader takes it in: no quotes, no braces."""
     if value is None:
         return "undefined"

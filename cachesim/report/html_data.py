@@ -5,7 +5,7 @@ of the document's own that has such a key is written {"$": {...}}.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 SMALL: Final = 24
@@ -23,7 +23,7 @@ class Packer:
         self._pool: list[Any] = []
         self._places: dict[int, int] = {}
 
-    def number(self, value: Any) -> int:  # noqa: ANN401 - JSON values
+    def number(self, value: object) -> int:
         """The number of a value; uses are counted once for each different holder."""
         if isinstance(value, Mapping):
             parts = tuple((str(key), self.number(each)) for key, each in value.items())
@@ -36,7 +36,7 @@ class Packer:
             return self._known(("list", tuple(inner)), inner, inner, size)
         return self._known((type(value).__name__, value), value, [], len(repr(value)))
 
-    def _known(self, key: Any, value: Any, inner: list[int], size: int) -> int:  # noqa: ANN401
+    def _known(self, key: Any, value: object, inner: list[int], size: int) -> int:  # noqa: ANN401
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._values)
@@ -64,13 +64,13 @@ class Packer:
         mapping = {key: self.written(each) for key, each in value.items()}
         return {"$": mapping} if "$" in mapping else mapping
 
-    def pack(self, value: Any) -> dict[str, Any]:  # noqa: ANN401
+    def pack(self, value: object) -> dict[str, Any]:
         """The whole."""
         document = self.written(self.number(value))
         return {"pool": self._pool, "document": document}
 
 
-def packed(document: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values
+def packed(document: object) -> dict[str, Any]:
     """A document with every part of some size written once."""
     return Packer().pack(document)
 
@@ -82,7 +82,7 @@ def thinner(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str,
         yield [_thinned(run, keep) for run in runs]
 
 
-def _thinned(run: Mapping[str, Any], keep: Any) -> dict[str, Any]:  # noqa: ANN401 - a function
+def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]) -> dict[str, Any]:
     """A run whose states are those that `keep` chooses for each step."""
     if "detail" not in run:
         return dict(run)

@@ -1,7 +1,6 @@
 """Whether an engine takes a profile and an option: asked of its family, and of a server."""
 
 from functools import lru_cache
-from typing import Any
 
 from cachesim.engines.base import Engine
 from cachesim.engines.family import FAMILIES, family_of
@@ -34,7 +33,7 @@ def refused_profile(profile: Profile) -> str:
     return ""
 
 
-def refused_option(profile: Profile, spec: ModelSpec, name: str, value: Any) -> str:  # noqa: ANN401
+def refused_option(profile: Profile, spec: ModelSpec, name: str, value: object) -> str:
     """Why a profile does not take an option with this value; empty if it does."""
     try:
         family_of(profile.engine).refuse_internal(profile, {name: value})
@@ -46,7 +45,7 @@ def refused_option(profile: Profile, spec: ModelSpec, name: str, value: Any) -> 
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _refusal(profile: Profile, spec: ModelSpec, name: str, value: Any) -> str:  # noqa: ANN401
+def _refusal(profile: Profile, spec: ModelSpec, name: str, value: object) -> str:
     try:
         Engine.create(profile, model=build(spec, "ring"), options={name: value})
     except InputError as error:

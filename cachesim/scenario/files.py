@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -82,7 +82,9 @@ def content_of(text: str) -> Mapping[str, Any]:
     return _parsed(tomllib.loads, text, "TOML")
 
 
-def _parsed(parse: Any, text: str, language: str) -> Mapping[str, Any]:  # noqa: ANN401 - a parser
+def _parsed(
+    parse: Callable[[str], Mapping[str, Any]], text: str, language: str
+) -> Mapping[str, Any]:
     try:
         content = parse(text)
     except RecursionError:

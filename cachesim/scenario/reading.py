@@ -40,7 +40,7 @@ def _reader_of(annotation: object) -> Any:  # noqa: ANN401 - a Reader, which is 
     return None
 
 
-def _structure_with_reader(annotation: Any, _: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, Any], Any]:
     read = _reader_of(annotation).read
     return lambda value, _: read(value)
 
@@ -49,13 +49,13 @@ def _is_list_of_tables(annotation: object) -> bool:
     return get_origin(annotation) is tuple and is_dataclass(get_args(annotation)[0])
 
 
-def _structure_tables(annotation: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+def _structure_tables(annotation: object, converter: Converter) -> Callable[[Any, Any], Any]:
     inner = get_args(annotation)[0]
     tables: Any = list[inner]  # type: ignore[valid-type]
     default = converter.get_structure_hook(tables)
     longest = LONGEST[inner]
 
-    def structure(value: Any, _: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    def structure(value: object, _: object) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             msg = f"must be a list of tables, {found(value)}"
             raise Wrong(msg)
@@ -67,7 +67,7 @@ def _structure_tables(annotation: Any, converter: Converter) -> Callable[[Any, A
     return structure
 
 
-def _structure_table(cls: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401
+def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
     settings: dict[str, Any] = {
         name: override(rename=key) for (owner, name), key in KEYS.items() if owner is cls
     }
@@ -75,7 +75,7 @@ def _structure_table(cls: Any, converter: Converter) -> Callable[[Any, Any], Any
     settings["_cattrs_detailed_validation"] = True
     default = make_dict_structure_fn(cls, converter, **settings)
 
-    def structure(value: Any, _: Any) -> Any:  # noqa: ANN401
+    def structure(value: object, _: object) -> Any:  # noqa: ANN401
         if not isinstance(value, Mapping):
             msg = f"must be a table, {found(value)}"
             raise Wrong(msg)

@@ -212,7 +212,7 @@ class Run:
         return entry
 
 
-def as_json(value: Any) -> Any:  # noqa: ANN401 - JSON values
+def as_json(value: object) -> Any:  # noqa: ANN401 - JSON values
     """A value as JSON can write it. A detail that nobody asked for is left out."""
     if isinstance(value, Event):
         entry: dict[str, Any] = as_json(value.as_dict())

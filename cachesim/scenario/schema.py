@@ -61,7 +61,7 @@ def _field(each: "Field[Any]", hints: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "description": about}
 
 
-def _nested(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a type
+def _nested(kind: type) -> dict[str, Any]:
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
         return {"type": "array", "items": _table(inner), "maxItems": LONGEST[inner]}
@@ -100,7 +100,7 @@ def _value(kind: Any) -> Schema:  # noqa: ANN401 - a type
     return _container(origin, inside)
 
 
-def _container(origin: Any, inside: tuple[Any, ...]) -> Schema:  # noqa: ANN401 - a type
+def _container(origin: object, inside: tuple[Any, ...]) -> Schema:
     if origin is Literal:
         return {"enum": list(inside)}
     if origin is tuple:
@@ -108,7 +108,7 @@ def _container(origin: Any, inside: tuple[Any, ...]) -> Schema:  # noqa: ANN401 
     return {"type": "object"}
 
 
-def _plain(kind: Any) -> Schema:  # noqa: ANN401 - a type
+def _plain(kind: type) -> Schema:
     """A name for a plain type (`Count`, `Pos`) stands for what it is made of."""
     while hasattr(kind, "__supertype__"):
         kind = kind.__supertype__
@@ -122,7 +122,7 @@ def _or_null(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def _dataclass(kind: Any) -> Schema:  # noqa: ANN401 - a dataclass
+def _dataclass(kind: type) -> Schema:
     hints = get_type_hints(kind, include_extras=True)
     properties = {each.name: _value(hints[each.name]) for each in fields(kind)}
     optional = ("detail",) if "detail" in properties else ()

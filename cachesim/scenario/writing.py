@@ -36,7 +36,7 @@ def _table(name: str, table: Any) -> list[str]:  # noqa: ANN401 - a mapping or a
     return lines
 
 
-def _lines(item: Any) -> list[str]:  # noqa: ANN401 - a dataclass
+def _lines(item: object) -> list[str]:
     return [f"{key} = {_value(value)}" for key, value in _set_fields(item)]
 
 

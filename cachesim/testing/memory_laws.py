@@ -45,7 +45,7 @@ class MemoryUnderTest(Protocol):
         """The sequence's state."""
         ...
 
-    def load(self, seq: int, state: Any) -> bool:  # noqa: ANN401
+    def load(self, seq: int, state: object) -> bool:
         """Replace a sequence by a saved state."""
         ...
 

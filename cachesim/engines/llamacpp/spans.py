@@ -47,7 +47,7 @@ def find_delimiters(prompt: Tokens, delimiters: Sequence[tuple[str, Tokens]]) ->
     return found
 
 
-def _span(given: Any, n_tokens: int) -> Start:  # noqa: ANN401 - whatever a file holds
+def _span(given: object, n_tokens: int) -> Start:
     role, start = _fields(given, "message_spans", "start")
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < n_tokens:
         msg = f"a message span starts at {start!r}; write a token offset from 0 to {n_tokens - 1}"
@@ -55,7 +55,7 @@ def _span(given: Any, n_tokens: int) -> Start:  # noqa: ANN401 - whatever a file
     return role, Pos(start)
 
 
-def _delimiter(given: Any) -> tuple[str, Tokens]:  # noqa: ANN401
+def _delimiter(given: object) -> tuple[str, Tokens]:
     role, delimiter = _fields(given, "message_delimiters", "delimiter")
     if isinstance(delimiter, str):
         return role, ByteTokenizer().encode(delimiter)
@@ -65,7 +65,7 @@ def _delimiter(given: Any) -> tuple[str, Tokens]:  # noqa: ANN401
     raise OptionError(msg)
 
 
-def _fields(given: Any, where: str, what: str) -> tuple[str, Any]:  # noqa: ANN401
+def _fields(given: object, where: str, what: str) -> tuple[str, Any]:
     if not isinstance(given, Mapping) or set(given) != {"role", what}:
         msg = f"an entry of {where!r} is {given!r}; write a table with 'role' and {what!r}"
         raise OptionError(msg)

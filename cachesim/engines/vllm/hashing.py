@@ -23,7 +23,7 @@ class Prefixes:
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._roots: dict[Any, int] = {None: ROOT}
 
-    def root(self, extra: Any) -> int:  # noqa: ANN401 - whatever keeps two requests apart
+    def root(self, extra: object) -> int:
         """The parent of a first block: `cache_salt` and the adapter go in there."""
         return self._roots.setdefault(extra, ROOT - len(self._roots))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cachesim.engines.family import Patch
-from cachesim.engines.llamacpp.events import ChunkReused
+from cachesim.engines.llamacpp.events import CheckpointErased, CheckpointKept, ChunkReused
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.profile import Profile
@@ -72,6 +72,29 @@ def test_a_moved_chunk_is_an_event() -> None:
     play.reply(run(range(20), range(50, 100)), options={"n_cache_reuse": 16})
     moved = [each for each in play.engine.events if isinstance(each, ChunkReused)]
     assert [(each.size, each.source, each.target) for each in moved] == [(50, 50, 20)]
+
+
+def test_a_slot_holds_the_tokens_that_were_moved() -> None:
+    play = Play(OCTOBER)
+    play.ask(run(range(100)))
+    play.ask(run(range(20), range(50, 100)), options={"n_cache_reuse": 16})
+    assert play.snapshot["slots"][0]["tokens"] == run(range(20), range(50, 100))
+
+
+def test_a_checkpoint_that_is_erased_is_an_event() -> None:
+    play = Play(OCTOBER, "recurrent")
+    play.ask(run(range(20)))
+    play.ask(run(range(500, 520)))
+    erased = [each for each in play.engine.events if isinstance(each, CheckpointErased)]
+    assert [(each.n_tokens, each.numbers) for each in erased] == [(16, "15 > 0")]
+
+
+def test_a_checkpoint_that_stays_though_its_tokens_do_not_match_is_an_event() -> None:
+    play = Play(OCTOBER, "recurrent")
+    play.ask(run(range(5)))
+    play.ask(run(range(500, 540)))
+    kept = [each for each in play.engine.events if isinstance(each, CheckpointKept)]
+    assert [(each.n_tokens, each.shared, each.numbers) for each in kept] == [(1, 0, "0 > 0")]
 
 
 def test_24035_keeps_checkpoints_by_where_they_end() -> None:

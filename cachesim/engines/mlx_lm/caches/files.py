@@ -91,7 +91,7 @@ def _packed(state: State, arrays: list[Array], rules: CacheRules) -> Any:  # noq
     return state
 
 
-def _unpacked(tree: Any, arrays: Sequence[Array]) -> State:  # noqa: ANN401 - a tree
+def _unpacked(tree: object, arrays: Sequence[Array]) -> State:
     if isinstance(tree, dict):
         return arrays[tree["array"]]
     if isinstance(tree, list):
