@@ -92,5 +92,5 @@ def _parsed(
     except ValueError as error:  # what both parsers raise, and Python for endless digits
         msg = f"is not {language}: {error}"
     else:
-        return content  # type: ignore[no-any-return]
+        return content
     raise ScenarioError(msg)

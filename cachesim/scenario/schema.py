@@ -122,7 +122,7 @@ def _or_null(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def _dataclass(kind: type) -> Schema:
+def _dataclass(kind: Any) -> Schema:  # noqa: ANN401 - a dataclass
     hints = get_type_hints(kind, include_extras=True)
     properties = {each.name: _value(hints[each.name]) for each in fields(kind)}
     optional = ("detail",) if "detail" in properties else ()
