@@ -72,7 +72,7 @@ class Match:
 
 
 class Tree:
-    """Match, insert, evict."""
+    """Match, insert, evict (`RadixCache`)."""
 
     def __init__(self, options: MarconiOptions, rules: Rules) -> None:
         self.options = options
