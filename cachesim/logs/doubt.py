@@ -20,7 +20,10 @@ SHORT: Final = 8
 """New tokens in which no message can begin and leave room for its marks."""
 
 
-ROUNDS: Final = 4
+PLACES: Final = (0.0, 0.5, 1.0)
+"""Where in what a request brings a message is tried: early, in the middle, late."""
+
+ROUNDS: Final = 6
 """Times that messages are taken away until the log's numbers come out."""
 
 
@@ -49,7 +52,7 @@ def workloads_of(replay: Replay) -> list[Workload]:
 
 
 def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
-    """Messages may begin early or late in what a request brings, or nowhere in it."""
+    """Messages may begin anywhere in what a request brings, or nowhere in it."""
     told_of_chats = any(each.is_chat for each in replay.log.requests)
     open_ = [
         each.observed.number
@@ -58,8 +61,8 @@ def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]
     ]
     if not open_:
         return
-    for late in (False, True):
-        starts = {number: _start_in(workload.asked[number], late=late) for number in open_}
+    for part in PLACES:
+        starts = {number: _start_in(workload.asked[number], part) for number in open_}
         told = {number: at for number, at in starts.items() if at is not None}
         other = _as_logged(replay, workload, told)
         if other is not None:
@@ -75,14 +78,18 @@ def _as_logged(
 ) -> Workload | None:
     """A workload with more messages that the log's server answers as the log says.
 
-    Where it does not, what those requests are made of has no message of its own.
+    Where it does not, the newest text in those requests has no message of its own.
     """
     for _ in range(ROUNDS):
         other = _with_starts(workload, starts)
         wrong = _wrong(replay, other)
         if not wrong:
             return other
-        texts = {text for number in wrong for text, _, _ in other.asked[number].prompt.runs}
+        known = {text for text, _ in starts.values()}
+        texts = {
+            max((text for text, _, _ in other.asked[n].prompt.runs if text in known), default=0)
+            for n in wrong
+        }
         starts = {number: at for number, at in starts.items() if at[0] not in texts}
     return None
 
@@ -97,12 +104,12 @@ def _wrong(replay: Replay, workload: Workload) -> list[int]:
     ]
 
 
-def _start_in(asked: Asked, *, late: bool) -> tuple[int, int] | None:
+def _start_in(asked: Asked, part: float) -> tuple[int, int] | None:
     """The text and place of a start that is possible in what only this request brings."""
     own = 8 * (asked.number + 1) + FRESH
     for text, first, last in asked.prompt.runs:
         if text == own and last - first > SHORT:
-            return own, (last - SHORT + 1 if late else first + 1)
+            return own, first + 1 + int(part * (last - first - SHORT))
     return None
 
 

@@ -95,7 +95,7 @@ def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
             value = max((each for each in value if isinstance(each, int)), default=default)
         return int(value) if isinstance(value, int | float) else default
 
-    layers = number("block_count")
+    layers = number("block_count") - number("nextn_predict_layers")
     heads = number("attention.head_count", 1) or 1
     kv_heads = number("attention.head_count_kv", heads)
     width = number("embedding_length") // heads
@@ -105,9 +105,11 @@ def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
         * (number("attention.key_length", width) + number("attention.value_length", width))
     )
     inner, state = number("ssm.inner_size"), number("ssm.state_size")
-    recurrent = _recurrent_layers(fields, name, layers) if inner else 0
+    short = number("shortconv.l_cache")
+    recurrent = _recurrent_layers(fields, name, layers) if inner or short else 0
     groups = number("ssm.group_count", 1)
     row = state * inner + max(0, number("ssm.conv_kernel") - 1) * (inner + 2 * groups * state)
+    row += max(0, short - 1) * number("embedding_length")
     windowed = _window_layers(fields, name, layers - recurrent)
     return Sizes(
         token=per_layer * (layers - recurrent - windowed),
@@ -120,7 +122,7 @@ def _recurrent_layers(fields: Mapping[str, Any], name: str, layers: int) -> int:
     """Layers without attention: those with no key heads, or all but every n-th."""
     heads = fields.get(f"{name}.attention.head_count_kv")
     if isinstance(heads, list):
-        return sum(each == 0 for each in heads)
+        return sum(each == 0 for each in heads[:layers])
     every = fields.get(f"{name}.full_attention_interval")
     if isinstance(every, int) and every > 0:
         return layers - layers // every
@@ -134,6 +136,14 @@ def _window_layers(fields: Mapping[str, Any], name: str, attending: int) -> int:
     pattern = fields.get(f"{name}.attention.sliding_window_pattern")
     if isinstance(pattern, list):
         return sum(bool(each) for each in pattern)
-    if isinstance(pattern, int) and pattern > 1:
-        return attending - attending // pattern
-    return attending // 2
+    if not isinstance(pattern, int):
+        pattern = PATTERNS.get(name, 2)
+    return attending - attending // pattern if pattern > 1 else attending
+
+
+PATTERNS: Final[Mapping[str, int]] = {
+    "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4,
+    "exaone4": 4, "lfm2": 0,
+}  # fmt: skip
+"""Each so-manyth layer sees all, where the file does not say it and upstream's loader does; with 0
+none does. Of other families every second layer is taken to."""

@@ -136,7 +136,7 @@ def test_a_message_that_no_line_shows_leaves_bounds_for_releases_that_stop_at_it
     replay = replayed(a_chat_of_may(), model="recurrent", profile="b9093")
     own, june, without = answers([replay], ["b9538", "ctx_checkpoints=0"])
 
-    assert len(workloads_of(replay)) == 3
+    assert len(workloads_of(replay)) == 4
     assert cached(replay) == [(0, 0), (0, 0)]
     assert own["processed_bounds"] == [400, 400]
     assert without["processed_bounds"] == [400, 400]

@@ -6,8 +6,9 @@ from cachesim.engines.base import Engine, Request
 from cachesim.errors import SpecError
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.sizes import MIB, sizes_of, sizes_of_fields
-from cachesim.model.presets import preset
+from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import Sizes
+from cachesim.real.llama_cpp.gguf import model_keys
 from cachesim.scenario.format import Model
 from cachesim.scenario.models import spec_of
 from cachesim.units import as_tokens
@@ -65,6 +66,22 @@ def test_a_file_with_windows() -> None:
 
     per_layer = 2 * 4 * 512
     assert sizes_of_fields(fields) == Sizes(token=2 * per_layer, window=10 * per_layer)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_file_of_a_preset_says_what_the_preset_has(name: str) -> None:
+    """The files that real servers load, key by key."""
+    spec = preset(name)
+    fields = {key: each.value for key, each in model_keys(spec).items()}
+    own = dict.fromkeys(("attention", "window"), 0)
+    for layer, kind in enumerate(spec.layers):
+        if kind in own:
+            own[kind] += spec.key_bytes(layer) + spec.value_bytes(layer)
+    states = sum(spec.conv_bytes(i) + spec.state_bytes(i) for i, _ in enumerate(spec.layers))
+
+    assert sizes_of_fields(fields) == Sizes(
+        token=own["attention"], window=own["window"], state=states
+    )
 
 
 def test_sizes_in_a_scenario_decide_what_is_parked() -> None:
