@@ -106,6 +106,7 @@ class Family(Generic[R, S]):
     elsewhere: Mapping[str, str] = field(
         default_factory=dict
     )  # real flags: why none of them is here
+    incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
 
     # -- releases ----------------------------------------------------------------------------

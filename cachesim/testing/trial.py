@@ -82,11 +82,11 @@ def _look(record: Record, oracle: Oracle, trial: Trial, family: Family[Any, Any]
     """Count what a step exercised, and hold its answer against a cold run."""
     _count(record, trial.exercised, family.exercised)
     step = record.index
+    if record.error in {ABORTED, ENDLESS}:
+        return Finding(kind="crash", step=step, detail=record.message)
     if record.step.do != "complete":
         return None
     trial.requests += 1
-    if record.error in {ABORTED, ENDLESS}:
-        return Finding(kind="crash", step=step, detail=record.message)
     reply = record.reply
     if reply is None or reply.error is not None:
         trial.exercised["refusal"] += 1

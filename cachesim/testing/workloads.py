@@ -5,7 +5,7 @@ again, cut, edited in the middle, branched off an older turn, or has nothing to 
 favour the places where caches keep checkpoints: the end, the last tokens, what an ubatch leaves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ NEAR_THE_END: Final = (1, 2, 4, 5, 6, 8, 12)
 SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 MOST_RIGHT: Final = 2
 """Drafts in a row that are what the reply goes on with."""
+MOST_MORE: Final = 60
+"""Tokens that make a reply a long one."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)
 """Lengths at which servers change their minds: what is left before the end, an ubatch."""
 
@@ -35,6 +37,7 @@ class Shape:
     flags: bool = True
     together: bool = True
     replies: int = 4
+    incidents: bool = False  # cancels, slot files, completions, arrivals, long replies too
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
 
@@ -66,6 +69,8 @@ def draw_workload(
         steps.append(step)
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
+    if shape.incidents and draws.integer(0, 1):
+        steps = _with_incident(draws, steps, family.incidents, slots)
     return Scenario(
         format=FORMAT,
         name=name,
@@ -76,6 +81,33 @@ def draw_workload(
         ),
         step=tuple(steps),
     )
+
+
+def _with_incident(
+    draws: Draws, steps: Sequence[Step], kinds: Sequence[str], slots: int
+) -> list[Step]:
+    """The steps, and something that users do and a plain conversation does not."""
+    kind = draws.one_of(("long reply", *kinds))
+    at = draws.integer(0, len(steps) - 1)
+    step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
+    here = [step]
+    if step.do != "complete" or not isinstance(step.reply, tuple):
+        return list(steps)
+    if kind == "long reply":
+        more = draws.tokens(draws.integer(10, MOST_MORE), FIRST_WORD, LAST_WORD)
+        here = [replace(step, reply=step.reply + more)]
+    elif kind == "cancel":
+        here += [Step(name="gone", do="cancel", of=step.name, turns=draws.integer(1, 4))]
+    elif kind == "slot file":
+        slot = draws.integer(0, max(0, slots - 1))
+        here += [Step(name="save", do="slot-save", slot=slot, file="slot")]
+        later = draws.integer(0, len(after))
+        after.insert(later, Step(name="restore", do="slot-restore", slot=slot, file="slot"))
+    elif kind == "completions" and slots > 1 and not step.with_previous and step.drafts is None:
+        here = [replace(step, completions=2)]
+    elif kind == "arrival" and before and before[-1].do == "complete":
+        here = [replace(step, with_previous=True, turns=draws.integer(1, 6))]
+    return [*before, *here, *after]
 
 
 def _drafted(draws: Draws, step: Step) -> Step:

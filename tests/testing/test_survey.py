@@ -1,6 +1,7 @@
 """A search that goes on tells causes apart, counts them, and makes the first of each small."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import pytest
 
@@ -9,8 +10,10 @@ from cachesim.engines import Profile
 from cachesim.scenario import run
 from cachesim.testing import survey as survey_room
 from cachesim.testing.chunks import survey_by
+from cachesim.testing.search import workloads
 from cachesim.testing.shrink import ids
 from cachesim.testing.survey import Cause, Survey, made_small, survey
+from cachesim.testing.workloads import Shape
 
 WINDOWS = Profile.parse("llama.cpp@b11549")
 LACKS = Cause("wrong answer", ("the window lacks tokens", "a stored conversation was loaded"))
@@ -73,3 +76,14 @@ def test_the_command_lists_causes_and_refuses_what_does_not_fit(
     command = ["check", "llama.cpp@b11549", "--all", "--against", "llama.cpp@b9538"]
     assert main(command) == 2
     assert "--against compares two profiles" in capsys.readouterr().err
+
+
+def test_what_users_do_besides_asking_is_drawn_and_can_be_played() -> None:
+    drawn = list(islice(workloads(WINDOWS, "dense", shape=Shape(incidents=True)), 120))
+    steps = [step for each in drawn for step in each.step]
+
+    assert {"complete", "cancel", "slot-save", "slot-restore"} == {step.do for step in steps}
+    assert any(step.completions > 1 for step in steps)
+    assert any(step.turns and step.with_previous for step in steps)
+    assert any(len(step.reply or ()) > 12 for step in steps)
+    assert survey(WINDOWS, "dense", examples=12, shape=Shape(incidents=True)).counts == {}

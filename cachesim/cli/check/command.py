@@ -66,7 +66,9 @@ def check(
         minutes=minutes,
         seed=seed,
         arithmetic=arithmetic,
-        shape=Shape(fixed=dict(map(setting, settings or ()))),
+        shape=Shape(
+            fixed=dict(map(setting, settings or ())), incidents=everything or find == "lost"
+        ),
         jobs=workers_for(jobs),
         emit=emit,
         require=frozenset(require or ()),

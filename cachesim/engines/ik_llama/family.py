@@ -24,6 +24,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         "recurrent_ckpt_mode": "cpu",
         "parallel": 1,  # the server refuses drafts beside further slots
     },
+    incidents=("slot file",),
     exercised={
         "checkpoint-restored": "restore",
         "checkpoint-created": "checkpoint",

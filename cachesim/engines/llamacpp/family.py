@@ -19,6 +19,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     fields=FIELDS,
     renders_chats=True,
     drafting={"spec_type": "draft-mtp"},
+    incidents=("cancel", "slot file", "completions", "arrival"),
     exercised={
         "checkpoint-restored": "restore",
         "checkpoint-created": "checkpoint",
