@@ -27,6 +27,7 @@ from cachesim.real.llama_cpp.newest import real_newest
 from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.real.marconi.commands import real_marconi
 from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import replay
@@ -241,4 +242,4 @@ def table_of(release: str, seed: int, tally: Tally) -> Table:
     return table
 
 
-__all__ = ["real_gguf", "real_llama_cpp", "real_mlx_lm", "real_vllm"]
+__all__ = ["real_gguf", "real_llama_cpp", "real_marconi", "real_mlx_lm", "real_vllm"]

@@ -59,11 +59,7 @@ class Match:
 
     nodes: tuple[Node, ...]
     agreed: int
-
-    @property
-    def reusable(self) -> int:
-        """Tokens of those nodes."""
-        return sum(len(node.key) for node in self.nodes)
+    reusable: int  # tokens of those nodes, as they were
 
     @property
     def branches(self) -> bool:
@@ -130,7 +126,7 @@ class Tree:
             node = child
         if self.policy != "lru" and nodes:
             nodes[-1].last_access = self.time
-        return Match(tuple(nodes), agreed)
+        return Match(tuple(nodes), agreed, sum(len(each.key) for each in nodes))
 
     # -- insert ------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Marconi's published artifact beside the simulated tree, decision by decision."""

@@ -1,0 +1,109 @@
+"""Plays workloads on the artifact's own tree; runs in a process of its own.
+
+`radix_cache_hybrid.py` and `config_tuner.py` are the artifact's, unchanged. What they import and do
+not use here (SciPy's ranks, tokenizers) is empty, and the tuner's processes are plain calls.
+"""
+
+import importlib
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+Json = Any
+Real = Any  # modules and objects of the artifact: known only when it runs
+
+VERSIONS = {"lru": 1, "tuned": 2, "weighed": 3}
+
+
+class _Done:
+    """What a call has returned already."""
+
+    def __init__(self, value: Real) -> None:
+        self._value = value
+
+    def result(self) -> Real:
+        """The value."""
+        return self._value
+
+
+class _Plainly:
+    """Stands for a pool of processes: every task is called at once."""
+
+    def __init__(self, **_: Real) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def submit(self, task: Callable[..., Real], **given: Real) -> _Done:
+        """Call it."""
+        return _Done(task(**given))
+
+
+def _in_order(done: Iterable[_Done]) -> Iterable[_Done]:
+    return done
+
+
+def load(folder: str) -> Real:
+    """The artifact's module."""
+    for name in ("scipy", "scipy.stats", "transformers"):
+        module: Any = types.ModuleType(name)
+        module.rankdata = module.AutoTokenizer = module.AutoModelForCausalLM = None
+        sys.modules[name] = module
+    sys.path.insert(0, folder)
+    tuner: Any = importlib.import_module("config_tuner")
+    tuner.ProcessPoolExecutor = _Plainly
+    tuner.as_completed = _in_order
+    return importlib.import_module("radix_cache_hybrid")
+
+
+def tree_of(node: Real) -> Json:
+    """All nodes below one: their tokens, and what is below them."""
+    return sorted([list(child.key), tree_of(child)] for child in node.children.values())
+
+
+def play(module: Real, workload: Json) -> Json:
+    """What the tree made of each request, up to where the artifact itself fails."""
+    tree = module.RadixCache(
+        capacity_bytes=workload["capacity"],
+        evict_policy_version=VERSIONS[workload["policy"]],
+        eff_weight=workload["weight"],
+        bootstrap_multiplier=workload["multiplier"],
+    )
+    told: list[Json] = []
+    for number, (prompt, tokens) in enumerate(workload["requests"]):
+        try:
+            reused, _, branches, agreed = tree.match_prefix(prompt)
+            tree.insert(tokens, number, number)
+        except Exception as error:  # noqa: BLE001 - whatever the artifact raises is its answer
+            told.append({"raised": f"{type(error).__name__}: {error}"[:200]})
+            break
+        told.append(
+            {
+                "reused": len(reused),
+                "agreed": agreed,
+                "branches": bool(branches),
+                "weight": float(tree.eff_weight),
+                "tree": tree_of(tree.root_node),
+            }
+        )
+    return told
+
+
+def main() -> None:
+    """Play workloads until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # the artifact prints what it does
+    module = load(sys.argv[1])
+    for line in sys.stdin:
+        answers.write(json.dumps(play(module, json.loads(line))) + "\n")
+
+
+if __name__ == "__main__":
+    main()

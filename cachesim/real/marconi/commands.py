@@ -1,0 +1,148 @@
+"""`cachesim real marconi`: the artifact's own tree beside the simulated one."""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rich.table import Table
+
+from cachesim.engines.marconi.costs import Costs
+from cachesim.engines.marconi.family import FAMILY
+from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.tree import Node, Tree
+from cachesim.errors import ScenarioError
+from cachesim.real.playing import console
+from cachesim.real.vectors.replay import differing
+from cachesim.units import as_tokens
+
+WORKER: Final = Path(__file__).with_name("artifact_worker.py")
+NEEDED: Final = ("radix_cache_hybrid.py", "config_tuner.py", "utils.py")
+MOST_LINES: Final = 12
+
+
+def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
+    """Play random sequences on the artifact's own tree and on the simulated one.
+
+    Hits, branching, the tuned weight and every node must be the same after each request.
+    The artifact is a folder of its repository (ruipeterpan/marconi), whose licence does not let
+    cachesim bring it.
+
+    Example: cachesim real marconi --artifact ../marconi --workloads 250
+
+    Parameters
+    ----------
+    artifact
+        The folder with `radix_cache_hybrid.py`.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many: each is a fresh tree and 5 to 60 requests.
+
+    """
+    missing = [name for name in NEEDED if not (artifact / name).is_file()]
+    if missing:
+        msg = f"{artifact} has no {missing[0]}: name a checkout of github.com/ruipeterpan/marconi"
+        raise ScenarioError(msg)
+    counts: dict[str, Counter[str]] = {}
+    difference: tuple[int, Any, Any] | None = None
+    with subprocess.Popen(
+        [sys.executable, "-I", str(WORKER), str(artifact.resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for number in range(workloads):
+            workload = draw(seed, number)
+            real = _ask(process, workload)
+            simulated = list(play(workload, len(real)))
+            if real and "raised" in real[-1]:  # the artifact itself fails on it
+                real, simulated = real[:-1], simulated[:-1]
+            told = counts.setdefault(workload["policy"], Counter())
+            told.update(workloads=1, requests=len(real), agreeing=int(real == simulated))
+            if real != simulated and difference is None:
+                difference = (number, real, simulated)
+    console().print(_table(counts, seed))
+    if difference is not None:
+        number, real, simulated = difference
+        console().print(f"first difference, workload {number}: real, then simulated", markup=False)
+        for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
+            console().print(f"  {where}: {one!s:.200} | {other!s:.200}", markup=False)
+    return 0 if difference is None else 1
+
+
+def _ask(process: subprocess.Popen[str], workload: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if process.stdin is None or process.stdout is None:
+        return []
+    process.stdin.write(json.dumps(workload) + "\n")
+    process.stdin.flush()
+    told: list[dict[str, Any]] = json.loads(process.stdout.readline() or "[]")
+    return told
+
+
+def draw(seed: int, number: int) -> dict[str, Any]:
+    """A capacity, a policy, and conversations that grow, branch and are sent again."""
+    rng = random.Random(f"{seed}/{number}")
+    costs = Costs(MarconiOptions())
+    policy = rng.choice(("lru", "tuned", "weighed"))
+    states = rng.choice((4, 8, 20, 1000)) * costs.state_bytes()
+    requests, known = [], [[0]]
+    for _ in range(rng.randint(5, 60)):
+        base = rng.choice(known[-10:])
+        cut = rng.choice((len(base), rng.randint(0, len(base))))
+        few = rng.choice((3, 1000))
+        prompt = base[:cut] + [rng.randrange(few) for _ in range(rng.randint(1, 60))]
+        tokens = prompt + [rng.randrange(1000) for _ in range(rng.randint(0, 30))]
+        known.append(tokens)
+        requests.append([prompt, tokens])
+    return {
+        "capacity": states + rng.choice((0, 100, 2000)) * costs.keys_bytes(1),
+        "policy": policy,
+        "weight": rng.choice((0.0, 0.3, 1.5)) if policy == "weighed" else 0.0,
+        "multiplier": rng.choice((1, 2, 5)),
+        "requests": requests,
+    }
+
+
+def play(workload: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
+    """The first requests on the simulated tree, told as the artifact's are."""
+    options = MarconiOptions(
+        capacity_bytes=workload["capacity"],
+        policy=workload["policy"],
+        eff_weight=workload["weight"],
+        bootstrap_multiplier=workload["multiplier"],
+    )
+    tree = Tree(options, FAMILY.releases[0].rules)
+    for prompt, tokens in workload["requests"][:count]:
+        match = tree.look_up(as_tokens(prompt))
+        tree.insert(as_tokens(prompt), as_tokens(tokens))
+        tree.check()
+        yield {
+            "reused": match.reusable,
+            "agreed": match.agreed,
+            "branches": match.branches,
+            "weight": tree.weight,
+            "tree": _nodes(tree.root),
+        }
+
+
+def _nodes(node: Node) -> list[Any]:
+    return sorted([list(child.key), _nodes(child)] for child in node.children.values())
+
+
+def _table(counts: Mapping[str, Counter[str]], seed: int) -> Table:
+    shown = Table(title=f"marconi's artifact and the simulated tree, seed {seed}", title_style="")
+    heads = ("workloads", "requests", "agreeing")
+    shown.add_column("policy")
+    for head in heads:
+        shown.add_column(head, justify="right")
+    for policy in sorted(counts):
+        shown.add_row(policy, *(f"{counts[policy][head]:,}" for head in heads))
+    shown.add_section()
+    shown.add_row("all", *(f"{sum(each[head] for each in counts.values()):,}" for head in heads))
+    return shown
