@@ -48,7 +48,7 @@ class Job:
 
 
 class Marconi(Engine):
-    """A tree under a policy, with real keys and states in its nodes."""
+    """A tree under a policy, with real keys and states in its nodes. Follows `replay_trace`."""
 
     def __init__(
         self,
