@@ -24,6 +24,7 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Count, Token, Tokens
 
@@ -64,6 +65,7 @@ class Marconi(Engine):
         self.network = network
         self.family = family
         self.rules = family.rules(profile)
+        self.computes = arithmetic_of(network) != "counts"
         self.options = family.read(profile, options)
         self._events = EventLog()
         self._jobs: list[Job] = []
@@ -99,7 +101,7 @@ class Marconi(Engine):
         if not request.prompt:
             msg = "a prompt without tokens: write at least one"
             raise TokenError(msg)
-        size = self.network.spec.vocabulary
+        size = self.network.spec.vocabulary if self.computes else 1 << 62
         outside = next((each for each in request.prompt if not 0 <= each < size), None)
         if outside is not None:
             msg = f"token {outside} of the prompt is outside the vocabulary of {size}"

@@ -54,8 +54,8 @@ class Job:
         )
 
 
-def check(request: base.Request, vocabulary: int) -> None:
-    """Refuse what a request to SGLang cannot have."""
+def check(request: base.Request, vocabulary: int | None) -> None:
+    """Refuse what a request to SGLang cannot have; None: tokens may be any numbers."""
     foreign = {
         "slot": request.slot != -1,
         "completions": request.completions != 1,
@@ -70,6 +70,8 @@ def check(request: base.Request, vocabulary: int) -> None:
     if not request.prompt:
         msg = "a prompt without tokens: write at least one"
         raise TokenError(msg)
+    if vocabulary is None:
+        return
     outside = next((each for each in request.prompt if not 0 <= each < vocabulary), None)
     if outside is not None:
         msg = f"token {outside} of the prompt is outside the vocabulary of {vocabulary}"

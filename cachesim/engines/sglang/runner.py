@@ -8,6 +8,7 @@ the linear-attention backends. Four defects that were reported live here, behind
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -18,8 +19,30 @@ from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import RunnerRules
 from cachesim.engines.sglang.scheduler import Batch
 from cachesim.model.arithmetic import Network
-from cachesim.model.store import Ubatch
+from cachesim.model.store import Lanes, Ubatch
 from cachesim.units import Array
+
+
+class _Nowhere:
+    """The memory of a network that computes nothing."""
+
+    planes = 1
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        """Nothing is kept, nothing is seen."""
+        del layer, keys, values
+        return ()
+
+    def states(self, layer: int) -> Array:
+        """A row without numbers."""
+        del layer
+        return np.zeros((1, 0), np.uint64)
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Nothing is kept."""
+
+
+NOWHERE: Final = _Nowhere()
 
 Judge = Callable[[Req, Array], int]
 """What is sampled after a request's last token, given its logits."""
@@ -37,6 +60,7 @@ class Runner:
     chunk_states: list[dict[int, Array]] = field(default_factory=list)  # of this batch, in order
 
     late_now: bool = False  # a piece of a prompt is being stashed
+    computes: bool = True  # without a network only decisions are wanted
 
     def watch(self, states: StatePool | None) -> None:
         """Copies between slots are copies of what lies in them."""
@@ -55,6 +79,8 @@ class Runner:
 
     def run(self, batch: Batch, judge: Judge) -> list[int]:
         """Run a batch; what was sampled for each request, 0 where a prompt is half read."""
+        if not self.computes:
+            return [judge(req, self._word(req)) if _ends(req, batch) else 0 for req in batch.reqs]
         self.chunk_states = []
         late, self.pending = self.pending, []
         tokens = []
@@ -66,6 +92,15 @@ class Runner:
         for source, target in late:
             self.contents.copy_state(source, target)
         return tokens
+
+    def _word(self, req: Req) -> Array:
+        """What a network that computes nothing says after a request's last token."""
+        last = req.num_tokens - 1
+        ubatch = Ubatch(
+            tokens=np.asarray(req.tokens[last : last + 1], np.int64), positions=np.array([last])
+        )
+        row: Array = self.network.run(ubatch, NOWHERE).logits[0]
+        return row
 
     # -- prefill -----------------------------------------------------------------------------------
 
@@ -150,3 +185,8 @@ class Runner:
             outputs=np.array([end - start - 1] if wanted else [], np.int64),
         )
         return self.network.run(ubatch, store).logits
+
+
+def _ends(req: Req, batch: Batch) -> bool:
+    """Whether a token is sampled for a request in this batch."""
+    return not batch.extend or req.fill == req.num_tokens

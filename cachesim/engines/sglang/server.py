@@ -29,6 +29,7 @@ from cachesim.engines.sglang.scheduler import Batch, Limits, Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Count
 
@@ -54,6 +55,7 @@ class Sglang(Engine):
         self.family = family
         self.rules = family.rules(profile)
         self.options = family.read(profile, options)
+        self.computes = arithmetic_of(network) != "counts"
         self.kind = self._kind(network.spec)
         states = self.kind in {"mamba", "window-mamba"}
         self.options.check(self.rules, states=states)
@@ -80,7 +82,9 @@ class Sglang(Engine):
         windows = pool if isinstance(pool, WindowPool) else None
         self.contents = Contents(self.network, windows)
         self.runner = Runner(self.network, self.contents, self.rules.runner, self.tree.shape.grid)
-        self.runner.watch(self.tree.states)
+        self.runner.computes = self.computes
+        if self.computes:
+            self.runner.watch(self.tree.states)
         self.account = Account(self.tree)
         self.scheduler.on_match = self._matched
         self.scheduler.on_retract = self._retracted
@@ -139,7 +143,7 @@ class Sglang(Engine):
 
     def submit(self, request: base.Request) -> Ticket:
         """Put a request at the end of the queue; nothing runs yet."""
-        check(request, self.network.spec.vocabulary)
+        check(request, self.network.spec.vocabulary if self.computes else None)
         fields = self.family.read_fields(self.profile, request.options or {})
         ticket = Ticket(len(self._jobs))
         job = Job(ticket=ticket, prompt=request.prompt, forced=request.reply)
