@@ -50,6 +50,7 @@ class Pipe:
 
     asked: bytearray = field(default_factory=bytearray)
     answered: bytearray = field(default_factory=bytearray)
+    server_done: bool = False
     client_left: bool = False  # while the server still had it open
 
     @property
@@ -92,7 +93,7 @@ class Tap:
             while data := client.recv(1 << 16):
                 pipe.asked += data
                 server.sendall(data)
-        pipe.client_left = not whole(bytes(pipe.answered))
+        pipe.client_left = not pipe.server_done
         with suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)
 
@@ -101,6 +102,7 @@ class Tap:
             while data := server.recv(1 << 16):
                 pipe.answered += data
                 client.sendall(data)
+        pipe.server_done = True
         with suppress(OSError):
             client.shutdown(socket.SHUT_WR)
 
@@ -481,7 +483,11 @@ def apart(request: Json, mark: str) -> Json:
 
 
 def why_agrees(setup: Setup) -> Found:
-    """`cachesim why` reads the file, and its replay reuses as many tokens as the server did."""
+    """`cachesim why` reads the file, and its replay reuses as many tokens as the server did.
+
+    That is asked where the server told the tokens; elsewhere lengths are estimates, and the toy
+    tokenizer, for which a word may be a token or a letter, is hard on them.
+    """
     command = [sys.executable, "-m", "cachesim", "why", str(setup.path), "--format", "json"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if found.returncode:
@@ -489,7 +495,9 @@ def why_agrees(setup: Setup) -> Found:
     told = json.loads(found.stdout)
     agreement = told["agreement"]
     line = f"{told['server']['profile']}: {agreement['agreeing']} of {agreement['comparable']}"
-    return agreement["agreeing"] >= 0.9 * agreement["comparable"] > 0, line
+    told_tokens = all("tokens" in each for each in setup.entries() if each["status"] == 200)
+    least = 0.9 if told_tokens else 0.5
+    return agreement["agreeing"] >= least * agreement["comparable"] > 0, line
 
 
 def no_secrets(setup: Setup) -> Found:

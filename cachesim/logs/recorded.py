@@ -7,7 +7,7 @@ from typing import Any, Final
 from cachesim.logs.dump import Recorded
 from cachesim.logs.live import About, Live
 from cachesim.logs.rerun import elsewhere as played_elsewhere
-from cachesim.logs.rerun import others
+from cachesim.logs.rerun import full_name, others
 from cachesim.logs.telling import FORMAT
 
 FEW: Final = 2_000
@@ -77,7 +77,7 @@ def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The same requests on other engines and releases: tokens read, and requests that reuse."""
     if live.rerun is None or live.profile is None:
         return
-    for profile in asked or others(live.profile):
+    for profile in map(full_name, asked) if asked else others(live.profile):
         yield played_elsewhere(
             profile, live.rerun.model, live.about.window, live.about.options, live.prompts
         )

@@ -22,12 +22,15 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
 from cachesim.logs.dump import is_dump, read_dump
-from cachesim.logs.recorded import told_of_dump
+from cachesim.logs.live import About, Live
+from cachesim.logs.recorded import told_of_dump, told_of_live
 from cachesim.logs.telling import worst as worst_of
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.model.presets import preset
 from cachesim.real.vectors.replay import kind_of, played
+from cachesim.record.answer import AnswerReader
+from cachesim.record.entry import numbers_of
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.findings import one_scenario
@@ -343,11 +346,14 @@ def recordings() -> tuple[dict[str, Any], ...]:
     ]
     chats[1]["timings"] = {"cache_n": 50, "prompt_n": 49, "predicted_n": 7}
     plain = {"request": {"prompt": "a b c"}, "timings": {"cache_n": 5, "prompt_n": 7}}
-    return ({"lines": [*chats, plain]}, {"lines": [plain, *chats, *chats]})
+    kept = (ROOT / "docs" / "examples" / "recorded.jsonl").read_text().splitlines()
+    hashed = {"lines": [json.loads(line) for line in kept]}
+    return ({"lines": [*chats, plain]}, {"lines": [plain, *chats, *chats]}, hashed)
 
 
 def damage_recording(seed: Any, chance: Chance) -> bytes:
     keys = ("messages", "content", "role", "tools", "usage", "timings", "prompt", "segments")
+    keys += ("tokens", "runs", "user_starts", "seen", "parting", "reply", "server", "hashes")
     tree = damaged_tree(seed, chance, others=recordings(), keys=keys)
     listed = tree.get("lines") if isinstance(tree, dict) else tree
     lines = listed if isinstance(listed, list) else [listed]
@@ -359,9 +365,37 @@ def play_recording(mutant: bytes) -> None:
     """As `why` does with recorded requests."""
     if not is_dump(mutant[: 1 << 16]):
         return
-    found = told_of_dump(read_dump("mutant.jsonl", BytesIO(mutant)), source="mutant.jsonl")
+    requests = read_dump("mutant.jsonl", BytesIO(mutant))
+    if len(mutant) % 40 == 0:  # other engines too
+        found = told_of_dump(requests, source="mutant.jsonl")
+    else:
+        live = Live(About())
+        found = {**told_of_live(live, source="mutant.jsonl"), "requests": live.add_all(requests)}
     json.dumps(found)
     plain_text(dump_page(found, worst=3))
+
+
+@cache
+def answers() -> tuple[str, ...]:
+    """Streams of OpenAI's, llama-server's and Anthropic's kind, as the recorder reads them."""
+    delta = {"choices": [{"index": 0, "delta": {"content": "Yes", "reasoning_content": "hm"}}]}
+    last = {"choices": [], "usage": {"prompt_tokens": 9}, "timings": {"cache_n": 5, "prompt_n": 4}}
+    piece = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Yes"}}
+    first = {"type": "message_start", "message": {"usage": {"input_tokens": 4}}}
+    own = {"content": "Yes", "id_slot": 0, "tokens_evaluated": 9, "error": {"type": "x"}}
+    events = (first, delta, piece, own, last)
+    return ("".join(f"data: {json.dumps(each)}\n\n" for each in events), json.dumps(last))
+
+
+def play_answer(mutant: bytes) -> None:
+    """As the recorder does with what passes, in pieces of any size."""
+    reader = AnswerReader()
+    kind = "text/event-stream" if len(mutant) % 3 else "application/json"
+    reader.opened(kind, "gzip" if len(mutant) % 5 == 0 else "")
+    size = 1 + len(mutant) % 97
+    for at in range(0, len(mutant), size):
+        reader.feed(mutant[at : at + size])
+    json.dumps([numbers_of(reader.close().usage), reader.said.characters, reader.said.error])
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -381,10 +415,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         Kind(name="log", share=2, seeds=logs, damage=damage_log, play=play_log),
         Kind(
             name="recording",
-            share=10,
+            share=2,
             seeds=recordings,
             damage=damage_recording,
             play=play_recording,
         ),
+        Kind(name="answer", share=8, seeds=answers, damage=damage_file, play=play_answer),
     )
 }
