@@ -50,8 +50,10 @@ MLX_FAMILIES: Final = {
     "granitemoehybrid": "mlx-lm-1908-tokens-lost",
     "mamba2": "mlx-lm-padding-decays-the-state",
     "nemotron_h": "mlx-lm-nemotron-tokens-lost",
+    "a draft model": "mlx-lm-draft-last-token-unfed",
 }
-"""The everyday case of each family: two chats whose second turns run together."""
+"""The everyday case of each family: two chats whose second turns run together; and a second turn
+with a draft model."""
 
 CLOSELY: Final = ("b9093", "b9538", "b11549")
 """Releases of llama.cpp whose weights and wrong answers are looked at too."""

@@ -1,7 +1,9 @@
 """What is sent to the real mlx-lm: workloads, words, weights; without the real thing."""
 
 from pathlib import Path
+from queue import Empty
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from cachesim.errors import ScenarioError
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
+from cachesim.real.mlx_lm.server_http import Gate, Turns
 from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.playing import releases_of
@@ -60,6 +63,21 @@ def test_both_tokenizers_render_alike(template: str) -> None:
             rendered = theirs.apply_chat_template(messages, add_generation_prompt=prompt)
             chat = [Message(**each) for each in messages]
             assert rendered == list(ours.apply_chat_template(chat, add_generation_prompt=prompt))
+
+
+def test_requests_that_are_sent_together_are_let_in_together() -> None:
+    gate = Gate(Turns())
+    gate.shut = True
+    for number in (1, 0, 2):
+        gate.put((None, None, SimpleNamespace(sampling=SimpleNamespace(temperature=number))))
+    gate.open([(0, 0), (1, 0), (2, 3)])
+    let_in = [int(gate.get_nowait()[2].sampling.temperature) for _ in range(2)]
+    with pytest.raises(Empty):
+        gate.get_nowait()
+    gate.turns.count = 3
+
+    assert [0, 1] == let_in
+    assert 2 == int(gate.get_nowait()[2].sampling.temperature)
 
 
 def test_workloads_come_from_their_number_alone() -> None:

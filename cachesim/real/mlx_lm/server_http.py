@@ -54,14 +54,18 @@ class Gate(Queue):  # type: ignore[type-arg]
         self.arrived[int(args.sampling.temperature)] = item
 
     def open(self, order: Sequence[tuple[int, int]]) -> None:
-        """Let in requests by number and by the turn that they come in."""
+        """Let in requests by number and by the turn that they come in.
+
+        All of a turn at once: a thread that has been waiting since before the gate was shut would
+        run off with the first of them.
+        """
         self.turns.count = 0
         self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
         self.later.sort(key=lambda each: each[0])
-        for number, at in order:
-            if not at:
-                super().put(self.arrived.pop(number))
-        self.shut = self.idle = False
+        with self.mutex:
+            self.queue.extend(self.arrived.pop(number) for number, at in order if not at)
+            self.shut = self.idle = False
+            self.not_empty.notify()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002
         """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
