@@ -89,8 +89,8 @@ class Workload:
             group = [
                 self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3]))
             ]
-            gone = self._abort(group) if self.rng.random() < 0.2 else None
             try:
+                gone = self._abort(group) if self.rng.random() < 0.2 else None
                 self.engine.run()
             except UpstreamAbort:
                 return
