@@ -77,21 +77,22 @@ def test_what_is_no_vector_file_is_refused(tmp_path: Path, content: str, message
 
 
 @pytest.mark.parametrize(
-    ("name", "where", "message"),
+    ("name", "where", "value", "message"),
     [
-        ("memory-b9509", ("ops", 0, "runs", 0, "count"), "a batch of 2,147,483,647 tokens"),
-        ("vllm-0.33.0", ("config", "blocks"), "a pool of 2,147,483,647 blocks"),
+        ("memory-b9509", ("ops", 0, "runs", 0, "count"), 2**31 - 1, "a batch of 2,147,483,647"),
+        ("memory-b9509", ("ops", 0, "runs", 0, "start"), -1, "a position below 0"),
+        ("vllm-0.33.0", ("config", "blocks"), 2**31 - 1, "a pool of 2,147,483,647 blocks"),
     ],
 )
-def test_counts_that_no_memory_holds_are_refused(
-    name: str, where: tuple[str | int, ...], message: str, tmp_path: Path
+def test_counts_and_positions_that_no_memory_holds_are_refused(
+    name: str, where: tuple[str | int, ...], value: int, message: str, tmp_path: Path
 ) -> None:
     text = gzip.decompress((VECTORS / f"{name}.jsonl.gz").read_bytes()).decode()
     line: Any = json.loads(text.partition("\n")[0])
     holder = line
     for key in where[:-1]:
         holder = holder[key]
-    holder[where[-1]] = 2**31 - 1
+    holder[where[-1]] = value
     file = tmp_path / "line.jsonl"
     file.write_text(json.dumps(line))
 

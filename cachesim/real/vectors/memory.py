@@ -67,6 +67,9 @@ class MemoryPlayer:
         if counted > TOTAL_TOKENS:
             msg = f"a batch of {counted:,} tokens; {TOTAL_TOKENS:,} is the most"
             raise ValueError(msg)
+        if any(run["start"] < 0 for run in runs):
+            msg = "a position below 0"
+            raise ValueError(msg)
         seqs = tuple(tuple(run["seqs"]) for run in runs for _ in range(run["count"]))
         positions = tuple(run["start"] + i for run in runs for i in range(run["count"]))
         fail = op.get("fail")
