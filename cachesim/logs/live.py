@@ -18,6 +18,7 @@ from cachesim.logs.parting import Candidate, Kin, Parting, kin_of, parting_of
 from cachesim.logs.player import FAILED, Replayed
 from cachesim.logs.prompts import Prompt, Prompts
 from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, profile_of
+from cachesim.logs.segments import BLOCK
 from cachesim.logs.settings import kind_of
 from cachesim.model.presets import PRESETS, preset
 
@@ -112,7 +113,7 @@ class Live:
         return Kin(known.get(begins_like), equal, known.get(continues))
 
     def _parting(self, request: Recorded, kin: Kin) -> Parting | None:
-        if kin.continues is None or not (kin.equal or request.parting):
+        if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.parting):
             return None
         if request.seen is not None:
             return None if request.parting is None else Parting.from_dict(request.parting)

@@ -174,6 +174,7 @@ class Kin:
     begins_like: Recorded | None  # the one whose beginning it shares most of
     equal: int  # so many characters of it
     continues: Recorded | None  # the one whose conversation it is
+    alike: int = 0  # characters that it shares with that one, wherever they stand
 
 
 def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
@@ -197,4 +198,4 @@ def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
             enough -= 1
             if not enough:
                 break
-    return Kin(begins_like, equal, continues)
+    return Kin(begins_like, equal, continues, most)
