@@ -147,5 +147,7 @@ def _smaller(workload: Workload) -> Iterator[Workload]:
                 del fewer[index][place]
                 yield workload | {"steps": fewer}
     for name in workload["options"]:
+        if name.endswith(("draft_model", "draft_tokens")):
+            continue  # requests bring drafts
         fewer_options = {k: v for k, v in workload["options"].items() if k != name}
         yield workload | {"options": fewer_options}

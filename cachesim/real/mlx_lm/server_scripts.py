@@ -7,6 +7,8 @@ Json: TypeAlias = Any
 Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
 
 FILLER = 20
+NEVER_SAID = 21
+"""What is proposed where a workload proposes nothing more."""
 
 
 class Script:
@@ -39,7 +41,7 @@ class DraftScript(Script):
         if len(self._proposed) < min(self._limit - said, self._count):
             step = self._drafts[0] if self._drafts else []
             at = len(self._proposed)
-            self._proposed.append(step[at] if at < len(step) else FILLER)
+            self._proposed.append(step[at] if at < len(step) else NEVER_SAID)
             return self._mx.array(self._proposed[-1:], dtype=self._mx.uint32)
         whole = self._tokens + [FILLER] * (self._limit + self._count + 1)
         tokens = whole[said : said + logprobs.shape[0]]

@@ -30,7 +30,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.state import ColdStates
-from cachesim.units import as_tokens
+from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
 
 Json: TypeAlias = Any
@@ -45,6 +45,9 @@ FLOAT32: Final = 4
 VOCABULARY: Final = 64
 FILLER: Final = 20
 """What would be said where the recording ends because the worker died."""
+
+NEVER_SAID: Final = 21
+MOST_DRAFTED: Final = 3
 
 TOLERANCE: Final = 1e-3
 """How far log probabilities may lie apart: the real model computes in float32."""
@@ -178,7 +181,7 @@ class ServerPlayer:
             messages=tuple(Message(**each) for each in request.get("messages", ())),
             predict=request["max_tokens"],
             reply=as_tokens(said),
-            drafts=tuple(map(as_tokens, request["drafts"])) if "drafts" in request else None,
+            drafts=_drafts(request["drafts"], len(said)) if "drafts" in request else None,
             options=options,
         )
 
@@ -251,6 +254,14 @@ class ServerPlayer:
 
     def _number(self, cache: PromptCache) -> int:
         return next((number for held, number in reversed(self._numbers) if held is cache), 0)
+
+
+def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
+    """What is proposed step by step; where nothing more was drawn, what nobody says."""
+    rest = [[NEVER_SAID] * MOST_DRAFTED] * count
+    return tuple(
+        as_tokens([*step, *[NEVER_SAID] * (MOST_DRAFTED - len(step))]) for step in (*drawn, *rest)
+    )
 
 
 def recorded_bytes(nbytes: int | str) -> Json:
