@@ -23,9 +23,9 @@ from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import drawn_prompt
-from cachesim.real.llama_cpp.random_flags import PRESETS as LOADED_BY
 from cachesim.real.llama_cpp.server import Played, RealServer
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step
 from cachesim.units import Tokens
@@ -151,7 +151,7 @@ def speed_table(real: RealServer | None) -> Table:
     with TemporaryDirectory() as folder:
         for name in PRESETS:
             theirs = None
-            if real and real.release in LOADED_BY[name]:
+            if real and name in Abilities(real.release).presets:
                 path = Path(folder) / f"{name}.gguf"
                 write_model(preset(name), path)
                 with real.started(SERVER, path) as server:
