@@ -94,8 +94,12 @@ def first_byte(port: int, body: bytes) -> float:
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(head.encode() + body)
         data = b""
-        while b"\r\n\r\n" not in data or data.endswith(b"\r\n\r\n"):
-            data += client.recv(1 << 16)
+        while not data.partition(b"\r\n\r\n")[2]:
+            piece = client.recv(1 << 16)
+            if not piece:
+                msg = f"no answer came: {data[:100]!r}"
+                raise RuntimeError(msg)
+            data += piece
         taken = time.perf_counter() - begun
         while client.recv(1 << 16):
             pass
