@@ -36,7 +36,10 @@ def _sections() -> Iterator[str]:
     known = real_functions(real_commands)
     real = [("real", name) for name in ("gguf", *known)]
     for words in [
-        *((name,) for name in sorted([*COMMANDS, "check", "why", "tune", "replay", "bench"])),
+        *(
+            (name,)
+            for name in sorted([*COMMANDS, "check", "why", "tune", "record", "replay", "bench"])
+        ),
         ("real",),
         *real,
     ]:

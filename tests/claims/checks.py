@@ -318,6 +318,9 @@ def _choice_of(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> 
             case.claim("not better", worse, said)
         case "cache-unseen" if case.record.before is not None:
             case.claim("unseen", not case.events("cache-search-begun"), said)
+        case "list-moved-out":
+            slot_events = case.events("cache-search-begun") or case.events("prompt-saved")
+            case.claim("list", bool(slot_events) and after == 0, said)
         case "slot-pinned":
             case.claim("pinned", detail["chosen"] == case.step.slot != detail["slot"], said)
         case "cache-prompt-off":

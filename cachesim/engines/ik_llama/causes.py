@@ -10,6 +10,15 @@ from cachesim.engines.causes import Cause, declared
 from cachesim.engines.llamacpp import causes as parent
 
 SLOT_TOKENS: Final = parent.SLOT_TOKENS
+LIST_MOVED_OUT: Final = Cause(
+    id="list-moved-out",
+    sentence="searching the prompt cache took slot {slot}'s token list away",
+    about=(
+        "Without tags for reasoning the search moves every token list out to compare it, the "
+        "slot's own too, and none is put back: the tokens are still in memory, and not known."
+    ),
+    fields=("slot",),
+)
 CACHE_PROMPT_OFF: Final = parent.CACHE_PROMPT_OFF
 TEXT_MATCH: Final = Cause(
     id="text-match",

@@ -91,6 +91,7 @@ class Selection:
 
     def _consult(self, slot: Slot, prompt: Tokens, f_keep: np.float32) -> None:
         """Save when too little would be kept; then load, whether saved or not (an oddity)."""
+        slot.list_moved_out = False
         update = bool(slot.cache_tokens) and f_keep < np.float32(self._options.cache_ram_similarity)
         long_enough = self._longer_than_n_min(slot)
         if self.enabled and update and long_enough:
@@ -164,6 +165,7 @@ class Selection:
             # The scan moved every list out, the slot's and the winner's too (an oddity).
             for entry in self._cache.entries:
                 entry.tokens = []
+            slot.list_moved_out = bool(slot.cached_prompt.tokens)
             slot.cached_prompt.tokens = []
         if best >= 0:
             self._take(slot, best, score)

@@ -229,7 +229,9 @@ class IkLlama(Engine):
             self._deferred.append((ticket, request))
             return
         in_slot = get_common_prefix(slot.cache_tokens, request.prompt)
-        ledger.apply(causes.SLOT_TOKENS, in_slot, slot=slot.id)
+        moved_out = slot.list_moved_out and not slot.cache_tokens
+        cause = causes.LIST_MOVED_OUT if moved_out else causes.SLOT_TOKENS
+        ledger.apply(cause, in_slot, slot=slot.id)
         slot.ledger = ledger
         self._launch(slot, ticket, request)
 

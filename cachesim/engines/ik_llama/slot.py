@@ -53,6 +53,7 @@ class Slot:
 
     cache_tokens: list[Token] = field(default_factory=list)
     cached_prompt: CachedPrompt = field(default_factory=CachedPrompt)
+    list_moved_out: bool = False  # not upstream's: why the list is empty
 
     ticket: Ticket | None = None
     request: Request | None = None

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from journeys import Journey, Watch, play, play_staggered
 
@@ -18,7 +18,17 @@ RIGHT = ("llama", "qwen3_next", "qwen3_5", "granitemoehybrid", "mamba2", "lfm2",
 
 
 def drawn(release: str, family: str, number: int) -> Workload:
-    """The workload of that number, for one family."""
+    """The workload of that number, for one family; what a draft model spoils is told elsewhere."""
+    workload = with_drafts(release, family, number)
+    workload["options"].pop("draft_model", None)
+    workload["options"].pop("num_draft_tokens", None)
+    for request in (each for group in workload["steps"] for each in group):
+        request.pop("drafts", None)
+    return workload
+
+
+def with_drafts(release: str, family: str, number: int) -> Workload:
+    """The same with a draft model, where one was drawn."""
     return draw_workload(release, seed=1, number=len(PLAYED) * number + PLAYED.index(family))
 
 
@@ -67,10 +77,11 @@ def test_windows_are_right_where_requests_come_one_by_one(number: int) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 @settings(max_examples=12)
 @given(number=NUMBERS, family=st.sampled_from(PLAYED))
+@example(number=4572, family="llama")
 def test_what_the_ledger_says_of_a_state_is_what_its_numbers_say(
     release: str, family: str, number: int
 ) -> None:
-    workload = drawn(release, family, number)
+    workload = with_drafts(release, family, number)
     if release == "0.30.7":
         workload["options"].pop("prompt_cache_size", None)
     watch = Watch()

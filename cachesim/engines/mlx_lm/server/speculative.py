@@ -13,7 +13,7 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.prompt_cache import can_trim_prompt_cache, trim_prompt_cache
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.caches.raised import UpstreamUnboundLocalError, UpstreamValueError
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.server.batch import Serving
@@ -74,6 +74,9 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> S
                 yield tokens[accepted - 1]
                 if said == job.max_tokens:
                     return
+            if said == job.max_tokens:  # none was asked for, and whoever iterates has no token
+                msg = "cannot access local variable 'token' where it is not associated with a value"
+                raise UpstreamUnboundLocalError(msg)
             said += 1
             job.sampler.rows.append(rows[accepted])
             job.unfed = 1
