@@ -9,18 +9,19 @@ SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
-run: $(VENV)/.run            ## every scenario on every profile it names, as one table
-	@$(BIN)/cachesim run scenarios
+run: $(VENV)/.run            ## every scenario on every profile it names, as one table, in exact ring arithmetic
+	@$(BIN)/cachesim run scenarios --arithmetic ring
 
 test: $(VENV)/.test          ## the tests
 	@$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/.check        ## lint, types, the page in a browser, every sentence against its run, the real engines
+check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in float, every sentence against its run, the real engines
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
+	@$(BIN)/cachesim run scenarios --format json > /dev/null
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.real_engines
 	@$(BIN)/python -m tests.real_recorder
