@@ -9,8 +9,9 @@ SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
-run: $(VENV)/.run            ## every scenario on every profile it names, as one table, in exact ring arithmetic
-	@$(BIN)/cachesim run scenarios --arithmetic ring
+run: $(VENV)/.run            ## every scenario on every profile it names, in exact ring arithmetic, counted by engine and class
+	@$(BIN)/cachesim run scenarios --arithmetic ring --brief
+	@echo "a line for each: $(BIN)/cachesim run scenarios --arithmetic ring"
 
 test: $(VENV)/.test          ## the tests
 	@$(BIN)/python -m pytest -n 2

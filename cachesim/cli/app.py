@@ -72,6 +72,9 @@ def run(
     timeout: Annotated[
         float | None, Parameter(help="Seconds after which what was played until then is shown.")
     ] = None,
+    brief: Annotated[
+        bool, Parameter(negative="", help="A line per engine and class, not one per run.")
+    ] = False,
 ) -> int:
     """Run scenarios on profiles: what was reused, why, and whether the answers are right.
 
@@ -96,6 +99,7 @@ def run(
         settings=dict(map(setting, settings or ())),
         processes=processes_wanted(jobs),
         timeout=timeout,
+        brief=brief,
     )
 
 

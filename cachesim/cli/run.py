@@ -23,7 +23,7 @@ from cachesim.model.build import build
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
-from cachesim.report.tables import closing, summary
+from cachesim.report.tables import by_class, closing, summary
 from cachesim.scenario import run
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Run
@@ -53,8 +53,12 @@ def run_command(
     settings: Mapping[str, Any] | None = None,
     processes: int | None = None,
     timeout: float | None = None,
+    brief: bool = False,
 ) -> int:
     """Run scenarios; 0 if all was as expected, 1 if not."""
+    if brief and output != "text":
+        msg = f"--brief is a table to read; leave it out with --format {output}"
+        raise InputError(msg)
     deadline = Deadline.after(timeout)
     check_writable(report)
     jobs = jobs_of(names, profiles, seed, settings)
@@ -70,7 +74,7 @@ def run_command(
     elif output == "jsonl":
         _write_lines(runs, detail=detail)
     else:
-        _show(jobs, runs, results())
+        _show(jobs, runs, results(), brief=brief)
     if report is not None:
         sys.stdout.flush()
         write_report(runs, report)
@@ -223,9 +227,12 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
         sys.stdout.writelines(f"{line}\n" for line in json_output.lines(each, detail=detail))
 
 
-def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console) -> None:
+def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console, *, brief: bool) -> None:
     names = {job.source for job in jobs}
-    if len(names) == 1:
+    if brief:
+        kinds = {job.scenario.name: job.scenario.kind for job in jobs}
+        show(screen, by_class(runs, kinds), Text())
+    elif len(names) == 1:
         job = jobs[0]
         show(screen, one_scenario(job.scenario, runs, source=job.source, width=screen.width))
     else:

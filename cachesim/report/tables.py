@@ -1,7 +1,8 @@
 """Tables of runs: one scenario with its profiles side by side, or many with a line each."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import Final
 
@@ -66,6 +67,33 @@ def summary(runs: Sequence[Run]) -> RenderableType:
         row.add_row(profile, cached_row(run.steps), answer, mark)
         lines.append(row)
     return Group(*lines)
+
+
+def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> RenderableType:
+    """A line per engine and class of defect, for more runs than anyone reads one by one."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("engine", no_wrap=True)
+    table.add_column("class", no_wrap=True)
+    for heading in ("scenarios", "runs", "as expected", "wrong answers"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        engine = run.profile.partition("@")[0]
+        groups[engine, kinds.get(run.scenario) or "none"].append(run)
+    before = ""
+    for (engine, kind), members in sorted(groups.items()):
+        expected = sum(run.as_expected for run in members)
+        wrong = sum(worst_answer(run.steps) == "diverged" for run in members)
+        table.add_row(
+            engine if engine != before else "",
+            kind,
+            str(len({run.scenario for run in members})),
+            str(len(members)),
+            Text(str(expected), style="right" if expected == len(members) else "wrong"),
+            str(wrong) if wrong else "",
+        )
+        before = engine
+    return table
 
 
 def _row() -> Table:

@@ -37,6 +37,40 @@ def test_of_several_scenarios_each_is_played_on_profiles_of_its_own_engine(capsy
     assert "1 of 2 scenarios are for other engines: left out" in capsys.readouterr().err
 
 
+def test_many_runs_are_counted_by_engine_and_class(capsys: Capture) -> None:
+    command = f"run {STALE} llama.cpp-24143-hybrid {MLX} --arithmetic ring --brief"
+
+    assert main(command.split()) == 0
+
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [
+        ["llama.cpp", "lost-reuse", "1", "4", "4"],
+        ["stale-state", "1", "3", "3", "2"],
+        ["mlx-lm", "lost-reuse", "1", "2", "2"],
+        [],
+        ["9", "runs,", "9", "as", "expected;", "2", "show", "a", "wrong", "answer"],
+    ] == shown[2:]
+
+
+def test_a_run_that_is_not_as_expected_is_named_below_the_counts(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    text = next(path for path in shipped_files() if path.stem == STALE).read_text()
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(re.sub(r"cached += \[0, 0, 1\]", "cached = [0, 0, 2]", text))
+
+    assert main(f"run {wrong} --arithmetic ring --brief".split()) == 1
+
+    said = " ".join(capsys.readouterr().out.split())
+    assert "stale-state 1 3 1 2" in said
+    assert "llama.cpp-three-requests on llama.cpp@b11549: C: cached is 1, expected 2" in said
+
+
+def test_counts_by_class_are_not_json(capsys: Capture) -> None:
+    assert main(f"run {STALE} --brief --format json".split()) == 2
+    assert "--brief is a table to read" in capsys.readouterr().err
+
+
 def test_a_scenario_whose_flags_a_release_lacks_is_left_out_and_named(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
