@@ -22,8 +22,14 @@ MOST_AT_ONCE: Final = 16 << 20
 BATCH: Final = 1 << 14
 """Bytes of a stream that are gathered before they are read."""
 
-NUMBERS: Final = (b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"')
+DONE: Final = b"[DONE]"
+"""What OpenAI's streams end with; a client that knows it leaves without waiting for the rest."""
+
+NUMBERS: Final = (b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop')
 """What a line must have to be read where the reply is long enough already."""
+
+LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
+"""The last events of streams that have no such word: of Anthropic's messages, of responses."""
 
 ZLIB_OR_GZIP: Final = 47  # window bits: either header is recognised
 
@@ -41,6 +47,7 @@ class Said:
     progress: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    ended: bool = False  # the server has said all that it had to say
 
 
 class AnswerReader:
@@ -124,6 +131,9 @@ class AnswerReader:
 
     def _take(self, text: bytes) -> None:
         """One JSON object of the server; anything else is passed over."""
+        if text.strip() == DONE:
+            self.said.ended = True
+            return
         try:
             entry = json.loads(text)
         except (ValueError, RecursionError):
@@ -131,6 +141,7 @@ class AnswerReader:
         for each in entry if isinstance(entry, list) else [entry]:
             if isinstance(each, dict):
                 take(self.said, each)
+                self.said.ended |= not self.is_stream or is_last(each)
 
 
 def take(said: Said, entry: Mapping[str, Any]) -> None:
@@ -152,6 +163,11 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
             {"reasoning": said.reasoning, "tool call": said.calls}.get(kind, said.text).append(
                 text[:room]
             )
+
+
+def is_last(entry: Mapping[str, Any]) -> bool:
+    """Whether an event of a stream is its last one; llama-server's own say `stop`."""
+    return entry.get("stop") is True or str(entry.get("type")) in LAST
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

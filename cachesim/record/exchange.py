@@ -57,5 +57,11 @@ class Exchange:
     status: int | None = None
     first_byte: float | None = None
     seconds: float | None = None
-    cancelled: bool = False
+    cancelled: bool = False  # the client left before the server had said all
     broken: str = ""  # what went wrong between server and recorder
+
+    def saw(self, chunk: bytes, seconds: float) -> None:
+        """A piece of the answer was passed on."""
+        if self.first_byte is None:
+            self.first_byte = seconds
+        self.answer.feed(chunk)

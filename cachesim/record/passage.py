@@ -158,10 +158,11 @@ class Passage:
                 await response.prepare(request)
                 with _watched(answer):
                     async for chunk in answer.content.iter_any():
-                        await _to_client(response, chunk)
-                        if exchange is not None:
-                            exchange.first_byte = exchange.first_byte or time.perf_counter() - begun
-                            exchange.answer.feed(chunk)
+                        try:
+                            await _to_client(response, chunk)
+                        finally:  # whoever leaves now has been sent it all the same
+                            if exchange is not None:
+                                exchange.saw(chunk, time.perf_counter() - begun)
                 await response.write_eof()
                 return response
         except ClientError as error:

@@ -105,6 +105,7 @@ class Session:
 
     def _write(self, exchange: Exchange) -> None:
         said = exchange.answer.close()
+        exchange.cancelled = exchange.cancelled and not said.ended
         request, problem = request_in(exchange)
         exchange.number = self._file.lines
         entry = entry_of(exchange, request, problem)

@@ -152,6 +152,38 @@ def test_a_client_that_leaves_is_gone_for_the_server_too(tmp_path: Path) -> None
     run(test)
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"data: [DONE]\n\n",
+        event({"type": "message_stop"}),
+        event({"content": "", "stop": True, "stop_type": "limit"}),
+    ],
+    ids=["OpenAI", "Anthropic", "llama-server"],
+)
+def test_a_client_that_leaves_at_the_last_word_has_cancelled_nothing(
+    last: bytes, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        gone = asyncio.Event()
+
+        async def answer(call: Call) -> None:
+            await call.send(STREAM, chunk(delta("one")), chunk(last))
+            await call.reader.read()  # the end of the body is never sent: the client is quicker
+            gone.set()
+
+        async with upstream(answer) as fake, recorder(fake.url, tmp_path) as taking:
+            async with aiohttp.ClientSession() as session:
+                got = await session.post(taking.url + CHAT, json=chat("hi", stream=True))
+                await got.content.readuntil(last)
+                got.close()
+            await gone.wait()
+            (entry,) = await taking.written(1)
+            assert entry["cancelled"] is False
+
+    run(test)
+
+
 def test_a_client_that_leaves_before_the_answer_is_gone_too(tmp_path: Path) -> None:
     async def test() -> None:
         gone = asyncio.Event()
