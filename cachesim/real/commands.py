@@ -6,13 +6,15 @@ Plain functions that print to stdout, complain to stderr and return an exit stat
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.progress import track
 from rich.table import Table
 
+from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.environment import EnvironmentUnavailableError
@@ -24,7 +26,7 @@ from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
 from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements
 from cachesim.real.llama_cpp.newest import real_newest
-from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
+from cachesim.real.llama_cpp.scenarios import StepPlayed, hurdle, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.marconi.commands import real_marconi
@@ -32,6 +34,10 @@ from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.vectors.replay import replay
 from cachesim.real.vllm.commands import real_vllm
+from cachesim.scenario.format import Scenario
+
+PROVEN: Final = (FAMILY.name, "mlx-lm", "vllm")
+"""Engines whose real server plays a scenario's file."""
 
 
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
@@ -139,6 +145,17 @@ def real_llama_cpp(
     )
 
 
+def proof_command(scenario: Scenario, profile: Profile, path: Path) -> str:
+    """The command that shows a finding on the real engine; nothing where none does."""
+    family = family_of(profile.engine)
+    if profile.patches or profile.release not in family.real() or profile.engine not in PROVEN:
+        return ""
+    steps = range(len(scenario.step))
+    if profile.engine == FAMILY.name and any(hurdle(scenario, number) for number in steps):
+        return ""
+    return f"cachesim real {profile.engine} --scenario {path}"
+
+
 def real_logs(*, seed: int, requests: int) -> int:
     """Logs of the real servers, replayed: a table of what was right."""
     try:
@@ -242,4 +259,11 @@ def table_of(release: str, seed: int, tally: Tally) -> Table:
     return table
 
 
-__all__ = ["real_gguf", "real_llama_cpp", "real_marconi", "real_mlx_lm", "real_vllm"]
+__all__ = [
+    "proof_command",
+    "real_gguf",
+    "real_llama_cpp",
+    "real_marconi",
+    "real_mlx_lm",
+    "real_vllm",
+]

@@ -5,7 +5,7 @@ finding is kept, until none does. Tokens are cut out of all prompts at once, for
 must stay shared.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -66,8 +66,25 @@ def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
         for first in range(len(steps) - size, -1, -1):
             rest = steps[:first] + steps[first + size :]
             if rest and rest[0].do == "complete":
-                yield _with_steps(scenario, (replace(rest[0], with_previous=False), *rest[1:]))
+                led = (replace(rest[0], with_previous=False), *rest[1:])
+                yield _with_steps(scenario, _without_lost_cancels(led))
         size //= 2
+
+
+def _without_lost_cancels(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps without a cancel whose request is gone, or no longer goes out just before it."""
+    kept: list[Step] = []
+    together: set[str] = set()
+    for step in steps:
+        if step.do == "cancel":
+            if step.of not in together and (step.of or not together):
+                continue
+        elif not step.with_previous:
+            together = set()
+        if step.do == "complete":
+            together.add(step.name)
+        kept.append(step)
+    return tuple(kept)
 
 
 def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:

@@ -1,5 +1,8 @@
 """What `cachesim check` says of a workload that it found."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from cachesim.cli.check.plan import Plan
@@ -51,3 +54,32 @@ def test_a_story_tells_all_that_a_client_did(
         "    r1: a prompt of 2 tokens, 2 as before, 2 generated, for slot 1,"
         " together with the one before  <- it ends here"
     ) in said
+
+
+def test_what_a_client_does_beside_asking_is_told_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = Step(prompt=(300,), reply=(303,), name="r0")
+    save = Step(do="slot-save", slot=1, file="slot", name="save")
+    restore = Step(do="slot-restore", slot=1, file="slot", name="restore")
+
+    tell_search(report(first, save, restore, Step(do="cancel", turns=2, name="gone")), plan())
+
+    said = capsys.readouterr().out
+    assert "then slot 1 is saved into a file" in said
+    assert "then slot 1 is filled from that file" in said
+    assert "then its client goes away after 2 turns of the server's loop" in said
+
+
+def test_a_finding_is_printed_with_the_command_that_shows_it_on_the_real_server(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    asked = Step(prompt=(300,), reply=(303,), name="r0")
+    file = tmp_path / "llama.cpp-b11549-found.toml"
+
+    tell_search(report(asked), replace(plan(), emit=tmp_path))
+    assert f"real server: cachesim real llama.cpp --scenario {file}" in capsys.readouterr().out
+
+    tell_search(report(asked, Step(do="cancel", name="gone")), replace(plan(), emit=tmp_path))
+    assert "real server" not in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """A search that goes on tells causes apart, counts them, and makes the first of each small."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.scenario import run
+from cachesim.scenario.format import Step
 from cachesim.testing import survey as survey_room
 from cachesim.testing.chunks import survey_by
 from cachesim.testing.search import workloads
-from cachesim.testing.shrink import ids
+from cachesim.testing.shrink import ids, simpler
 from cachesim.testing.survey import Cause, Survey, made_small, survey
 from cachesim.testing.workloads import Shape
 
@@ -87,3 +89,15 @@ def test_what_users_do_besides_asking_is_drawn_and_can_be_played() -> None:
     assert any(step.turns and step.with_previous for step in steps)
     assert any(len(step.reply or ()) > 12 for step in steps)
     assert survey(WINDOWS, "dense", examples=12, shape=Shape(incidents=True)).counts == {}
+
+
+def test_a_cancel_goes_with_the_request_that_it_ends() -> None:
+    drawn = next(workloads(WINDOWS, "dense"))
+    asked = drawn.step[0]
+    gone = Step(name="gone", do="cancel", of=asked.name)
+    steps = (replace(asked, name="first"), asked, gone, replace(asked, name="last"))
+
+    for each in simpler(replace(drawn, step=steps)):
+        names = [step.name for step in each.step]
+        assert ("gone" in names) <= (asked.name in names)
+        assert "gone" not in names or names.index("gone") == names.index(asked.name) + 1

@@ -11,8 +11,9 @@ from cachesim.cli.check.plan import WORDS, Plan
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
+from cachesim.real.commands import proof_command
 from cachesim.report.consoles import results, show
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side
 from cachesim.testing.search import Counterexample, Report
@@ -92,8 +93,7 @@ def _story(found: Counterexample, profile: Profile) -> list[str]:
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
         if step.do != "complete":
-            turns = step.turns or 1
-            lines.append(f"    then its client goes away after {turns} {_turns(turns)}")
+            lines.append(f"    {_deed(step)}")
             continue
         prompt = ids(step)
         equal = max((_common(prompt, other) for other in seen), default=0)
@@ -110,6 +110,19 @@ def _story(found: Counterexample, profile: Profile) -> list[str]:
     return lines
 
 
+def _deed(step: Step) -> str:
+    """What a client does beside asking."""
+    if step.do == "cancel":
+        turns = step.turns or 1
+        return f"then its client goes away after {turns} {_turns(turns)}"
+    slot = max(step.slot, 0)
+    return {
+        "slot-save": f"then slot {slot} is saved into a file",
+        "slot-restore": f"then slot {slot} is filled from that file",
+        "slot-erase": f"then slot {slot} is erased",
+    }[step.do]
+
+
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
@@ -124,7 +137,9 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
         path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
-    return [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    command = proof_command(found.scenario, profile, path)
+    return [*lines, f"  on the real server: {command}"] if command else lines
 
 
 def tell_comparison(found: Comparison) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.chats import text_of
 from cachesim.real.llama_cpp.workload import Outcome, Step
-from cachesim.units import Token, as_tokens
+from cachesim.units import Token, Tokens, as_tokens
 
 Json: TypeAlias = dict[str, Any]
 
@@ -78,6 +78,8 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         "n_probs": probabilities,
         **{name: value for name, value in first.options.items() if name != AS_TEXT},
     }
+    if first.forced:
+        body["grammar"] = _saying(first.forced)
     if first.abandoned:
         body["stream"] = True
     if first.slot >= 0:
@@ -95,6 +97,11 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
         **_patience(first),
     }
+
+
+def _saying(reply: Tokens) -> str:
+    """A grammar that allows these tokens and no others; log probabilities ignore it."""
+    return "root ::= " + " ".join(f"<[{token}]>" for token in reply)
 
 
 def _prompt_of(step: Step) -> list[int] | str:

@@ -116,13 +116,22 @@ def _steps(
 
 
 def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
-    """A step with its prompt as tokens; replies in it are the real server's own."""
+    """A step with its prompt as tokens; what it says of other replies is what was really said.
+
+    A reply of its own is forced on the real server too, which can be told one for each call.
+    """
     step = scenario.step[number]
     name = scenario.step_names[number]
-    _check_playable(scenario, number)
+    why = hurdle(scenario, number)
+    if why:
+        msg = f"{scenario.name}: step {number + 1} is not played on the real server: {why}"
+        raise ScenarioError(msg)
+    reply = () if step.reply is None else vocabulary.tokens(step.reply)
     predict = step.predict
     if predict is None:
-        predict = DEFAULT_PREDICT if step.reply is None else len(vocabulary.tokens(step.reply))
+        predict = DEFAULT_PREDICT if step.reply is None else len(reply)
+    if reply and not 0 <= predict <= len(reply):
+        predict = len(reply)
     return Step(
         name=name,
         do=next(action for action in get_args(Action) if action == step.do),
@@ -133,11 +142,30 @@ def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
         with_previous=step.with_previous,
         turns=step.turns or 0,
         file=step.file or "",
+        forced=reply if _of_one_mind(scenario, number) else (),
         options=step.options,
     )
 
 
-def _check_playable(scenario: Scenario, number: int) -> None:
+def _of_one_mind(scenario: Scenario, number: int) -> bool:
+    """Whether all steps that go out in one call have the same reply."""
+    call = next(each for each in in_one_call(scenario) if number in each)
+    return len({scenario.step[each].reply for each in call}) == 1
+
+
+def in_one_call(scenario: Scenario) -> Iterator[list[int]]:
+    """The numbers of the steps that go out in one call."""
+    call: list[int] = []
+    for number, step in enumerate(scenario.step):
+        if call and not (step.with_previous and not step.turns):
+            yield call
+            call = []
+        call.append(number)
+    yield call
+
+
+def hurdle(scenario: Scenario, number: int) -> str:
+    """Why a step is not played on the real server; nothing where it is."""
     step = scenario.step[number]
     same_call = step.with_previous and not step.turns
     before = scenario.step[number - 1] if same_call else step
@@ -145,13 +173,12 @@ def _check_playable(scenario: Scenario, number: int) -> None:
         getattr(step, each) == getattr(before, each)
         for each in ("predict", "slot", "cache_prompt", "options")
     )
+    lengths = {len(each.reply) for each in (before, step) if isinstance(each.reply, tuple)}
     hurdles: Sequence[tuple[bool, str]] = (
         (not alike, "what goes out in one call asks for the same predict, slot and options"),
+        (len(lengths) > 1, "what goes out in one call gets replies of one length"),
         (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
         (bool(step.messages), "messages are rendered by the real server's own template"),
         (step.completions > 1, "several completions of one prompt are not compared"),
     )
-    for stands, why in hurdles:
-        if stands:
-            msg = f"{scenario.name}: step {number + 1} is not played on the real server: {why}"
-            raise ScenarioError(msg)
+    return next((why for stands, why in hurdles if stands), "")

@@ -6,7 +6,9 @@ The wheel `xllamacpp` carries the whole server; it runs in a process of its own 
 
 import json
 import os
+import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -20,11 +22,19 @@ from cachesim.real.environment import Environment, package_of
 from cachesim.real.llama_cpp.calls import RealServerError, arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
 from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
-from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
+from cachesim.real.llama_cpp.workload import (
+    CRASH,
+    ENDLESS,
+    SILENT,
+    Outcome,
+    Release,
+    Step,
+    Workload,
+)
 
 Json: TypeAlias = dict[str, Any]
 
-SILENT, TALKATIVE = -1, 5
+QUIET, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
 WHILE_AT_WORK: Final = 0.01
 """Seconds after which a request arrives that is to find the server at work.
@@ -33,7 +43,13 @@ By then a prompt of several thousand tokens is being read, its first batch not y
 """
 
 SECONDS_FOR_ONE_CALL: Final = 40
-"""A server that says nothing for so long is gone: some aborts leave the process hanging."""
+"""A server that says nothing for so long is asked no more; its process says what it is at."""
+
+SECONDS_WATCHED: Final = 4
+"""How long a silent process is watched: one that computes meanwhile turns for ever."""
+
+UNITS: Final = (1, 60, 3600, 86400)
+"""Seconds, minutes, hours and days in seconds."""
 
 
 def as_release(name: str) -> Release:
@@ -63,12 +79,14 @@ class RealServer(AbstractContextManager["RealServer"]):
         version: str = "",
         log: Path | None = None,
         verbosity: int = TALKATIVE,
+        patience: float = SECONDS_FOR_ONE_CALL,
     ) -> None:
         self.release = release
         self._verbosity = verbosity
+        self._patience = patience
         self._python = environment_for(release, version).ready()
         self._log = log
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
 
     @contextmanager
     def started(
@@ -77,7 +95,7 @@ class RealServer(AbstractContextManager["RealServer"]):
         """A fresh server with these flags."""
         values = parameters(options) | {
             "model.path": str(model),
-            "verbosity": self._verbosity if self._log else SILENT,
+            "verbosity": self._verbosity if self._log else QUIET,
         }
         ubatch = effective_ubatch(values)
         worker = self._ready_worker(ubatch)
@@ -85,7 +103,7 @@ class RealServer(AbstractContextManager["RealServer"]):
             worker.start(values)
             drafting = options.get("spec_type", "none") != "none"
             yield Played(worker, probabilities, self._log if drafting else None)
-            if worker.order({"stop": True}) is None:
+            if isinstance(worker.order({"stop": True}), str):
                 worker.lost = True
         except BaseException:
             worker.lost = True
@@ -114,13 +132,13 @@ class RealServer(AbstractContextManager["RealServer"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ready_worker(self, ubatch: int) -> "_Worker":
+    def _ready_worker(self, ubatch: int) -> "Worker":
         worker = self._workers.get(ubatch)
         if worker is not None and worker.jobs >= SERVERS_PER_PROCESS:
             self._end(ubatch)
             worker = None
         if worker is None:
-            worker = self._workers[ubatch] = _Worker(self._python, self._log)
+            worker = self._workers[ubatch] = Worker(self._python, self._log, self._patience)
         return worker
 
     def _end(self, ubatch: int) -> None:
@@ -130,7 +148,7 @@ class RealServer(AbstractContextManager["RealServer"]):
 class Played:
     """A running server that answers groups of steps."""
 
-    def __init__(self, worker: "_Worker", probabilities: int, drafts: Path | None = None) -> None:
+    def __init__(self, worker: "Worker", probabilities: int, drafts: Path | None = None) -> None:
         self._worker = worker
         self._probabilities = probabilities
         self._drafts = drafts
@@ -154,9 +172,9 @@ class Played:
         """Send steps that go out together; one outcome each."""
         arrivals = tuple(arriving(group))
         answers = self._worker.order({"calls": [self._call(steps) for steps in arrivals]})
-        if answers is None:
+        if isinstance(answers, str):
             self._worker.lost = True
-            return tuple(Outcome(error=CRASH) for _ in group)
+            return tuple(Outcome(error=answers) for _ in group)
         pairs = zip(arrivals, answers, strict=True)
         outcomes = tuple(each for steps, answer in pairs for each in outcomes_of(steps, answer))
         outcomes = self._with_drafts(outcomes)
@@ -180,10 +198,11 @@ class Played:
         return tuple(replace(outcome, drafts=said) for outcome, said in both)
 
 
-class _Worker:
+class Worker:
     """One process that runs servers of one release."""
 
-    def __init__(self, python: Path, log: Path | None) -> None:
+    def __init__(self, python: Path, log: Path | None, patience: float) -> None:
+        self._patience = patience
         script = Path(__file__).with_name("worker.py")
         self.jobs = 0
         self.lost = False
@@ -204,23 +223,40 @@ class _Worker:
         """Start a fresh server; raises where it refuses its parameters."""
         self.jobs += 1
         answer = self.order({"start": values})
-        if answer is None or "failed" in answer:
-            why = answer["failed"] if answer else "the process ended"
+        if isinstance(answer, str) or "failed" in answer:
+            why = f"({answer})" if isinstance(answer, str) else answer["failed"]
             msg = f"the real server does not start with {values}: {why}"
             raise RealServerError(msg)
         self.address = answer["started"]
 
     def order(self, what: Json) -> Any:  # noqa: ANN401 - JSON: an answer, or one for each call
-        """Send one order and wait; None when the process ended or fell silent."""
+        """Send one order and wait; a word where the process ended, or never answers."""
         stdin = self._process.stdin
         assert stdin is not None  # noqa: S101 - it was asked for
         try:
             stdin.write(json.dumps(what).encode() + b"\n")
             stdin.flush()
-            line = self._lines.get(timeout=SECONDS_FOR_ONE_CALL)
-        except (BrokenPipeError, Empty):
-            return None
-        return json.loads(line) if line else None
+            line = self._lines.get(timeout=self._patience)
+        except BrokenPipeError:
+            return CRASH
+        except Empty:
+            return self._why_silent()
+        return json.loads(line) if line else CRASH
+
+    def _why_silent(self) -> str:
+        """Whether the process is gone, turns for ever, or waits for what does not come."""
+        before = self._seconds_computed()
+        time.sleep(SECONDS_WATCHED)
+        if self._process.poll() is not None:
+            return CRASH
+        return ENDLESS if self._seconds_computed() - before >= 1 else SILENT
+
+    def _seconds_computed(self) -> float:
+        """Processor time of the process so far; `ps` writes [[days-]hours:]minutes:seconds."""
+        command = ["ps", "-o", "time=", "-p", str(self._process.pid)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        parts = [float(each) for each in re.split("[-:]", said) if each]
+        return sum(each * unit for each, unit in zip(reversed(parts), UNITS, strict=False))
 
     def end(self) -> None:
         """End the process and wait for it."""

@@ -8,14 +8,14 @@ from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
-from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.real.llama_cpp.abilities import nearest_release
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import CRASH, Outcome, Step, Workload
+from cachesim.real.llama_cpp.workload import CRASH, ENDLESS, Outcome, Step, Workload
 from cachesim.scenario.session import SlotActions, SlotFiles
 from cachesim.units import Tokens
 
@@ -70,9 +70,10 @@ class SimulatedServer:
         self.replies = ()
         try:
             outcomes = self._ask(group, real)
-        except UpstreamAbort:
+        except UpstreamAbort as abort:
             self.lost = True
-            outcomes = tuple(Outcome(error=CRASH) for _ in group)
+            error = ENDLESS if isinstance(abort, UpstreamEndless) else CRASH
+            outcomes = tuple(Outcome(error=error) for _ in group)
         self.events.append(tuple(self.engine.events[self.seen :]))
         self.seen = len(self.engine.events)
         return outcomes

@@ -15,6 +15,12 @@ Action: TypeAlias = Literal["complete", "slot-save", "slot-restore", "slot-erase
 CRASH: Final = "crash"
 """The error of a call during which the real process ended."""
 
+ENDLESS: Final = "endless"
+"""The error of a call that the real process works at without end."""
+
+SILENT: Final = "silent"
+"""The error of a call that the real process neither works at nor answers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -35,6 +41,7 @@ class Step:
     turns: int = 0  # of the server's loop before it arrives; the real server's are not counted
     messages: tuple[Message, ...] = ()  # a chat, asked for in place of a prompt
     abandoned: bool = False  # the client goes away while the reply is being given
+    forced: Tokens = ()  # what the reply has to be, whatever the model would say
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
 
@@ -56,6 +63,7 @@ class Step:
         """The reverse of `as_dict`; keys that only describe the outcome are ignored."""
         known = {key: plain[key] for key in (*_STEP_DEFAULTS, "do", "predict") if key in plain}
         known["messages"] = tuple(Message(**each) for each in known.get("messages", ()))
+        known["forced"] = as_tokens(known.get("forced", []))
         return cls(name=plain["name"], prompt=as_tokens(plain.get("prompt", [])), **known)
 
 
@@ -66,6 +74,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "turns": 0,
     "messages": (),
     "abandoned": False,
+    "forced": (),
     "file": "",
     "options": {},
 }
@@ -73,6 +82,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
 
 _PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "options": dict,
+    "forced": list,
     "messages": lambda messages: [asdict(each) for each in messages],
 }
 
