@@ -2,9 +2,10 @@
 
 import pytest
 
+from cachesim.real.agreement import Agreement
 from cachesim.real.vllm import commands
-from cachesim.real.vllm.commands import Agreement, real_vllm
-from cachesim.real.vllm.process import RealVllmError
+from cachesim.real.vllm.commands import real_vllm
+from cachesim.real.worker_process import WorkerError
 
 
 @pytest.fixture
@@ -16,8 +17,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         found.append((release, version))
         if version == "0.35.0":
             msg = "vllm 0.33.0 ended in the middle of a workload"
-            raise RealVllmError(msg)
-        agreement = Agreement(release)
+            raise WorkerError(msg)
+        agreement = Agreement("vllm", release)
         for number in numbers:
             same = version != "0.34.0" or number < 1
             agreement.count({"id": f"full-{number}"}, [{"free": 1}], [{"free": 2 - same}])

@@ -1,7 +1,7 @@
 import pytest
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.vllm.commands import Agreement
+from cachesim.real.agreement import Agreement
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.wheel import KEPT, core_of
 from cachesim.real.vllm.workloads import KINDS, draw
@@ -32,7 +32,7 @@ def test_drawn_workloads_come_to_their_end(release: str) -> None:
 def test_one_different_block_is_a_disagreement() -> None:
     workload = draw(0, 0, NEWEST)
     real, simulated = play(workload, NEWEST), play(workload, NEWEST)
-    found = Agreement("0.33.0")
+    found = Agreement("vllm", "0.33.0")
     found.count(workload, real, simulated)
     simulated[0]["queue"] += " 1"
     found.count(workload, real, simulated)
@@ -43,7 +43,7 @@ def test_one_different_block_is_a_disagreement() -> None:
 
 def test_what_the_release_itself_fails_on_is_not_compared() -> None:
     workload = draw(0, 0, NEWEST)
-    found = Agreement("0.33.0")
+    found = Agreement("vllm", "0.33.0")
 
     found.count(workload, [{"error": "AssertionError: no"}], play(workload, NEWEST))
 

@@ -17,6 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cachesim.real.token_rows import spell, unspell
+from cachesim.real.vllm.stand_ins import install
+from cachesim.real.vllm.worker_settings import Settings, settings_of
+
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
@@ -34,9 +38,7 @@ class Release:
     """The modules of one release."""
 
     def __init__(self, root: str, version: str) -> None:
-        sys.path.insert(0, str(Path(__file__).parent))
-        importlib.import_module("stand_ins").install(Path(root))
-        self.settings = importlib.import_module("worker_settings")
+        install(Path(root))
         self.minor = int(version.split(".")[1])
         self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
@@ -118,9 +120,9 @@ class Server:
         block, unit = self._sizes(config)
         return fitting(
             self.release.scheduler,
-            vllm_config=self.release.settings.settings_of(config),
+            vllm_config=settings_of(config),
             kv_cache_config=caches,
-            structured_output_manager=self.release.settings.Settings(
+            structured_output_manager=Settings(
                 should_fill_bitmask=lambda *_, **__: False,
                 should_advance=lambda *_, **__: False,
                 accept_tokens=lambda *_, **__: True,
@@ -293,27 +295,6 @@ class Server:
             "chunks": [each for each in chunks if each[0] < prompt or each[1] - each[0] > 1],
             "preempted": request.num_preemptions,
         }
-
-
-def spell(tokens: list[int]) -> str:
-    """Tokens as text: `5-9` for a run."""
-    out, i = [], 0
-    while i < len(tokens):
-        j = i
-        while j + 1 < len(tokens) and tokens[j + 1] == tokens[j] + 1:
-            j += 1
-        out.append(str(tokens[i]) if j == i else f"{tokens[i]}-{tokens[j]}")
-        i = j + 1
-    return " ".join(out)
-
-
-def unspell(text: str) -> list[int]:
-    """Read what `spell` wrote."""
-    out: list[int] = []
-    for piece in text.split():
-        first, dash, last = piece.partition("-")
-        out.extend(range(int(first), int(last) + 1) if dash else [int(first)])
-    return out
 
 
 def play(release: Release, workload: Json) -> Json:

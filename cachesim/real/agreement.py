@@ -1,0 +1,97 @@
+"""How many workloads a release's own scheduler and the simulated one played alike."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.progress import track
+from rich.table import Table
+
+from cachesim.real.playing import console
+from cachesim.real.vectors.replay import differing
+
+Workload = dict[str, Any]
+
+MOST_LINES: Final = 12
+NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How many workloads came out alike, by kind; the first that did not."""
+
+    engine: str
+    release: str
+    workloads: Counter[str] = field(default_factory=Counter)
+    agreeing: Counter[str] = field(default_factory=Counter)
+    requests: Counter[str] = field(default_factory=Counter)
+    cached: Counter[str] = field(default_factory=Counter)
+    raised: Counter[str] = field(default_factory=Counter)
+    difference: tuple[str, Any, Any] | None = None
+
+    @property
+    def all_agree(self) -> bool:
+        """Whether every workload came out alike."""
+        return self.difference is None
+
+    def count(self, workload: Workload, real: Any, simulated: Any) -> None:  # noqa: ANN401
+        """Hold one workload's results against each other."""
+        kind = workload["id"].rpartition("-")[0]
+        self.workloads[kind] += 1
+        raised = real and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
+        if raised:  # the release itself fails on it: what came before is compared
+            self.raised[kind] += 1
+            real, simulated = real[:-1], simulated[: len(real) - 1]
+        requests = [each for group in real for each in group.get("requests", ())]
+        self.requests[kind] += len(requests)
+        self.cached[kind] += sum(each["cached"] or 0 for each in requests)
+        if real == simulated:
+            self.agreeing[kind] += 0 if raised else 1
+        elif self.difference is None:
+            self.difference = (workload["id"], real, simulated)
+
+    def table(self, seed: int) -> Table:
+        """How many came out alike, kind by kind."""
+        title = f"{self.engine} {self.release}: scheduler, seed {seed}"
+        shown = Table(title=title, title_style="")
+        heads = ("groups", "workloads", "requests", "tokens cached", "agreeing", "raised")
+        for head in heads:
+            shown.add_column(head, justify="left" if head == "groups" else "right")
+        columns = (self.workloads, self.requests, self.cached, self.agreeing, self.raised)
+        for kind in sorted(self.workloads):
+            shown.add_row(kind, *(f"{column[kind]:,}" for column in columns))
+        shown.add_section()
+        shown.add_row("all", *(f"{column.total():,}" for column in columns))
+        return shown
+
+    def tell(self, seed: int) -> int:
+        """The table, and the first difference; the exit status."""
+        out = console()
+        out.print(self.table(seed))
+        if self.difference is not None:
+            name, real, simulated = self.difference
+            out.print(f"first difference, workload {name}: real, then simulated")
+            for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
+                out.print(f"  {where}: {one!s:.200} | {other!s:.200}")
+        return 0 if self.all_agree else 1
+
+
+Play = Callable[[Workload], list[dict[str, Any]]]
+
+
+def held_against(
+    found: Agreement,
+    workloads: Iterable[Mapping[str, Any]],
+    real: Play,
+    simulated: Play,
+    total: int,
+) -> Agreement:
+    """Play each workload on both."""
+    beside = console(stderr=True)
+    for workload in track(
+        workloads, total=total, console=beside, transient=True, disable=not beside.is_terminal
+    ):
+        asked = dict(workload)
+        found.count(asked, real(asked), simulated(asked))
+    return found

