@@ -1,4 +1,4 @@
-"""The README's picture is what the command prints today, and fetches nothing."""
+"""The README's picture is what the run holds today, and fetches nothing."""
 
 import re
 
@@ -17,4 +17,4 @@ def test_the_picture_fetches_nothing() -> None:
 
     assert "@font-face" not in kept
     assert "http" not in without
-    assert "DIVERGED" in kept
+    assert "answer WRONG" in kept

@@ -1,0 +1,235 @@
+"""A picture as SVG: nothing is fetched, every text is escaped, widths are shares of the whole.
+
+Bars are placed in per cent, so that one drawing fits a phone and a wide screen with letters of one
+size. `body` draws the rows alone, for a page that puts them together; `standalone` is a file.
+"""
+
+from collections.abc import Callable, Iterator
+from html import escape
+from typing import Final
+
+from cachesim.report.picture import Arrow, Picture
+from cachesim.report.picture_rows import Bar, Kind, Row
+
+LINE: Final = 34
+"""Pixels of a row: its label, then its bars."""
+LABEL: Final = 14
+HIGH: Final = 16
+HEADING: Final = 24
+AXIS: Final = 18
+GUTTER: Final = 3
+"""Hundredths of the width at the left, for arrows, where there are any."""
+COLOURS: Final = 8
+LETTERS: Final = 56
+"""Positions up to which every token has room for a letter."""
+
+_LIGHT: Final = (
+    "#f6b26b",
+    "#8ec1f2",
+    "#9bd18b",
+    "#c9b1ec",
+    "#f0dc6e",
+    "#7fd1c7",
+    "#f3a9c8",
+    "#c4c9d0",
+)
+_DARK: Final = (
+    "#8a4b12",
+    "#1f5a94",
+    "#2f6b28",
+    "#5f4596",
+    "#6f6210",
+    "#156860",
+    "#86335c",
+    "#555c66",
+)
+
+
+def _variables(colours: tuple[str, ...], ink: str, quiet: str, ground: str, wrong: str) -> str:
+    named = "".join(f"--c{i}:{colour};" for i, colour in enumerate(colours))
+    return f"{named}--ink:{ink};--quiet:{quiet};--ground:{ground};--wrong:{wrong}"
+
+
+_ON_LIGHT: Final = _variables(_LIGHT, "#14181f", "#4a525e", "#ffffff", "#c01818")
+_ON_DARK: Final = _variables(_DARK, "#f3f5f8", "#b4bdc9", "#14181d", "#ff6b62")
+
+STYLE: Final = (
+    f".cs-pic{{{_ON_LIGHT}}}"
+    f"@media(prefers-color-scheme:dark){{.cs-pic{{{_ON_DARK}}}}}"
+    f"[data-theme=light] .cs-pic{{{_ON_LIGHT}}}[data-theme=dark] .cs-pic{{{_ON_DARK}}}"
+    ".cs-pic{font:11px/1 system-ui,sans-serif;display:block;max-width:100%}"
+    ".cs-pic text{fill:var(--ink)}.cs-pic .l,.cs-pic .x{fill:var(--quiet)}"
+    ".cs-pic .h{font-weight:700;font-size:13px}.cs-pic .bad{fill:var(--wrong)}"
+    ".cs-pic .m{text-anchor:middle}"
+    ".cs-pic .note{fill:var(--ink);font-weight:700}"
+    ".cs-pic .g{stroke:var(--quiet);stroke-opacity:.35}"
+    ".cs-pic .ax{stroke:var(--quiet)}"
+    ".cs-pic .b{stroke:var(--ground)}.cs-pic .none{fill:none;stroke:var(--quiet)}"
+    ".cs-pic .shared{fill-opacity:.55;stroke:var(--quiet);stroke-dasharray:2 2}"
+    ".cs-pic .again{stroke:var(--quiet);stroke-dasharray:5 3;fill-opacity:.35}"
+    ".cs-pic .wrong{stroke:var(--wrong);stroke-width:3}"
+    ".cs-pic .missing{stroke:var(--wrong);stroke-dasharray:4 2;stroke-width:2}"
+    ".cs-pic .arrow{stroke:var(--ink);stroke-width:2;fill:none}"
+    ".cs-pic .arrow.wrong{stroke:var(--wrong)}.cs-pic .tip{fill:var(--ink)}"
+    ".cs-pic .tip.wrong{fill:var(--wrong);stroke:none}"
+    ".cs-pic .changed .b{stroke:var(--ink);stroke-width:2}"
+    ".cs-pic .t{paint-order:stroke;stroke-width:3px;stroke-linejoin:round}"
+    + "".join(f".cs-pic .t{i}{{stroke:var(--c{i})}}" for i in range(COLOURS))
+    + "@media print{.cs-pic .b{stroke:#000}}"
+)  # fmt: skip
+
+_STROKES: Final = (
+    "", "M0 8L8 0", "M0 0L8 8", "M4 0V8", "M0 4H8", "M0 8L8 0M0 0L8 8", "M4 0V8M0 4H8", "M2 2h1",
+)  # fmt: skip
+
+
+def patterns(uid: str) -> str:
+    """A colour and a pattern for each step, so that both tell them apart; a hatch for nothing."""
+    drawn = "".join(
+        f'<pattern id="{uid}p{i}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<rect width="8" height="8" fill="var(--c{i})"/>'
+        f'<path d="{path}" stroke="var(--ink)" stroke-opacity=".28" fill="none"/></pattern>'
+        for i, path in enumerate(_STROKES)
+    )
+    return (
+        f'<defs>{drawn}<pattern id="{uid}px" width="6" height="6" patternUnits="userSpaceOnUse">'
+        '<path d="M0 6L6 0" stroke="var(--wrong)" fill="none"/></pattern></defs>'
+    )
+
+
+def row_svg(
+    row: Row, picture: Picture, uid: str, letter: Callable[[int], str] | None = None
+) -> str:
+    """One row from its own top: the label, the rail, the bars."""
+    wide = picture.positions
+    note = f'<tspan class="note" dx="8">{escape(row.note)}</tspan>' if row.note else ""
+    parts = [f'<text class="l" x="0" y="10">{escape(row.label)}{note}</text>']
+    middle = LABEL + HIGH // 2
+    parts.append(f'<line class="g" x1="0" x2="100%" y1="{middle}" y2="{middle}"/>')
+    if row.bracket is not None:
+        a, b = (_share(each, wide) for each in row.bracket)
+        parts.append(f'<line class="ax" x1="{a}" x2="{b}" y1="{LABEL - 2}" y2="{LABEL - 2}"/>')
+    parts += [
+        _bar(bar, row.kind, wide, uid, letter if wide <= LETTERS else None) for bar in row.bars
+    ]
+    return "".join(parts)
+
+
+def _bar(bar: Bar, kind: Kind, wide: int, uid: str, letter: Callable[[int], str] | None) -> str:
+    start, width = _share(bar.start, wide), _share(bar.end - bar.start, wide)
+    hue = None if bar.step is None else bar.step % COLOURS
+    fill = f"url(#{uid}p{hue})" if hue is not None else "none"
+    if bar.look == "missing":
+        fill = f"url(#{uid}px)"
+    round_ = ' rx="7"' if kind == "recurrent" else ""
+    looks = f"b {bar.look}" + ("" if hue is not None or bar.look != "held" else " none")
+    tone = "" if hue is None else f" t t{hue}"
+    where = f'x="{start}" y="{LABEL}" width="{width}" height="{HIGH}"'
+    return (
+        f'<g class="c"><title>{escape(bar.tip)}</title>'
+        f'<rect class="{looks}" {where} fill="{fill}"{round_}/>'
+        f"<svg {where}>{''.join(_words(bar, tone, letter))}</svg></g>"
+    )
+
+
+def _words(bar: Bar, tone: str, letter: Callable[[int], str] | None) -> Iterator[str]:
+    size = bar.end - bar.start
+    if letter is not None and len(bar.tokens) == size and size:
+        for i, token in enumerate(bar.tokens):
+            x = f"{100 * (i + 0.5) / size:.4g}%"
+            yield f'<text class="m{tone}" x="{x}" y="12">{escape(letter(token))}</text>'
+        return
+    yield f'<text class="{tone.strip()}" x="4" y="12">{escape(bar.text)}</text>'
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.5g}%"
+
+
+def axis_svg(picture: Picture) -> str:
+    """The scale of positions."""
+    wide = picture.positions
+    step = next(each for each in _ROUND if wide / each <= 8)
+    marks = []
+    for at in range(0, wide, step):
+        x = _share(at, wide)
+        marks.append(f'<line class="ax" x1="{x}" x2="{x}" y1="0" y2="4"/>')
+        if at + step / 2 < wide:
+            marks.append(f'<text class="x" x="{x}" dx="2" y="14">{at}</text>')
+    return f'<line class="ax" x1="0" x2="100%" y1="0" y2="0"/>{"".join(marks)}'
+
+
+_ROUND: Final = tuple(digit * 10**power for power in range(9) for digit in (1, 2, 5))
+
+
+def tops_of(picture: Picture) -> tuple[list[int], int]:
+    """Where each row begins, and how high all is."""
+    heads = dict(picture.headings)
+    tops, y = [], 4
+    for i in range(len(picture.rows)):
+        y += HEADING if i in heads else 0
+        tops.append(y)
+        y += LINE
+    return tops, y + AXIS
+
+
+def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
+    """Headings, rows, axis and arrows."""
+    tops, high = tops_of(picture)
+    heads = dict(picture.headings)
+    gutter = GUTTER if picture.arrows else 0
+    across = f'x="{gutter}%" width="{100 - gutter}%"'
+    parts = [patterns(uid)]
+    for i, (row, top) in enumerate(zip(picture.rows, tops, strict=True)):
+        if i in heads:
+            tone = "h bad" if "WRONG" in heads[i] else "h"
+            parts.append(f'<text class="{tone}" x="0" y="{top - 7}">{escape(heads[i])}</text>')
+        inner = row_svg(row, picture, uid, letter)
+        parts.append(f'<svg class="r" y="{top}" {across} height="{LINE}">{inner}</svg>')
+    parts.append(f'<svg y="{high - AXIS}" {across} height="{AXIS}">{axis_svg(picture)}</svg>')
+    parts += [_arrow(each, tops, gutter) for each in picture.arrows]
+    return "".join(parts)
+
+
+def _arrow(arrow: Arrow, tops: list[int], gutter: int) -> str:
+    """From the beginning of the checkpoint, down the gutter, to the memory that it went into."""
+    top, bottom = (tops[each] + LABEL + HIGH // 2 for each in (arrow.from_row, arrow.to_row))
+    tone, x = (" wrong" if arrow.wrong else ""), f"{gutter / 3:.4g}%"
+    lines = (
+        f'x1="{gutter}%" x2="{x}" y1="{top}" y2="{top}"',
+        f'x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"',
+        f'x1="{x}" x2="{gutter}%" y1="{bottom}" y2="{bottom}"',
+    )
+    drawn = "".join(f'<line class="arrow{tone}" {each}/>' for each in lines)
+    tip = f'<path class="tip{tone}" d="M0 0l-8 -5v10z"/>'
+    head = f'<svg x="{gutter}%" y="{bottom}" overflow="visible">{tip}</svg>'
+    return f"<g><title>{escape(arrow.label)}</title>{drawn}{head}</g>"
+
+
+def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
+    """A drawing for a page that has `STYLE`: as wide as there is room."""
+    _, high = tops_of(picture)
+    return (
+        f'<svg class="cs-pic" role="img" aria-labelledby="{uid}t {uid}d" width="100%"'
+        f' height="{high}" xmlns="http://www.w3.org/2000/svg">'
+        f'<title id="{uid}t">{escape(picture.title)}</title>'
+        f'<desc id="{uid}d">{escape(picture.about)}</desc>'
+        f"{body(picture, uid, letter=letter)}</svg>"
+    )
+
+
+def standalone(
+    picture: Picture, *, width: int = 760, letter: Callable[[int], str] | None = None
+) -> str:
+    """A drawing as a file, on a ground of its own."""
+    _, high = tops_of(picture)
+    edge = 14
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t d"'
+        f' width="{width}" height="{high + 2 * edge}" viewBox="0 0 {width} {high + 2 * edge}">'
+        f'<title id="t">{escape(picture.title)}</title><desc id="d">{escape(picture.about)}</desc>'
+        f"<style>{STYLE}</style>"
+        f'<rect width="100%" height="100%" rx="8" fill="var(--ground)"/>'
+        f'<svg x="{edge}" y="{edge}" width="{width - 2 * edge}" height="{high}" overflow="visible">'
+        f"{body(picture, '', letter=letter)}</svg></svg>\n"
+    )

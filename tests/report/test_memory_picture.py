@@ -1,0 +1,121 @@
+"""The picture of memory: who wrote what, what is wrong, what is missing, and from whom it came."""
+
+import re
+import tomllib
+from xml.parsers import expat
+
+from cachesim import run_scenario
+from cachesim.report.picture import Picture, after, moment, story
+from cachesim.report.picture_rows import Bar, Row
+from cachesim.report.svg import inline, standalone
+from cachesim.scenario.result import Run
+from cachesim.scenario.shipped import shipped_file
+from tests.report.hostile import hostile_runs
+
+THREE = "llama.cpp-three-requests"
+
+
+def watched(name: str, profile: str) -> Run:
+    mapping = tomllib.loads(shipped_file(name).read_text(encoding="utf-8"))
+    return run_scenario(mapping, profile=profile, detail=True)
+
+
+def parsed(text: str) -> None:
+    """Raises where it is not XML."""
+    expat.ParserCreate().Parse(text, True)
+
+
+def row_of(picture: Picture, kind: str) -> Row:
+    return next(row for row in picture.rows if row.kind == kind)
+
+
+def seen(row: Row) -> list[tuple[int, int, int | None, str]]:
+    return [(bar.start, bar.end, bar.step, bar.look) for bar in row.bars]
+
+
+def test_a_state_restored_from_another_conversation_is_outlined_from_its_first_token_on() -> None:
+    picture = after(watched(THREE, "llama.cpp@b11549"), 2)
+
+    assert picture is not None
+    assert [(0, 1, 0, "wrong"), (1, 47, 2, "wrong")] == seen(row_of(picture, "recurrent"))
+    assert [(0, 1, 1, "held"), (1, 47, 2, "held")] == seen(row_of(picture, "attention"))
+    assert [(0, 1, 2, "wrong"), (1, 20, 2, "again"), (20, 40, 2, "held")] == seen(
+        row_of(picture, "request")
+    )
+
+
+def test_with_the_fix_nothing_is_outlined_and_no_arrow_is_drawn() -> None:
+    picture = story(watched(THREE, "llama.cpp@b11549+erase-equal"))
+
+    assert () == picture.arrows
+    assert "wrong" not in {bar.look for row in picture.rows for bar in row.bars}
+
+
+def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_it() -> None:
+    picture = story(watched(THREE, "llama.cpp@b11549"))
+    (arrow,) = picture.arrows
+
+    assert "checkpoint 1[0..0], made by A" == picture.rows[arrow.from_row].label
+    assert "recurrent" == picture.rows[arrow.to_row].kind
+    assert "restored from checkpoint 1[0..0], made by A" == picture.rows[arrow.to_row].note
+    assert arrow.wrong
+
+
+def test_what_parked_conversations_share_with_the_one_above_is_faint() -> None:
+    run = watched("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main")
+    picture = after(run, 1)
+
+    assert picture is not None
+    parked = [row for row in picture.rows if row.kind == "parked"]
+    assert ["held", "shared"] == [parked[0].bars[0].look, parked[1].bars[0].look]
+
+
+def test_a_window_that_lacks_a_key_shows_a_hole() -> None:
+    run = watched("llama.cpp-window-erodes-by-a-key", "llama.cpp@b11549")
+    assert run.detail is not None
+    looks = {
+        bar.look
+        for state in run.detail.states
+        for row in moment(run, len(run.steps) - 1, state).rows
+        if row.kind == "window"
+        for bar in row.bars
+    }
+
+    assert "missing" in looks
+
+
+def test_every_engine_is_drawn_and_every_drawing_is_xml_that_fetches_nothing() -> None:
+    for name, profile in (
+        (THREE, "llama.cpp@b11549"),
+        ("vllm-39273-plain-step-after-drafts", "vllm@0.33.0"),
+        ("sglang-24221-later-state", "sglang@0.5.9"),
+        ("ik_llama.cpp-1079-reasoning-counts", "ik_llama.cpp@d2da6da05"),
+    ):
+        picture = story(watched(name, profile))
+        text = standalone(picture)
+
+        parsed(text)
+        assert re.findall(r'https?://[^"<]*', text) == ["http://www.w3.org/2000/svg"], name
+        assert {"request"} < {row.kind for row in picture.rows}, name
+
+
+def test_hostile_names_stay_texts() -> None:
+    for run in hostile_runs([watched(THREE, "llama.cpp@b11549")]):
+        parsed(inline(story(run), "a"))
+
+
+def test_steps_are_told_apart_without_colour() -> None:
+    """Each has a pattern of its own, and each bar says whose it is."""
+    picture = story(watched(THREE, "llama.cpp@b11549"))
+    text = inline(picture, "x")
+    bars: list[Bar] = [bar for row in picture.rows if row.kind != "request" for bar in row.bars]
+
+    assert {"url(#xp0)", "url(#xp1)", "url(#xp2)"} <= set(re.findall(r"url\(#xp\d\)", text))
+    assert all(bar.text.startswith("ABC"[bar.step]) for bar in bars if bar.step is not None)
+
+
+def test_the_words_beside_a_picture_say_what_it_shows() -> None:
+    about = story(watched(THREE, "llama.cpp@b11549")).about
+
+    assert "A: hello, wrong at 0" in about
+    assert "C: 40 tokens, 1 cached, answer WRONG" in about
