@@ -77,6 +77,7 @@ class Patch(Generic[R]):
     pull: int = 0  # its number where it was proposed; 0: our own
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # the rules without it, where it was merged
+    cures: str = ""  # the wrong answers that there are without it, by their cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,6 +159,13 @@ class Family(Generic[R, S]):
     def fitting(self, release: str) -> tuple[str, ...]:
         """The patches that may be laid over a release."""
         return tuple(each.name for each in self.patches if release in each.fits)
+
+    def cures(self, profile: "Profile") -> tuple[Patch[R], ...]:
+        """Patches without which a profile gives wrong answers: what was merged comes first."""
+        fits = self.fitting(profile.release)
+        found = (each for each in self.patches if each.cures and each.name in fits)
+        left = (each for each in found if each.name not in profile.patches)
+        return tuple(sorted(left, key=lambda each: not each.landed))
 
     def rules(self, profile: "Profile") -> R:
         """The rules of a release with the patches laid over it, in order."""

@@ -4,7 +4,8 @@ What is wrong in many workloads hides what is wrong in few, where a search ends 
 finding. Here findings are told apart by their cause, each workload counts once for each cause that
 it shows, and of each cause the first workload is made small.
 
-    wrong answer    which memory was wrong, how, and what had brought it back
+    wrong answer    the patch that cures it; where none does: which memory was wrong, how, and
+                    what had brought it back
     crash           the sentence of the abort, its numbers aside
     lost reuse      the rules that kept matching tokens from being reused, though their states
                     were there
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Patch, family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -25,10 +26,9 @@ from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Culprit, Run, Step
 from cachesim.scenario.runner import run
-from cachesim.scenario.session import ABORTED, ENDLESS
 from cachesim.testing.search import Counterexample, Report, workloads
 from cachesim.testing.shrink import shrink
-from cachesim.testing.trial import Finding, Kind, play
+from cachesim.testing.trial import Finding, Kind, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape
 
 Find: TypeAlias = Literal["wrong", "lost"]
@@ -60,6 +60,7 @@ class Cause:
 
     kind: Kind
     marks: tuple[str, ...]
+    cure: str = ""  # the patch without which it shows
 
     def __str__(self) -> str:
         return f"{self.kind}: {'; '.join(self.marks)}"
@@ -136,22 +137,74 @@ def causes(
             broken = Cause("broken invariant", (_unnumbered(trial.finding.detail),))
             found[broken] = (trial.finding.step, trial.finding.detail)
         return found
-    played = run(scenario, profile, arithmetic=arithmetic)
-    shown = _wrong(played) if find == "wrong" else _lost(played, scenario)
+    if find == "wrong":
+        shown = _wrong(trial, scenario, profile, arithmetic)
+    else:
+        shown = _lost(run(scenario, profile, arithmetic=arithmetic), scenario)
     for cause, step, detail in shown:
         found.setdefault(cause, (step, detail))
     return found
 
 
-def _wrong(played: Run) -> Iterator[tuple[Cause, int, str]]:
-    for index, step in enumerate(played.steps):
-        if step.error in {ABORTED, ENDLESS}:
-            yield Cause("crash", (_unnumbered(step.message),)), index, step.message
-        elif step.answer == "diverged":
-            off = f"{step.cached} of {step.prompt_tokens} tokens cached"
-            if step.max_difference is not None:
-                off += f", logits off by {step.max_difference:.3g}"
-            yield Cause("wrong answer", tuple(_marks(played, index))), index, off
+def _wrong(
+    trial: Trial, scenario: Scenario, profile: Profile, arithmetic: ArithmeticName
+) -> Iterator[tuple[Cause, int, str]]:
+    """What is wrong, by what would cure it; by what memory was like where nothing known does."""
+    wrong = [each.step for each in trial.findings if each.kind == "wrong answer"]
+    cures = cured_by(scenario, profile, arithmetic) if wrong else {}
+    played = None
+    for each in trial.findings:
+        if each.kind == "crash":
+            yield Cause("crash", (_unnumbered(each.detail),)), each.step, each.detail
+        elif cures.get(each.step):
+            for patch in cures[each.step]:
+                cause = Cause("wrong answer", (patch.cures,), patch.name)
+                yield cause, each.step, each.detail
+        else:
+            played = played or run(scenario, profile, arithmetic=arithmetic)
+            if not _inherited(played, each.step):
+                marks = tuple(_marks(played, each.step))
+                yield Cause("wrong answer", marks), each.step, each.detail
+
+
+def cured_by(
+    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName
+) -> dict[int, tuple[Patch[Any], ...]]:
+    """Step -> the patches that its answer needs, where all known ones together make it right.
+
+    needed    wrong with all patches but this one, right with all of them
+    enough    where several cure the same: the first that does alone
+    """
+
+    def wrong_with(patches: Iterable[Patch[Any]]) -> frozenset[int]:
+        names = (each.name for each in patches)
+        trial = play(
+            scenario, profile.with_patches(*names), arithmetic=arithmetic, stop_early=False
+        )
+        return frozenset(each.step for each in trial.findings if each.kind == "wrong answer")
+
+    known = family_of(profile.engine).cures(profile)
+    if not known:
+        return {}
+    cured = wrong_with(()) - wrong_with(known)
+    if not cured:
+        return {}
+    without = {
+        each.name: wrong_with(other for other in known if other is not each) for each in known
+    }
+    found: dict[int, tuple[Patch[Any], ...]] = {}
+    for step in cured:
+        needed = tuple(each for each in known if step in without[each.name])
+        enough = (each for each in known if step not in wrong_with([each]))
+        found[step] = needed or tuple(islice(enough, 1))
+    return found
+
+
+def _inherited(played: Run, index: int) -> bool:
+    """Whether a slot had been wrong before, and nothing was brought back into it since."""
+    step = played.steps[index]
+    before = [each for each in played.steps[:index] if each.slot == step.slot]
+    return bool(before) and before[-1].answer == "diverged" and not _brought(played, index)
 
 
 def _marks(played: Run, index: int) -> Iterator[str]:
@@ -162,11 +215,20 @@ def _marks(played: Run, index: int) -> Iterator[str]:
         yield "no wrong memory was read"
     else:
         yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
-    words = family_of(Profile.parse(played.profile).engine).exercised
-    brought = {words.get(each.name(), "") for each in step.events}
-    yield from sorted(BRINGS[word] for word in brought & BRINGS.keys())
-    if any(each.do == "slot-restore" and each.slot == step.slot for each in played.steps[:index]):
+    brought = _brought(played, index)
+    yield from brought
+    restored = (
+        each.do == "slot-restore" and each.slot == step.slot for each in played.steps[:index]
+    )
+    if not brought and any(restored):
         yield "a slot file was restored before"
+
+
+def _brought(played: Run, index: int) -> list[str]:
+    """What brought memory back for a step."""
+    words = family_of(Profile.parse(played.profile).engine).exercised
+    brought = {words.get(each.name(), "") for each in played.steps[index].events}
+    return sorted(BRINGS[word] for word in brought & BRINGS.keys())
 
 
 def _nature(fault: Culprit) -> str:

@@ -48,11 +48,16 @@ class Finding:
 class Trial:
     """The outcome of one workload."""
 
-    finding: Finding | None = None
+    findings: list[Finding] = field(default_factory=list)
     requests: int = 0
     cached: list[int | None] = field(default_factory=list)
     wrong: int = 0
     exercised: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def finding(self) -> Finding | None:
+        """The first thing that was wrong."""
+        return self.findings[0] if self.findings else None
 
 
 def play(
@@ -69,12 +74,14 @@ def play(
     try:
         for record in session.run():
             finding = _look(record, oracle, trial, family)
-            trial.finding = trial.finding or finding
-            if finding is not None and stop_early:
-                break
+            if finding is not None:
+                trial.findings.append(finding)
+                if stop_early:
+                    break
         session.engine.check_integrity()
     except ContractError as error:
-        trial.finding = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
+        broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
+        trial.findings.insert(0, broken)
     return trial
 
 

@@ -13,11 +13,11 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.real.commands import proof_command
 from cachesim.report.consoles import results, show
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side
 from cachesim.testing.search import Counterexample, Report
-from cachesim.testing.shrink import ids
+from cachesim.testing.story import story
 from cachesim.testing.survey import Cause, Survey
 
 
@@ -28,7 +28,7 @@ def tell_search(report: Report, plan: Plan) -> int:
     if report.counterexample is None:
         lines.append("  nothing wrong was found")
     else:
-        lines += _story(report.counterexample, report.profile)
+        lines += story(report.counterexample, report.profile)
         lines += _emitted(report.counterexample, report.profile, plan.emit)
         status = NOT_AS_EXPECTED
     return _told(lines, report, plan, status)
@@ -45,7 +45,7 @@ def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: P
         often = f"{count} workloads" if count != 1 else "one workload"
         lines.append(f"  {number}. {cause} ({often})")
         one = replace(shown, scenario=_renamed(shown.scenario, number))
-        lines += [f"  {line}" for line in _story(one, report.profile)]
+        lines += [f"  {line}" for line in story(one, report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
     return _told(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
 
@@ -78,54 +78,6 @@ def _told(lines: list[str], report: Report, plan: Plan, status: int) -> int:
 def _exercised(counts: Counter[str]) -> str:
     said = [f"{word} {counts[word]}" for word in WORDS if counts[word]]
     return ", ".join(said) or "nothing"
-
-
-def _turns(count: int) -> str:
-    return "turn of the server's loop" if count == 1 else "turns of the server's loop"
-
-
-def _story(found: Counterexample, profile: Profile) -> list[str]:
-    """The smallest workload, as what a client does."""
-    scenario = found.scenario
-    flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
-    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
-    lines.append(f"    a server of {profile}, {flags or 'all flags default'}")
-    seen: list[tuple[int, ...]] = []
-    for index, step in enumerate(scenario.step):
-        if step.do != "complete":
-            lines.append(f"    {_deed(step)}")
-            continue
-        prompt = ids(step)
-        equal = max((_common(prompt, other) for other in seen), default=0)
-        shared = f", {equal} as before" if equal else ""
-        together = ", together with the one before" if step.with_previous else ""
-        wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
-        wishes += "" if step.cache_prompt else ", nothing from cache"
-        mark = "  <- " + found.finding.detail if index == found.finding.step else ""
-        lines.append(
-            f"    {step.name}: a prompt of {len(prompt)} tokens{shared}, "
-            f"{len(step.reply or ())} generated{wishes}{together}{mark}"
-        )
-        seen.append(prompt + tuple(int(token) for token in step.reply or ()))
-    return lines
-
-
-def _deed(step: Step) -> str:
-    """What a client does beside asking."""
-    if step.do == "cancel":
-        turns = step.turns or 1
-        return f"then its client goes away after {turns} {_turns(turns)}"
-    slot = max(step.slot, 0)
-    return {
-        "slot-save": f"then slot {slot} is saved into a file",
-        "slot-restore": f"then slot {slot} is filled from that file",
-        "slot-erase": f"then slot {slot} is erased",
-    }[step.do]
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:

@@ -159,6 +159,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     Merged(
         pull=24411,
         about="a checkpoint that ends beyond the next position is not restored",
+        cures="a window's checkpoint is restored that ends beyond the next position",
         landed="b9713",
         sets={"reuse.search_limit": "beyond"},
     ),
@@ -207,6 +208,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     Merged(
         pull=25649,
         about="clearing, shifting or restoring a slot empties its list of checkpoints",
+        cures="checkpoints outlive what cleared, shifted or restored their slot",
         landed="b10068",
         sets={
             "slots.clear_drops_checkpoints": True,

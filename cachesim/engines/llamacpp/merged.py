@@ -25,6 +25,7 @@ class Merged:
     sets: Mapping[str, Value]
     pull: int = 0  # 0: it is not known which one
     name: str = ""  # where one pull request has another name, or none
+    cures: str = ""  # the wrong answers that there were before, by their cause
 
     @property
     def title(self) -> str:

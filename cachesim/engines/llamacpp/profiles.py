@@ -66,6 +66,7 @@ def _merged(merged: Merged) -> Patch[ServerRules]:
         lay=merged.laid,
         landed=merged.landed,
         back=partial(HISTORY.undone, merged),
+        cures=merged.cures,
     )
 
 
@@ -172,18 +173,21 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         about="a checkpoint whose last token lies exactly at the next position is erased too",
         fits=ALL,
         lay=_reuse(erasure="equal"),
+        cures="a checkpoint stays whose last token is not the prompt's, and is restored",
     ),
     Patch(
         name="search-read-again",
         about="as 24411, and none is restored that ends behind a last token to be read again",
         fits=ALL,
         lay=_reuse(search_limit="read-again"),
+        cures="a window's checkpoint is one key short where the last token is read again",
     ),
     Patch(
         name="resume-behind",
         about="a window's checkpoint is resumed behind its last token: none erodes by a key a trip",
         fits=ALL,
         lay=_reuse(resumes_behind=True),
+        cures="a window loses a key at each trip through the prompt cache",
     ),
 )
 """Numbered patches are pull requests at ggml-org/llama.cpp; names are our own."""

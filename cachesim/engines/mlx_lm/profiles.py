@@ -352,6 +352,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
         fits=("0.31.2", "0.31.3", "0.32.0"),
         lay=_lay(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
+        cures="the chunked scan of a padded batch loses the rest of a row",
         landed="0.32.2",
     ),
     Patch(
@@ -359,12 +360,14 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="with a draft model, a stored key ends where its state does",
         fits=ALL,
         lay=_lay(server={"key_is_what_was_fed": True}),
+        cures="with a draft model, a stored key is longer than its state",
     ),
     Patch(
         name="ring-mask",
         about="the mask on a ring that has turned counts its rows: no padded row loses a token",
         fits=ALL,
         lay=_lay(caches={"ring_mask_counts_rows": True}),
+        cures="the mask on a ring that has turned hides a token of a padded row",
     ),
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm, with a dot one of several commits."""
