@@ -1,10 +1,9 @@
 """What there is: engines, releases, patches, presets, each with a line and its upstream place."""
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
-
-from cachesim.model.presets import ABOUT, PRESETS
 
 if TYPE_CHECKING:
     from cachesim.engines.family import Family, Patch, Release
@@ -24,19 +23,22 @@ class Item:
     facts: tuple[str, ...] = ()  # further lines where it is shown in full
 
 
-def families() -> "Iterable[Family[Any, Any]]":
-    """The engines; who lists scenarios or presets does not wait for them to be loaded."""
+def families(thing: str = "") -> "Iterable[Family[Any, Any]]":
+    """The engines, or the one that the name of a thing begins with; no other one is loaded."""
     from cachesim.engines import FAMILIES
 
-    return FAMILIES.values()
+    engine = re.split(r"[@+ ]", thing, maxsplit=1)[0]
+    return [FAMILIES[engine]] if engine in FAMILIES else FAMILIES.values()
 
 
-def engines() -> list[Item]:
+def engines(thing: str = "") -> list[Item]:
     """The engines that are known."""
-    return [Item(name=each.name, about=each.about, upstream=each.repository) for each in families()]
+    return [
+        Item(name=each.name, about=each.about, upstream=each.repository) for each in families(thing)
+    ]
 
 
-def releases() -> list[Item]:
+def releases(thing: str = "") -> list[Item]:
     """Every release of every engine, oldest first."""
     return [
         Item(
@@ -46,7 +48,7 @@ def releases() -> list[Item]:
             also=each.aliases,
             facts=tuple(_facts(family, each)),
         )
-        for family in families()
+        for family in families(thing)
         for each in family.releases
     ]
 
@@ -62,9 +64,9 @@ def _facts(family: "Family[Any, Any]", release: "Release[Any]") -> Iterator[str]
     yield f"patches: {', '.join(fitting) or 'none'}"
 
 
-def patches() -> list[Item]:
+def patches(thing: str = "") -> list[Item]:
     """Every patch, with the releases it fits."""
-    return [item for family in families() for item in patches_of(family)]
+    return [item for family in families(thing) for item in patches_of(family)]
 
 
 def patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
@@ -89,6 +91,15 @@ def landed(family: "Family[Any, Any]", patch: "Patch[Any]") -> str:
     return f"between {names[at - 1]} and {patch.landed}" if at else f"in {patch.landed}"
 
 
-def presets() -> list[Item]:
+def presets(_: str = "") -> list[Item]:
     """The models by name."""
-    return [Item(name=name, about=ABOUT[name]) for name in PRESETS]
+    from cachesim.model.presets import ABOUT, PRESETS
+
+    return [
+        Item(
+            name=name,
+            about=ABOUT[name],
+            facts=tuple(f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec)),
+        )
+        for name, spec in PRESETS.items()
+    ]

@@ -5,7 +5,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -16,9 +16,7 @@ from cachesim.cli import catalogue
 from cachesim.cli.catalogue import Item
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
-from cachesim.model.presets import PRESETS
 from cachesim.report.consoles import results, show
-from cachesim.scenario.readers import nearest
 from cachesim.scenario.shipped import shipped_files
 
 ListFormat: TypeAlias = Literal["text", "json"]
@@ -27,11 +25,20 @@ ListFormat: TypeAlias = Literal["text", "json"]
 
 def scenarios() -> list[Item]:
     """The scenarios shipped, with what kind of defect each shows."""
-    return [_scenario(each) for each in _shipped()]
+    return [_scenario(each) for each in _shipped(until=SHOWN)]
 
 
-def _shipped() -> list[dict[str, Any]]:
-    return [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
+PLAYED: Final = re.compile(r"^\[(model|chat|engine|spans|\[step)\b", re.MULTILINE)
+"""Where the part of a shipped file begins that a search has no use for, and that is most of it."""
+
+SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MULTILINE)
+"""The same for a list, which does not need the symptom either."""
+
+
+def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
+    """What each shipped scenario says of itself."""
+    texts = (file.read_text("utf-8") for file in shipped_files())
+    return [tomllib.loads(until.split(text, maxsplit=1)[0]) for text in texts]
 
 
 def with_symptom(words: str) -> list[Item]:
@@ -41,7 +48,7 @@ def with_symptom(words: str) -> list[Item]:
         msg = f"no word to search for in {words!r}; describe what you see, as a user would"
         raise InputError(msg)
     found = []
-    for each in _shipped():
+    for each in _shipped(until=PLAYED):
         symptom = each.get("shows", {}).get("symptom", "")
         own = len(asked & _stems(symptom))
         near = len(asked & _stems(f"{symptom} {each['name']} {each.get('about', '')}"))
@@ -94,6 +101,8 @@ def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -
     """Print a list, one line per thing; a terminal shows as much of a line as it is wide."""
     name = what if what in LISTS else f"{what}s"
     if name not in LISTS:
+        from cachesim.scenario.readers import nearest
+
         msg = f"there is no list of {what!r}; there are {', '.join(LISTS)}{nearest(what, [*LISTS])}"
         raise InputError(msg)
     if symptom and name != "scenarios":
@@ -106,9 +115,7 @@ def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -
     if output == "json":
         sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
         return AS_EXPECTED
-    screen = results()
-    for line in listed(items):
-        show_line(screen, line)
+    show_lines(results(), listed(items))
     return AS_EXPECTED
 
 
@@ -128,11 +135,12 @@ def listed(items: Sequence[Item]) -> list[Text]:
     return lines
 
 
-def show_line(screen: Console, line: Text) -> None:
-    """One line, however long; on a terminal what does not fit is cut, and shown to be."""
+def show_lines(screen: Console, lines: Sequence[Text]) -> None:
+    """A line for each, however long; on a terminal what does not fit is cut, and shown to be."""
     if screen.is_terminal:
-        line.truncate(screen.width, overflow="ellipsis")
-    show(screen, line, wrap=False)
+        for line in lines:
+            line.truncate(screen.width, overflow="ellipsis")
+    show(screen, Text("\n").join(lines), wrap=False)
 
 
 def show_command(name: str, *, raw: bool = False) -> int:
@@ -141,18 +149,22 @@ def show_command(name: str, *, raw: bool = False) -> int:
     if file is not None:
         return show_scenario(file, raw=raw)
     if raw:
+        from cachesim.scenario.readers import nearest
+
         msg = f"no shipped scenario is called {name!r}; --raw prints the file of one"
         raise InputError(msg + nearest(name, [path.stem for path in shipped_files()]))
     screen = results()
     for items in (catalogue.presets, catalogue.engines, catalogue.releases, catalogue.patches):
-        found = [item for item in items() if name in aliases(item)]
+        found = [item for item in items(name) if name in aliases(item)]
         if found:
             show(screen, Group(*(shown(item) for item in found)))
             return AS_EXPECTED
     engine, _, release = name.partition("@")
-    for family in catalogue.families():
+    for family in catalogue.families(name):
         if family.name == engine and release and "+" not in release:
             family.release(release)  # says which releases are near
+    from cachesim.scenario.readers import nearest
+
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
     msg = f"there is nothing called {name!r}{nearest(name, everything) or '; see cachesim list'}"
     raise InputError(msg)
@@ -193,8 +205,4 @@ def shown(item: Item) -> RenderableType:
     if item.landed:
         lines.append(Text(f"landed: {item.landed}"))
     lines += [Text(fact) for fact in item.facts]
-    if item.name in PRESETS:
-        spec = PRESETS[item.name]
-        values = (f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec))
-        lines.append(Text("\n".join(values)))
     return Group(*lines)

@@ -2,13 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from cachesim.engines.family import FAMILIES, register
-from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA_CPP
-from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
-from cachesim.engines.marconi.family import FAMILY as MARCONI
-from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.engines.sglang.family import FAMILY as SGLANG
-from cachesim.engines.vllm.family import FAMILY as VLLM
+from cachesim.engines.family import FAMILIES
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
@@ -35,8 +29,18 @@ HOMES: Final = {
 
 __getattr__ = lazily(__name__, HOMES)
 
-for each in (LLAMA_CPP, IK_LLAMA_CPP, MLX_LM, VLLM, SGLANG, MARCONI):
-    register(each)
+ROOMS: Final = {
+    "llama.cpp": "llamacpp",
+    "ik_llama.cpp": "ik_llama",
+    "mlx-lm": "mlx_lm",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "marconi": "marconi",
+}
+"""The room of each engine that is built in; its `family.py` says everything else of it."""
+
+for name, room in ROOMS.items():
+    FAMILIES.announce(name, f"{__name__}.{room}.family")
 
 __all__ = [
     "FAMILIES",

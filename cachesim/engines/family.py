@@ -12,7 +12,7 @@ no engine is loaded for them.
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -317,8 +317,45 @@ class Family(Generic[R, S]):
         return made(profile, family=self, **parts)
 
 
-FAMILIES: Final[dict[str, Family[Any, Any]]] = {}
-"""Every engine that is known, by its name; `cachesim.engines` registers those that are built in."""
+class Families(MutableMapping[str, Family[Any, Any]]):
+    """Families by name. One that was only announced is loaded when it is first asked for.
+
+    Loading all of them takes longer than most commands have to do with one.
+    """
+
+    def __init__(self) -> None:
+        self._homes: dict[str, str] = {}  # in the order of announcement
+        self._loaded: dict[str, Family[Any, Any]] = {}
+
+    def announce(self, name: str, module: str) -> None:
+        """Name an engine; `module` has its value under the name FAMILY."""
+        self._homes[name] = module
+
+    def __getitem__(self, name: str) -> Family[Any, Any]:
+        if name not in self._loaded:
+            self._loaded[name] = importlib.import_module(self._homes[name]).FAMILY
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, family: Family[Any, Any]) -> None:
+        self._homes.setdefault(name, "")
+        self._loaded[name] = family
+
+    def __delitem__(self, name: str) -> None:
+        del self._homes[name]
+        self._loaded.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+FAMILIES: Final = Families()
+"""Every engine that is known; `cachesim.engines` announces those that are built in."""
 
 
 def register(family: Family[Any, Any]) -> None:

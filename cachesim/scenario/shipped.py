@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import cachesim
 from cachesim.errors import ScenarioError
-from cachesim.scenario.readers import short
 
 if TYPE_CHECKING:
     from cachesim.scenario.format import Scenario
@@ -78,6 +77,8 @@ def sources(name: str) -> list[Source]:
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError):
+        from cachesim.scenario.readers import short  # noqa: PLC0415 - only errors need it
+
         msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
     if is_folder:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,27 @@ def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str
     )  # fmt: skip
 
     assert set() == HEAVY & set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("words", "engines"),
+    [
+        (["list"], set()),
+        (["show", "llama.cpp"], {"llamacpp"}),
+        (["show", "vllm@0.24.0"], {"vllm"}),
+        (["run", STALE, "--no-verify"], {"llamacpp"}),
+    ],
+)
+def test_one_engine_is_played_and_shown_without_the_others(
+    words: list[str], engines: set[str]
+) -> None:
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", LOADED.format(words=words)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    loaded = re.findall(r"cachesim\.engines\.(\w+)\.family\b", done.stdout.splitlines()[-1])
+
+    assert engines == set(loaded)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
