@@ -73,10 +73,14 @@ def mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+MOST: Final = 10**12
+"""More than any request has tokens or characters: such a number is no count."""
+
+
 def whole(*values: object) -> int | None:
     """The first that is a number of tokens."""
     for value in values:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST:
             return value
     return None
 

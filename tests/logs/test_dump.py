@@ -8,6 +8,7 @@ import pytest
 
 from cachesim.errors import InputError
 from cachesim.logs.dump import read_dump
+from cachesim.logs.live import About, Live
 from cachesim.logs.recorded import told_of_dump
 
 SYSTEM = "You are a careful assistant. " * 20
@@ -112,6 +113,17 @@ def test_hashes_without_text_give_the_place_to_a_block() -> None:
 
     assert found["requests"][1]["parting"]["character"] == 128
     assert found["requests"][1]["equal_characters"] == 128
+
+
+def test_a_number_that_no_request_reaches_is_no_count() -> None:
+    entry = {"request": {"prompt": "a b"}, "usage": {"prompt_tokens": 10**20}}
+    second = {**entry, "number": 1, "seen": {"begins_like": 0, "characters": 10**30}}
+    lines = "\n".join(map(json.dumps, (entry, second))).encode()
+
+    requests = read_dump("recorded.jsonl", BytesIO(lines))
+
+    assert [None, None] == [each.prompt_tokens for each in requests]
+    assert 2 == len(Live(About(profile="llama.cpp@b9538")).add_all(requests))
 
 
 def test_counts_come_from_usage_or_timings() -> None:

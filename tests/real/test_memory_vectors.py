@@ -81,6 +81,7 @@ def test_what_is_no_vector_file_is_refused(tmp_path: Path, content: str, message
     [
         ("memory-b9509", ("ops", 0, "runs", 0, "count"), 2**31 - 1, "a batch of 2,147,483,647"),
         ("memory-b9509", ("ops", 0, "runs", 0, "start"), -1, "a position below 0"),
+        ("memory-b9509", ("memory", "cells"), 2**31, "cells: a memory of 2,147,483,648"),
         ("vllm-0.33.0", ("config", "blocks"), 2**31 - 1, "a pool of 2,147,483,647 blocks"),
     ],
 )

@@ -17,6 +17,7 @@ from cachesim.engines.llamacpp.memory.window import WindowPair
 from cachesim.model.arithmetic import LayerShape, Output, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store, Ubatch
+from cachesim.scenario.limits import CONTEXT
 from cachesim.units import Array, Integers, Token
 
 F32: Final = 0
@@ -86,6 +87,10 @@ def counter_shapes(layers: Mapping[str, int]) -> tuple[LayerShape, ...]:
 
 def counter_context(memory: Mapping[str, Any], rules: MemoryRules) -> Context:
     """A context around the memory that a vector's line describes, sizes as given there."""
+    for part in ("cells", "swa_cells", "n_seq_max"):
+        if memory.get(part, 0) > CONTEXT:
+            msg = f"{part}: a memory of {memory[part]:,}; {CONTEXT:,} is the most"
+            raise ValueError(msg)
     shapes = counter_shapes(memory["layers"])
     return Context(
         CounterNetwork(shapes),
