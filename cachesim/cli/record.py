@@ -11,8 +11,9 @@ from rich.text import Text
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.why import options_of
 from cachesim.errors import InputError
-from cachesim.logs.live import About, Live
+from cachesim.logs.live import Live
 from cachesim.logs.recorded import causes_of, told_of_live
+from cachesim.logs.whole import Wanted
 from cachesim.record.file import RecordFile
 from cachesim.record.plan import Plan, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
@@ -72,7 +73,7 @@ def record(
         asks=ask,
     )
     check_no_circle(plan.upstream, host, port)
-    about = About(profile=profile, model=model, window=window, options=options_of(set or ()))
+    about = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
     try:
         import aiohttp  # noqa: F401 - the extra
     except ImportError:
@@ -80,7 +81,7 @@ def record(
     return _recorded(plan, about, quiet=quiet)
 
 
-def _recorded(plan: Plan, about: About, *, quiet: bool) -> int:
+def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
     from cachesim.record.asking import Asker
     from cachesim.record.serving import serve
     from cachesim.record.session import Session

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -11,12 +10,13 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.progress import Progress
 
+from cachesim.cli.inputs import given, requests_in
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.why import options_of, write
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
-from cachesim.logs.other import Workload, workload_of
 from cachesim.logs.sizes import sizes_of_gguf
+from cachesim.logs.subjects import Subject, Tuned, of_dump, of_log, of_scenario
 from cachesim.logs.tuning import (
     Trial,
     Tried,
@@ -27,9 +27,11 @@ from cachesim.logs.tuning import (
     together,
     tried,
 )
-from cachesim.logs.whole import Wanted, open_log, read_files, replays_of
+from cachesim.logs.whole import Wanted, read_files, replays_of
+from cachesim.model.spec import Sizes
 from cachesim.report.consoles import notes, plain_text, results, show
 from cachesim.report.tune import tune_page
+from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 PAGE: Final = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cachesim tune</title>'
@@ -39,7 +41,13 @@ PAGE: Final = (
 
 
 def tune(
-    *files: Annotated[str, Parameter(help="Logs of one server, in order.")],
+    *files: Annotated[
+        str,
+        Parameter(
+            help="Logs of one server, in order, or its recorded requests (- for standard input); "
+            "or one scenario."
+        ),
+    ],
     gguf: Annotated[
         Path | None, Parameter(help="The model's file, for the bytes of its memory.")
     ] = None,
@@ -53,14 +61,14 @@ def tune(
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
     ] = None,
 ) -> int:
-    """Play a log's requests with other settings, and recommend those that read fewest tokens.
+    """Play requests with other settings, and recommend those that read fewest tokens.
 
     Example: cachesim tune server.log
     """
     wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
-    workload, options, source = _workload(files, wanted, gguf)
-    found = swept(workload, options)
-    told = told_of(found, options, source=source, requests=len(workload.asked))
+    tuned = tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
+    found = swept(tuned.subject, tuned.options)
+    told = told_of(found, tuned, source=", ".join(files))
     if report is not None:
         text = plain_text(tune_page(told), width=100)
         write(report, PAGE.format(text=escape(text)), "--report")
@@ -71,40 +79,48 @@ def tune(
     return AS_EXPECTED
 
 
-def _workload(
-    files: Sequence[str], wanted: Wanted, gguf: Path | None
-) -> tuple[Workload, Mapping[str, Any], str]:
-    """The life of the server with most requests."""
-    if not files:
-        msg = "name a log: cachesim tune server.log"
-        raise InputError(msg)
-    opened = [open_log(name) for name in files]
-    try:
-        read = read_files(opened)
-    finally:
-        for _, file in opened:
-            file.close()
+def tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned:
+    """What the arguments name: a scenario, recorded requests, or the longest life of a log."""
+    if len(files) == 1 and is_scenario(files[0]):
+        ((_, scenario), *rest) = load_all(files)
+        if rest:
+            msg = f"{files[0]}: tune takes one scenario, and these are {len(rest) + 1}"
+            raise InputError(msg)
+        if wanted.model or wanted.window:
+            msg = f"{files[0]}: --model and --window are for logs; a scenario has its own model"
+            raise InputError(msg)
+        return of_scenario(scenario, wanted, sizes)
+    with given(files, example="cachesim tune server.log") as inputs:
+        requests = requests_in(inputs)
+        if requests:
+            return of_dump(requests, wanted, sizes)
+        read = read_files([(each.name, each.file) for each in inputs])
     found = replays_of(read, wanted)
     replays = [each for each in found if each.settings.is_played]
     if not replays:
         engine = found[0].settings.engine
         msg = f"{', '.join(files)}: a log of {engine} cannot be played with other settings"
         raise InputError(msg)
-    replay = max(replays, key=lambda each: len(each.requests))
-    if gguf is not None:
-        sizes, _ = sizes_of_gguf(gguf)
-        replay.settings.sizes = sizes
-    spec = replay.settings.spec
-    return replace(workload_of(replay), spec=spec), replay.settings.values, ", ".join(files)
+    return of_log(max(replays, key=lambda each: len(each.requests)), sizes)
 
 
-def swept(workload: Workload, options: Mapping[str, Any]) -> list[Tried]:
+def is_scenario(name: str) -> bool:
+    """A scenario's file, or the name of a shipped one; any other file is a log or a recording."""
+    path = Path(name)
+    if name in {"-", STDIN} or path.is_dir():
+        return False
+    return path.suffix == ".toml" or (
+        not path.exists() and name in {each.stem for each in shipped_files()}
+    )
+
+
+def swept(subject: Subject, options: Mapping[str, Any]) -> list[Tried]:
     """Everything that was tried, the user's own settings first."""
-    first = _played(alone(workload, options))
+    first = _played(alone(subject, options))
     if not first:
         msg = "the server refuses its own settings; name its release with --profile"
         raise InputError(msg)
-    return first + _played(together(workload, options, first))
+    return first + _played(together(subject, options, first))
 
 
 def _played(trials: Sequence[Trial]) -> list[Tried]:
@@ -122,19 +138,18 @@ def _played(trials: Sequence[Trial]) -> list[Tried]:
     return found
 
 
-def told_of(
-    found: Sequence[Tried], options: Mapping[str, Any], *, source: str, requests: int
-) -> dict[str, Any]:
+def told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, Any]:
     """What `--format json` prints."""
     best = recommended(found)
     return {
         "format": 1,
         "source": source,
-        "requests": requests,
-        "options": dict(options),
+        "requests": tuned.subject.requests,
+        "assumed": list(tuned.assumed),
+        "options": dict(tuned.options),
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),
-        "command": command_line(options, best.changes),
+        "command": command_line(tuned.options, best.changes),
         "front": [each.as_dict() for each in front(found)],
         "tried": [each.as_dict() for each in found],
     }

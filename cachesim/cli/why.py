@@ -6,18 +6,16 @@ import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 from rich.progress import Progress
 from rich.text import Text
 
+from cachesim.cli.inputs import Given, given, requests_in
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
-from cachesim.logs.dump import DumpReader, is_dump
 from cachesim.logs.extract import worst_scenario
-from cachesim.logs.live import About
-from cachesim.logs.mlx_debug import as_dump, has_bodies
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
@@ -76,11 +74,13 @@ def why(
     wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
     if follow:
         return follow_command(files, wanted)
-    about = About(profile=profile, model=model, window=window, options=wanted.options)
-    dump = dump_of(files, about, what_if or ())
-    if dump is not None:
-        return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
-    read, replays = _replayed(files, wanted)
+    with given(files, example="cachesim why server.log") as inputs:
+        requests = requests_in(inputs)
+        if requests:
+            source = ", ".join(each.name for each in inputs)
+            dump = told_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
+            return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
+        read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
     played = [each for each in replays if each.settings.is_played]
     if what_if and not played:
@@ -121,26 +121,6 @@ def write(path: Path, text: str, flag: str) -> None:
     show(notes(), Text(f"{flag[2:]}: {path}"))
 
 
-def dump_of(files: Sequence[str], about: About, what_if: Sequence[str]) -> dict[str, Any] | None:
-    """What recorded requests tell, where the files are such and no log."""
-    reader = DumpReader()
-    for name in files:
-        if name in {"-", STDIN}:
-            return None
-        _, file = open_log(name)
-        with file:
-            head = file.read(1 << 16)
-            if not is_dump(head) and not has_bodies(head):
-                return None
-            file.seek(0)
-            reader.read(name, as_dump(file) if has_bodies(head) else file)
-    for place in reader.cut:
-        show(notes(), Text(f"{place}: the last line is cut; it is left out"))
-    if not reader.requests:
-        return None
-    return told_of_dump(reader.requests, source=", ".join(files), about=about, what_if=what_if)
-
-
 def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], worst: int) -> int:
     if output == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
@@ -168,13 +148,8 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _replayed(files: Sequence[str], wanted: Wanted) -> tuple[Read, list[Replay]]:
-    opened = _opened(files)
-    try:
-        read = read_files(opened)
-    finally:
-        for _, file in opened:
-            file.close()
+def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Replay]]:
+    read = read_files([(each.name, each.file) for each in inputs])
     requests = sum(len(each.requests) for each in read.servers)
     screen = notes()
     with Progress(
@@ -182,16 +157,6 @@ def _replayed(files: Sequence[str], wanted: Wanted) -> tuple[Read, list[Replay]]
     ) as bar:
         task = bar.add_task("replaying", total=read.lines)
         return read, replays_of(read, wanted, lambda line: bar.update(task, completed=line))
-
-
-def _opened(files: Sequence[str]) -> list[tuple[str, BinaryIO]]:
-    if not files:
-        msg = "name a log: a file, several of one server, or - for standard input"
-        raise InputError(msg)
-    return [
-        ("standard input", sys.stdin.buffer) if name in {"-", STDIN} else open_log(name)
-        for name in files
-    ]
 
 
 def follow_command(files: Sequence[str], wanted: Wanted) -> int:

@@ -8,7 +8,6 @@ The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file;
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.errors import InputError
@@ -20,6 +19,7 @@ from cachesim.logs.prompts import Prompt, Prompts
 from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, profile_of
 from cachesim.logs.segments import BLOCK
 from cachesim.logs.settings import kind_of
+from cachesim.logs.whole import Wanted
 from cachesim.model.presets import PRESETS, preset
 
 KINDS: Final = ("dense", "hybrid", "swa")
@@ -32,20 +32,10 @@ MOST_TEXT: Final = 128 << 20
 """Characters of earlier requests that are kept at hand, parts that come again counted each time."""
 
 
-@dataclass(slots=True, kw_only=True)
-class About:
-    """What the user says of the server."""
-
-    profile: str | None = None
-    model: str | None = None
-    window: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Live:
     """What is known of the requests so far."""
 
-    def __init__(self, about: About, *, forgets: bool = False, model_how: str = "given") -> None:
+    def __init__(self, about: Wanted, *, forgets: bool = False, model_how: str = "given") -> None:
         """`forgets`: only so much is kept as the next requests need, however many come."""
         self.about = about
         self._model_how = model_how

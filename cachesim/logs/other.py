@@ -65,16 +65,36 @@ class Workload:
     @property
     def release(self) -> str:
         """The release alone."""
-        return self.profile.partition("@")[2].partition("+")[0]
+        return release_of(self.profile)
 
-    def bytes_per_token(self, *, swa_full: bool) -> int:
-        """Bytes of one token's place in the context; a window's own cells are few."""
-        kinds = {"attention", "window"} if swa_full else {"attention"}
-        return sum(
-            self.spec.key_bytes(layer) + self.spec.value_bytes(layer)
-            for layer, kind in enumerate(self.spec.layers)
-            if kind in kinds
+    @property
+    def requests(self) -> int:
+        """How many there are, without those that stand for what came before a log."""
+        return sum(number >= 0 for number in self.asked)
+
+    def outcome(self, options: Mapping[str, Any]) -> "Outcome":
+        """Play it with these settings of its own release."""
+        played = play_workload(self, self.profile, options)
+        answers = [each for number, each in played.replayed.items() if number >= 0]
+        return Outcome(
+            processed=played.read,
+            peak_bytes=played.peak_bytes,
+            failed=sum(each.cached is None for each in answers),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of playing everything once."""
+
+    processed: int
+    peak_bytes: int  # of parked conversations and checkpoints
+    failed: int  # requests without an answer
+
+
+def release_of(profile: str) -> str:
+    """The release alone, of a profile in full."""
+    return profile.partition("@")[2].partition("+")[0]
 
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.logs.dump import Recorded
-from cachesim.logs.live import About, Live
+from cachesim.logs.live import Live
 from cachesim.logs.rerun import elsewhere as played_elsewhere
 from cachesim.logs.rerun import full_name, others
 from cachesim.logs.telling import FORMAT
+from cachesim.logs.whole import Wanted
 
 FEW: Final = 2_000
 """So many requests are played on other engines too without being asked."""
@@ -18,11 +19,11 @@ def told_of_dump(
     requests: Sequence[Recorded],
     *,
     source: str,
-    about: About | None = None,
+    about: Wanted | None = None,
     what_if: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything, as one mapping: what `--format json` prints."""
-    about = about or About()
+    about = about or Wanted()
     live = Live(about)
     entries = live.add_all(requests)
     if live.rerun is not None and live.model_how == "computed":

@@ -1,4 +1,4 @@
-"""A workload's server with other settings: tokens that are read against bytes that are held.
+"""A server with other settings: tokens that are read against bytes that are held.
 
 own settings -> each alone, larger and smaller -> the best ones together -> the Pareto front
 """
@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import InputError
-from cachesim.logs.other import Workload, play_workload
+from cachesim.logs.subjects import Subject
+from cachesim.model.spec import ModelSpec
 
 SWEPT: Final[Mapping[str, tuple[Any, ...]]] = {
     "ctx_checkpoints": (0, 8, 16, 32, 64, 128),
@@ -57,13 +58,13 @@ class Tried:
 class Trial:
     """What one process is given to do."""
 
-    workload: Workload
+    subject: Subject
     options: Mapping[str, Any]
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tried(trial: Trial) -> Tried | None:
-    """Play a workload with some settings; None where the server refuses them."""
+    """Play everything with some settings; None where the server refuses them."""
     options = {**trial.options, **trial.changes}
     context = options["ctx_size"]
     slots = trial.options.get("parallel", 1)
@@ -71,42 +72,51 @@ def tried(trial: Trial) -> Tried | None:
         context = context // max(1, slots) * options["parallel"]
         options["ctx_size"] = context
     try:
-        other = play_workload(trial.workload, trial.workload.profile, options)
+        came = trial.subject.outcome(options)
     except InputError:
         return None
     full = bool(options.get("swa_full"))
-    answers = [each for number, each in other.replayed.items() if number >= 0]
     return Tried(
         changes=trial.changes,
-        processed=sum(each.processed or 0 for each in answers),
-        peak_bytes=other.peak_bytes,
-        context_bytes=context * trial.workload.bytes_per_token(swa_full=full),
-        failed=sum(each.cached is None for each in answers),
+        processed=came.processed,
+        peak_bytes=came.peak_bytes,
+        context_bytes=context * bytes_per_token(trial.subject.spec, swa_full=full),
+        failed=came.failed,
     )
 
 
-def alone(workload: Workload, options: Mapping[str, Any]) -> list[Trial]:
+def bytes_per_token(spec: ModelSpec, *, swa_full: bool) -> int:
+    """Bytes of one token's place in the context; a window's own cells are few."""
+    kinds = {"attention", "window"} if swa_full else {"attention"}
+    return sum(
+        spec.key_bytes(layer) + spec.value_bytes(layer)
+        for layer, kind in enumerate(spec.layers)
+        if kind in kinds
+    )
+
+
+def alone(subject: Subject, options: Mapping[str, Any]) -> list[Trial]:
     """The user's own settings, and each other value by itself."""
-    trials = [Trial(workload, options)]
+    trials = [Trial(subject, options)]
     for name, values in SWEPT.items():
-        if not _matters(workload, name):
+        if not _matters(subject, name):
             continue
-        own = options.get(name, FAMILY.default(FAMILY.option(name), workload.release))
-        trials += [Trial(workload, options, {name: value}) for value in values if value != own]
+        own = options.get(name, FAMILY.default(FAMILY.option(name), subject.release))
+        trials += [Trial(subject, options, {name: value}) for value in values if value != own]
     return trials
 
 
-def _matters(workload: Workload, name: str) -> bool:
+def _matters(subject: Subject, name: str) -> bool:
     """Whether a setting can make a difference for a model and a release."""
-    if workload.release not in FAMILY.having(FAMILY.option(name)):
+    if subject.release not in FAMILY.having(FAMILY.option(name)):
         return False
-    kinds = set(workload.spec.layers)
+    kinds = set(subject.spec.layers)
     if name in {"ctx_checkpoints", "checkpoint_min_step", "ubatch_size"}:
         return kinds != {"attention"}
     return name != "swa_full" or "window" in kinds
 
 
-def together(workload: Workload, options: Mapping[str, Any], first: Sequence[Tried]) -> list[Trial]:
+def together(subject: Subject, options: Mapping[str, Any], first: Sequence[Tried]) -> list[Trial]:
     """The settings that helped, in pairs and all at once."""
     own = first[0]
     best: dict[str, Tried] = {}
@@ -122,7 +132,7 @@ def together(workload: Workload, options: Mapping[str, Any], first: Sequence[Tri
         whole |= change
     if len(changes) > 2:
         pairs.append(whole)
-    return [Trial(workload, options, each) for each in pairs]
+    return [Trial(subject, options, each) for each in pairs]
 
 
 def front(found: Iterable[Tried]) -> list[Tried]:

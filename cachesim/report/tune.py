@@ -31,6 +31,8 @@ def tune_page(found: Mapping[str, Any]) -> RenderableType:
         Text(),
         Text(found["command"], style="name"),
     ]
+    if found["assumed"]:
+        parts += [Text(), Text(f"assumed: {', '.join(found['assumed'])}", style="quiet")]
     return Group(*parts)
 
 

@@ -22,7 +22,7 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
 from cachesim.logs.dump import is_dump, read_dump
-from cachesim.logs.live import About, Live
+from cachesim.logs.live import Live
 from cachesim.logs.recorded import told_of_dump, told_of_live
 from cachesim.logs.telling import worst as worst_of
 from cachesim.logs.whole import Wanted, read_files, replays_of
@@ -115,7 +115,7 @@ PIECE: Final = re.compile(r"\{([^{}\[]+)")
 
 
 def weight(scenario: Scenario) -> int:
-    """About how many tokens a run reads and writes."""
+    """Wanted how many tokens a run reads and writes."""
     lengths = {name: v if isinstance(v, int) else len(v) for name, v in scenario.spans.items()}
     total = 0
     for step in scenario.step:
@@ -131,7 +131,7 @@ def weight(scenario: Scenario) -> int:
 
 
 def length_of(tokens: str | Sequence[Any], lengths: Mapping[str, int]) -> int:
-    """About how many tokens a prompt or a forced reply has."""
+    """Wanted how many tokens a prompt or a forced reply has."""
     if not isinstance(tokens, str):
         return len(tokens)
     return sum(lengths.get(word.partition("[")[0], 8) for word in tokens.split())
@@ -369,7 +369,7 @@ def play_recording(mutant: bytes) -> None:
     if len(mutant) % 40 == 0:  # other engines too
         found = told_of_dump(requests, source="mutant.jsonl")
     else:
-        live = Live(About())
+        live = Live(Wanted())
         found = {**told_of_live(live, source="mutant.jsonl"), "requests": live.add_all(requests)}
     json.dumps(found)
     plain_text(dump_page(found, worst=3))

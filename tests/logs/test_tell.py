@@ -12,6 +12,7 @@ from cachesim.logs.schema import HOWS, requests_schema, why_schema
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
+RECORDED = str(ROOT / "docs" / "examples" / "recorded.jsonl")
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -102,9 +103,54 @@ def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) 
     assert "recommended" in output(capsys, "tune", LOG)
 
 
+def test_tune_takes_recorded_requests_from_standard_input_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_file = json.loads(output(capsys, "tune", RECORDED, "--format", "json"))
+    with Path(RECORDED).open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        piped = json.loads(output(capsys, "tune", "-", "--format", "json"))
+
+    assert piped | {"source": RECORDED} == from_file
+    assert from_file["requests"] == 4
+    assert from_file["own"]["processed"] == 7397
+    assert from_file["assumed"] == ["a model like the preset hybrid"]
+
+
+def test_recorded_requests_are_explained_from_standard_input(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_file = json.loads(output(capsys, "why", RECORDED, "--format", "json"))
+    with Path(RECORDED).open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        piped = json.loads(output(capsys, "why", "-", "--format", "json"))
+
+    assert piped["requests"] == from_file["requests"]
+    assert piped["dump"]["sources"] == ["standard input"]
+
+
+def test_tune_plays_a_scenario_with_all_that_its_steps_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "llama.cpp-16382-no-checkpoints"
+    (run,) = json.loads(output(capsys, "run", name, "--profile", "b9538", "--format", "json"))[
+        "runs"
+    ]
+    found = json.loads(output(capsys, "tune", name, "--profile", "b9538", "--format", "json"))
+
+    assert found["own"]["processed"] == sum(step["processed"] for step in run["steps"])
+    assert found["requests"] == len(run["steps"])
+    assert found["recommended"]["processed"] < found["own"]["processed"]
+    assert "ctx_checkpoints" in found["recommended"]["changes"]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
+        (["tune", "mlx-lm-1006-parallel"], "tune sweeps the settings of llama.cpp, not mlx-lm"),
+        (["tune", "llama.cpp-22083-two-chats", "--model", "swa"], "a scenario has its own model"),
+        (["tune", "llama.cpp-22083-two-chats", "--profile", "b1"], "b1"),
+        (["tune", "scenarios"], "is a folder"),
         (["why"], "name a log"),
         (["why", "nowhere.log"], "nowhere.log: cannot be read"),
         (["why", LOG, "--request", "99"], "--request 99: the log has requests 0 to 4"),

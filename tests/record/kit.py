@@ -12,7 +12,8 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the recorder's tests need the extra: .[record]")
 
-from cachesim.logs.live import About, Live
+from cachesim.logs.live import Live
+from cachesim.logs.whole import Wanted
 from cachesim.record.asking import Asker
 from cachesim.record.file import RecordFile
 from cachesim.record.plan import Plan
@@ -132,7 +133,7 @@ async def recorder(
             file,
             keep_text=keep_text,
             asker=Asker(url, passage.session, loop) if asks else None,
-            live=Live(About(**about), forgets=True),
+            live=Live(Wanted(**about), forgets=True),
             view=rows.append,
             complain=complaints.append,
         )

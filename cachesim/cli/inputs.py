@@ -1,0 +1,89 @@
+"""What `why` and `tune` are given: logs or recorded requests, from files or from standard input."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from typing import BinaryIO, Final, cast
+
+from rich.text import Text
+
+from cachesim.errors import InputError
+from cachesim.logs.dump import DumpReader, Recorded, is_dump
+from cachesim.logs.mlx_debug import as_dump, has_bodies
+from cachesim.logs.whole import open_log
+from cachesim.report.consoles import notes, show
+from cachesim.scenario.shipped import STDIN
+
+HEAD: Final = 1 << 16
+"""Bytes at the beginning by which a log and recorded requests are told apart."""
+
+STANDARD_INPUT: Final = "standard input"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One input: what it is called, its bytes, and how they begin (these are read again)."""
+
+    name: str
+    file: BinaryIO
+    head: bytes
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether it has requests with their text, and not the lines of a log."""
+        return is_dump(self.head) or has_bodies(self.head)
+
+
+class _FromTheStart(RawIOBase):
+    """A stream of which the head was read already: it comes once more, then the rest."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head, self._rest = head, rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(cast("bytearray", buffer))
+        part = self._head[: len(view)] or self._rest.read(len(view))
+        self._head = self._head[len(part) :]
+        view[: len(part)] = part
+        return len(part)
+
+
+@contextmanager
+def given(files: Sequence[str], *, example: str) -> Iterator[list[Given]]:
+    """Every input, opened; standard input is read as it comes."""
+    if not files:
+        msg = f"name a log: a file, several of one server, or - for standard input, as in {example}"
+        raise InputError(msg)
+    with ExitStack() as stack:
+        yield [stack.enter_context(_opened(name)) for name in files]
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[Given]:
+    if name in {"-", STDIN}:
+        head = sys.stdin.buffer.read(HEAD)
+        again = _FromTheStart(head, cast("BinaryIO", sys.stdin.buffer))
+        yield Given(STANDARD_INPUT, BufferedReader(again), head)
+        return
+    _, file = open_log(name)
+    with file:
+        head = file.read(HEAD)
+        file.seek(0)
+        yield Given(name, file, head)
+
+
+def requests_in(inputs: Sequence[Given]) -> list[Recorded]:
+    """Recorded requests, where every input has such; none where one is a log."""
+    if not all(each.has_requests for each in inputs):
+        return []
+    reader = DumpReader()
+    for each in inputs:
+        reader.read(each.name, as_dump(each.file) if has_bodies(each.head) else each.file)
+    for place in reader.cut:
+        show(notes(), Text(f"{place}: the last line is cut; it is left out"))
+    return reader.requests

@@ -1,0 +1,153 @@
+"""What `tune` plays with other settings: a log's workload, recorded requests, or a scenario."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.logs.dump import Recorded
+from cachesim.logs.live import Live
+from cachesim.logs.other import Outcome, Workload, release_of, workload_of
+from cachesim.logs.replay import Replay
+from cachesim.logs.rerun import FINISH, asked_of, is_timed, known, options_in, order_of
+from cachesim.logs.whole import Wanted
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec, Sizes
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.models import spec_of
+from cachesim.scenario.session import Session
+
+CELLS: Final = 256
+"""A context is rounded up to so many tokens."""
+
+
+class Subject(Protocol):
+    """Something that can be played with any settings of its server."""
+
+    @property
+    def release(self) -> str:
+        """The server's release."""
+        ...
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        ...
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has."""
+        ...
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Play it with these settings; raises InputError where the server refuses them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What is swept: its own settings, and what had to be assumed of them."""
+
+    subject: Subject
+    options: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OfScenario:
+    """A scenario, with everything that its steps do."""
+
+    scenario: Scenario
+    profile: Profile
+    spec: ModelSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spec", spec_of(self.scenario.model))
+
+    @property
+    def release(self) -> str:
+        """The server's release."""
+        return release_of(str(self.profile))
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has."""
+        return sum(step.do == "complete" for step in self.scenario.step)
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Play it over exact numbers: replies that later prompts repeat are the same each time."""
+        engine = replace(self.scenario.engine, options=dict(options))
+        changed = replace(self.scenario, engine=engine)
+        session = Session(changed, self.profile, arithmetic="ring", looks=False)
+        server = session.engine
+        assert isinstance(server, LlamaCpp)  # noqa: S101 - the profile says so
+        processed = failed = peak = 0
+        for record in session.run():
+            peak = max(peak, server.held_bytes())
+            if record.step.do == "complete":
+                answer = record.reply
+                done = None if answer is None else answer.processed
+                processed += 0 if done is None else int(done)
+                failed += done is None
+        return Outcome(processed, peak, failed)
+
+
+def of_log(replay: Replay, sizes: Sizes | None) -> Tuned:
+    """A log's rebuilt workload."""
+    if sizes is not None:
+        replay.settings.sizes = sizes
+    return Tuned(workload_of(replay), replay.settings.values)
+
+
+def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
+    """Recorded requests, in the order in which they came and ended."""
+    live = Live(wanted)
+    live.add_all(requests)
+    if live.profile is None:
+        msg = "the requests do not name their server; name its release, as in --profile b9538"
+        raise InputError(msg)
+    named = Profile.parse(live.profile)
+    if named.engine != FAMILY.name:
+        msg = f"tune sweeps the settings of llama.cpp; these requests went to {named.engine}"
+        raise InputError(msg)
+    prompts = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
+    if not prompts or live.rerun is None:
+        msg = "no request was answered: there is nothing to play"
+        raise InputError(msg)
+    if all(map(is_timed, prompts)):
+        order = order_of(prompts)
+    else:
+        numbers = [each.recorded.number for each in prompts]
+        order = [(what, number) for number in numbers for what in ("launch", FINISH)]
+    options = known(live.profile, options_in(requests[0])) | dict(wanted.options)
+    assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
+    assumed += [] if wanted.model else [f"a model like the preset {live.rerun.model}"]
+    if "ctx_size" not in options:
+        longest = max(len(each.rope) + len(each.reply) for each in prompts)
+        options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
+        assumed.append(f"ctx_size {options['ctx_size']}")
+    changes: dict[str, Any] = {"window": wanted.window} if wanted.window else {}
+    spec = preset(live.rerun.model, **changes, **({"sizes": sizes} if sizes else {}))
+    asked = {each.recorded.number: asked_of(each) for each in prompts}
+    workload = Workload(live.profile, spec, asked, tuple(order))
+    return Tuned(workload, options, tuple(assumed))
+
+
+def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:
+    """A scenario on the first of its profiles, or on the one that is named."""
+    if scenario.engine.name != FAMILY.name:
+        msg = f"{scenario.name}: tune sweeps the settings of llama.cpp, not {scenario.engine.name}"
+        raise InputError(msg)
+    if sizes is not None:
+        model = replace(scenario.model, sizes={n: getattr(sizes, n) for n in sizes.__slots__})
+        scenario = replace(scenario, model=model)
+    played = full_profile(FAMILY.name, wanted.profile or scenario.engine.profiles[0])
+    FAMILY.rules(played)  # raises where there is none
+    options = {**scenario.engine.options, **wanted.options}
+    release = release_of(str(played))
+    options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
+    return Tuned(OfScenario(scenario, played), options)
