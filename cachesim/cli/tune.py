@@ -56,6 +56,9 @@ def tune(
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
+    chats: Annotated[
+        bool, Parameter(negative="", help="All requests are chats; not every log says so.")
+    ] = False,
     set: Annotated[
         list[str] | None,
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
@@ -65,7 +68,9 @@ def tune(
 
     Example: cachesim tune server.log
     """
-    wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
+    wanted = Wanted(
+        profile=profile, model=model, window=window, options=options_of(set or ()), chats=chats
+    )
     tuned = tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.subject, tuned.options)
     told = told_of(found, tuned, source=", ".join(files))

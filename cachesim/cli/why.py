@@ -62,6 +62,9 @@ def why(
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
     window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
+    chats: Annotated[
+        bool, Parameter(negative="", help="All requests are chats; not every log says so.")
+    ] = False,
     set: Annotated[
         list[str] | None,
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
@@ -71,7 +74,9 @@ def why(
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
-    wanted = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
+    wanted = Wanted(
+        profile=profile, model=model, window=window, options=options_of(set or ()), chats=chats
+    )
     if follow:
         return follow_command(files, wanted)
     with given(files, example="cachesim why server.log") as inputs:

@@ -185,11 +185,23 @@ def _from_bound(request: Observed, whole: int | None, window: int) -> Known:
     return computed(common)
 
 
+def share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:
+    """How much of a prompt had been read, and of a reply been given, at a time of the log."""
+    start = observed.launched_at
+    if now is None or start is None or observed.prompt_ms is None:
+        return None
+    elapsed = (now - start) * 1000
+    read = elapsed / max(observed.prompt_ms, 0.001)
+    spoken = (elapsed - observed.prompt_ms) / max(observed.reply_ms or 0.001, 0.001)
+    return min(1.0, max(0.0, read)), min(1.0, max(0.0, spoken))
+
+
 __all__ = [
     "Interval",
     "Lengths",
     "common_with_holder",
     "counts_of",
     "lengths_of",
+    "share_done",
     "with_length_from_ratios",
 ]

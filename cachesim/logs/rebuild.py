@@ -18,6 +18,7 @@ from cachesim.logs.evidence import (
     common_with_holder,
     counts_of,
     lengths_of,
+    share_done,
     with_length_from_ratios,
 )
 from cachesim.logs.known import Known, bounded, computed
@@ -26,14 +27,23 @@ from cachesim.logs.player import Asked, Player
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
 from cachesim.logs.settings import Settings
 from cachesim.logs.styles import prints_checkpoints, prints_depth
-from cachesim.logs.ways import Possible, Way, declined, guessed, likely, with_entries, with_slot
+from cachesim.logs.ways import (
+    Possible,
+    Way,
+    declined,
+    guessed,
+    is_of_road,
+    joints_of,
+    likely,
+    with_entries,
+    with_slot,
+)
 
-MOST_WAYS: Final = 14
+MOST_WAYS: Final = 24
 """Ways that are tried for one request."""
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 """Texts of one request: what is new in it, its reply, what came before the log and its reply."""
-
 TURN: Final = 3
 """Tokens between what a reply leaves in the slot and the next message."""
 
@@ -55,7 +65,7 @@ class Rebuilder:
         self.settings = settings
         self.window = int(settings.window.value or 0)
         self.verbose = prints_checkpoints(log.styles) or any(
-            r.first_cut is not None or r.created or r.checked for r in log.requests
+            r.cuts or r.created or r.checked for r in log.requests
         )
         self.player = Player(settings.profile, settings.spec, settings.values)
         self.hints = hints
@@ -106,7 +116,7 @@ class Rebuilder:
         batch = int(self.settings.values.get("batch_size", 2048))
         for number in running:
             observed = self.log.requests[number]
-            share = _share_done(observed, now)
+            share = share_done(observed, now)
             lengths = self.replay.requests[number].lengths
             whole, cached = lengths.prompt.value, lengths.cached.value or 0
             if share is None or whole is None:
@@ -227,8 +237,14 @@ class Rebuilder:
         return max(1, request.held_after - prompt + 1)
 
     def _filled(self, request: Observed, prompt: Rope, holder: Rope, whole: int) -> Rope:
-        """A prompt to its whole length: what a later request showed of it, then new tokens."""
+        """A prompt to its whole length: what a later request showed of it, then new tokens.
+
+        Chats begin with the same token, whatever the template; where the log tells what is equal,
+        it tells of that too.
+        """
         graft = self.hints.grafts.get(request.number)
+        if not len(prompt) and graft is None and request.is_chat and not self.verbose and whole > 1:
+            prompt = self.new_text(self.log.requests[0], FRESH, 1)
         at = len(prompt)
         if graft is not None and prompt.common(graft) == at < len(graft):
             longer = prompt[:]
@@ -271,12 +287,13 @@ class Rebuilder:
                 self.replay.marks.setdefault(text, set()).add(offset)
 
     def _mark_turn(self, rebuilt: Rebuilt, way: Way) -> None:
-        """May's releases take no checkpoint at messages: a chat's next turn is taken to begin
-        after the reply's last token and what templates put at its end (`<|im_end|>`, a line end).
+        """Where no line tells of messages a chat's next turn is taken to begin after the reply's
+        last token and what templates put at its end (`<|im_end|>`, a line end).
         """
         request, whole = rebuilt.observed, len(way.prompt)
         common = way.common.value or 0
-        if self.player.knows_messages or not request.is_chat or not way.goes_on:
+        told = self.player.knows_messages and self.verbose
+        if told or not request.is_chat or not way.goes_on:
             return
         if common >= whole - TURN:
             return
@@ -311,6 +328,8 @@ class Rebuilder:
             # or the request wanted nothing of the cache
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         ways = list(self._spelt_out(rebuilt, found))
+        least = float(self.settings.values.get("slot_prompt_similarity", 0.1))
+        ways = [each for each in ways if is_of_road(request, each, held, least)] or ways
         if not ways:
             prompt = self._filled(request, Rope(), Rope(), whole)
             if exact.value:  # something that the replay knows nothing of
@@ -368,19 +387,14 @@ class Rebuilder:
                 prompt = self._filled(rebuilt.observed, rope[:common], rope, whole)
                 known = bounded(common, bounds.low, bounds.high)
                 goes_on = 0 < common == len(rope)
+                at_joint = common in joints_of(rope)
                 holder = name if common else "nothing"
-                ways.append(Way(prompt, known, holder, cache_prompt, goes_on))
+                ways.append(Way(prompt, known, holder, cache_prompt, goes_on, at_joint))
             spelt.append(ways)
-        for rank in range(max(map(len, spelt), default=0)):
-            yield from (ways[rank] for ways in spelt if rank < len(ways))
-
-
-def _share_done(observed: Observed, now: float | None) -> tuple[float, float] | None:
-    """How much of a prompt had been read, and of a reply been given, at a time of the log."""
-    start = observed.launched_at
-    if now is None or start is None or observed.prompt_ms is None:
-        return None
-    elapsed = (now - start) * 1000
-    read = elapsed / max(observed.prompt_ms, 0.001)
-    spoken = (elapsed - observed.prompt_ms) / max(observed.reply_ms or 0.001, 0.001)
-    return min(1.0, max(0.0, read)), min(1.0, max(0.0, spoken))
+        by_rank = [
+            ways[rank]
+            for rank in range(max(map(len, spelt), default=0))
+            for ways in spelt
+            if rank < len(ways)
+        ]
+        yield from sorted(by_rank, key=lambda way: not way.at_joint)

@@ -18,8 +18,7 @@ def _table(about: str, properties: dict[str, Any], required: list[str]) -> dict[
     }
 
 
-def why_schema() -> dict[str, Any]:
-    """What `cachesim why LOG --format json` prints."""
+def _request_of_a_log() -> dict[str, Any]:
     how = {"enum": HOWS, "description": "How the number is known."}
     loss = _table(
         "A cause that lowered the number, or won tokens back.",
@@ -44,7 +43,7 @@ def why_schema() -> dict[str, Any]:
         },
         ["cached", "processed", "slot"],
     )
-    request = _table(
+    return _table(
         "One request, in order of launch.",
         {
             "number": {"type": "integer"},
@@ -70,6 +69,10 @@ def why_schema() -> dict[str, Any]:
         },
         [*NUMBERS, "number", "cancelled", "replayed", "known"],
     )
+
+
+def why_schema() -> dict[str, Any]:
+    """What `cachesim why LOG --format json` prints."""
     body = _table(
         "A log, replayed.",
         {
@@ -79,7 +82,7 @@ def why_schema() -> dict[str, Any]:
             "agreement": {"type": "object"},
             "totals": {"type": "object"},
             "causes": {"type": "array"},
-            "requests": {"type": "array", "items": request},
+            "requests": {"type": "array", "items": _request_of_a_log()},
             "what_if": {"type": "array"},
         },
         ["format", "servers", "agreement", "totals", "causes", "requests", "what_if"],
@@ -107,11 +110,8 @@ def _segments(about: str) -> dict[str, Any]:
     return {"type": "array", "items": segment, "description": about}
 
 
-def requests_schema() -> dict[str, Any]:
-    """One line of recorded requests."""
-    number = {"type": ["integer", "null"]}
-    seconds = {"type": ["number", "null"], "minimum": 0}
-    tokens = _table(
+def _tokens() -> dict[str, Any]:
+    return _table(
         "The prompt's tokens, where the server told them.",
         {
             "runs": {
@@ -124,7 +124,10 @@ def requests_schema() -> dict[str, Any]:
         },
         ["runs"],
     )
-    parting = _table(
+
+
+def _parting() -> dict[str, Any]:
+    return _table(
         "Where it stops being the request that it continues, as seen while the text was there.",
         {
             "kind": {"type": "string"},
@@ -135,6 +138,12 @@ def requests_schema() -> dict[str, Any]:
         },
         ["kind", "part", "character"],
     )
+
+
+def requests_schema() -> dict[str, Any]:
+    """One line of recorded requests."""
+    number = {"type": ["integer", "null"]}
+    seconds = {"type": ["number", "null"], "minimum": 0}
     body = _table(
         "One request and what came back.",
         {
@@ -160,7 +169,7 @@ def requests_schema() -> dict[str, Any]:
             "sampling": {"type": "object", "description": "Fields that matter for a cache."},
             "server": {"type": "object", "description": "What is known of the server."},
             "fingerprint": {"type": "string", "description": "The server's `system_fingerprint`."},
-            "tokens": tokens,
+            "tokens": _tokens(),
             "seen": {
                 "type": "object",
                 "properties": {
@@ -170,7 +179,7 @@ def requests_schema() -> dict[str, Any]:
                 },
                 "description": "The earlier requests that it was compared with.",
             },
-            "parting": parting,
+            "parting": _parting(),
             "error": {"type": "string", "description": "The server's short word for it."},
             "unread": {"type": "string", "description": "Why its prompt or answer was not read."},
         },

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 from cachesim.engines.rope import Rope
@@ -23,6 +24,7 @@ class Way:
     holder: str
     cache_prompt: bool = True
     goes_on: bool = False  # it has all of what it shares something with
+    at_joint: bool = False  # it parts from that where another prompt or reply did
 
 
 def with_entries(
@@ -100,17 +102,31 @@ def narrowed(bounds: Interval, exact: Known) -> Interval:
 
 def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one: bool) -> list[int]:
     """Lengths within bounds: what ends with a text or was cached comes before what merely fits."""
-    joints, at = [], 0
-    for _, first, last in rope.runs:
-        at += last - first
-        joints.append(at)
     likely = [whole] if one else []
     likely += [len(rope)]
     if cached is not None:
         likely += [cached, cached + 1]
-    likely += reversed(joints)
+    likely += reversed(joints_of(rope))
     likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
     return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
+
+
+def joints_of(rope: Rope) -> list[int]:
+    """Where one text of a prompt ends and the next one begins."""
+    return list(accumulate(last - first for _, first, last in rope.runs))
+
+
+def is_of_road(request: Observed, way: Way, held: Rope, least: float) -> bool:
+    """Whether a slot that holds this would have been chosen on the way that the log names.
+
+    By age only where no slot has more than the `least` part of the prompt (0 switches that off); by
+    similarity where it has no more than the printed ratio says. (It may have more than is known.)
+    """
+    whole, common = len(way.prompt), way.prompt.common(held)
+    if request.road == "age":
+        return not least or common <= least * whole
+    bounds = counts_of(request.sim, whole) if request.road == "similarity" else None
+    return bounds is None or common <= bounds.high
 
 
 def declined(

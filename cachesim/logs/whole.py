@@ -26,6 +26,7 @@ class Wanted:
     model: str | None = None
     window: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    chats: bool = False  # every request is a chat, whether the log says so or not
 
 
 @dataclass(slots=True)
@@ -72,6 +73,8 @@ def replays_of(
         raise InputError(nothing_in(read))
     replays = []
     for server in read.servers:
+        if wanted.chats:
+            server.holds_chats()
         settings = settings_of(
             server,
             profile=wanted.profile,

@@ -179,3 +179,76 @@ def test_where_memory_would_not_be_cut_the_equal_prefix_is_known() -> None:
 
     assert (replay.requests[1].common.value, replay.requests[1].common.is_sure) == (704, True)
     assert cached(replay) == [(0, 0), (0, 0)]
+
+
+def exchange(task: int, chosen: str, *, read: int, said: int, held: int) -> str:
+    return launched(task, chosen) + answered(task, read=read, said=said) + released(task, held)
+
+
+NEVER, EARLIER = "LRU, t_last = -1", "LRU, t_last = 7"
+
+
+def of_october(text: str, model: str = "dense", **wanted: Any) -> Replay:
+    return replayed(text, model=model, profile="b11549", **wanted)
+
+
+def test_a_slot_chosen_by_its_age_shared_less_than_the_threshold() -> None:
+    """119 of 121 tokens equal would have chosen the slot by similarity: a parked one was loaded."""
+    replay = of_october(
+        exchange(1, NEVER, read=250, said=2, held=251)
+        + exchange(2, EARLIER, read=165, said=20, held=184)
+        + exchange(3, SIMILAR.format(sim="0.795", keep="0.484"), read=23, said=8, held=119)
+        + exchange(4, EARLIER, read=30, said=4, held=283)
+        + exchange(5, EARLIER, read=2, said=2, held=122)
+        + exchange(6, EARLIER, read=4, said=1, held=254)
+    )
+
+    assert replay.requests[4].holder == "prompt cache entry 1"
+    assert cached(replay)[3:] == [(250, 250), (119, 119), (250, 250)]
+
+
+def test_of_several_parked_ones_the_prompt_parts_where_another_did() -> None:
+    """102 and 26 tokens, then others; at the end 128 of what begins with those 102 come back."""
+    replay = of_october(
+        exchange(1, NEVER, read=102, said=1, held=102)
+        + exchange(2, SIMILAR.format(sim="0.797", keep="1.000"), read=26, said=20, held=147)
+        + exchange(3, EARLIER, read=420, said=4, held=423)
+        + exchange(4, EARLIER, read=8, said=1, held=136)
+    )
+
+    first, _, _, last = (each.asked for each in replay.requests)
+    assert first is not None
+    assert last is not None
+    assert last.prompt.common(first.prompt) == 102
+    assert cached(replay)[3] == (128, 128)
+
+
+def test_an_empty_prompt_does_not_make_a_log_more_talkative() -> None:
+    """Its line is printed at every level; what is cached still comes from who knows where."""
+    empty = launched(0, NEVER) + says(0, "empty prompt - releasing slot") + released(0, 0)
+    rest = (
+        exchange(1, EARLIER, read=64, said=40, held=103)
+        + exchange(2, EARLIER, read=361, said=4, held=364)
+        + exchange(3, EARLIER, read=2, said=8, held=112)
+    )
+    replay = of_october(empty + rest)
+
+    assert cached(replay)[3] == (103, 103)
+    assert not any(each.is_told for each in replay.requests)
+
+
+def test_chats_begin_with_the_same_token_and_their_turns_after_the_reply() -> None:
+    text = (
+        exchange(1, NEVER, read=50, said=10, held=59)
+        + exchange(2, EARLIER, read=90, said=10, held=99)
+        + exchange(3, SIMILAR.format(sim="0.792", keep="1.000"), read=26, said=4, held=128)
+    )
+    raw, chats = of_october(text, "swa"), of_october(text, "swa", chats=True)
+
+    for replay, equal, starts in ((raw, 0, ()), (chats, 1, (102,))):
+        first, second, third = (each.asked for each in replay.requests)
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        assert second.prompt.common(first.prompt) == equal
+        assert third.user_starts == starts

@@ -195,9 +195,15 @@ class LogMaker(AbstractContextManager["LogMaker"]):
 
 
 def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
-    """Read a log and play it; where a level prints no flags the reader is told the command line."""
+    """Read a log and play it.
+
+    Where a level prints no flags the reader is `told` what a user knows: the command line, the
+    model, and whether the client sends chats.
+    """
     servers = Reader().take(lines_of(BytesIO(log))).servers
     server = max(servers, key=lambda each: len(each.requests))
+    if told and any(step.messages for step in workload.steps):
+        server.holds_chats()
     given: Mapping[str, Any] = {}
     model: str | None = None
     window: int | None = None
