@@ -60,7 +60,7 @@ $(VENV)/.test: $(VENV)/.run
 
 $(VENV)/.check: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "ruff>=0.14" "mypy>=1.18"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40" || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40" "axe-playwright-python>=0.1.4" || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(SITE) || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "openai>=1.60" || true
 	@touch $@

@@ -4,6 +4,8 @@ Chromium is driven by Playwright's Python package; the browser itself is the sys
 is missing the checks are skipped, in so many words. With a folder, pictures are left there.
 """
 
+import importlib.resources
+import importlib.util
 import os
 import shutil
 import sys
@@ -34,7 +36,11 @@ NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-
 SIZES: Final = {"wide": (1280, 900), "phone": (390, 844)}
 THREE: Final = "llama.cpp-three-requests"
 CONSUMED: Final = "llama.cpp-24143-load-consumes-entry"
-FITTED: Final = (THREE, CONSUMED)
+WINDOW: Final = "llama.cpp-three-requests-window"
+MLX: Final = "mlx-lm-1908-tokens-lost"
+FITTED: Final = (THREE, CONSUMED, WINDOW, MLX)
+FOLD: Final = {"wide": 800, "phone": 844}
+"""Pixels from the top that a reader sees without scrolling."""
 
 CHECKS: dict[str, tuple[str, Callable[[Any], None]]] = {}
 """What a check says -> the page it looks at, and how."""
@@ -221,6 +227,58 @@ def _(tab: Any) -> None:
     holds(all(b - a <= 1 for a, b in pairwise(levels)), str(levels))
 
 
+@check("w walks the cause: made, kept, restored, wrong; and round again", THREE)
+def _(tab: Any) -> None:
+    seen = []
+    for _ in range(5):
+        tab.keyboard.press("w")
+        seen.append((place(tab).split(" event")[0], text(tab, ".chain [aria-current] b")))
+    equal(
+        [
+            ("Step C", "wrong"),
+            ("Step A", "made"),
+            ("Step B", "kept"),
+            ("Step C", "restored"),
+            ("Step C", "wrong"),
+        ],
+        seen,
+    )
+
+
+@check("the walk and the other profile can be reached with Tab and Enter alone", THREE)
+def _(tab: Any) -> None:
+    reached = []
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.id"))
+        if reached[-1] == "walk":
+            break
+    equal("walk", reached[-1])
+    holds("swap" in reached, f"{reached}")
+    tab.keyboard.press("Enter")
+    holds(text(tab, "#said").endswith("wrong"), text(tab, "#said"))
+
+
+@check("c shows the fixed profile in the same picture, and back", THREE)
+def _(tab: Any) -> None:
+    holds("b9538" in text(tab, "#beside h2"), text(tab, "#beside h2"))
+    tab.keyboard.press("End")
+    holds(tab.locator("#picture .wrong").count() > 0, "nothing is outlined")
+    tab.keyboard.press("c")
+    holds("erase-equal" in text(tab, "#beside h2"), text(tab, "#beside h2"))
+    tab.keyboard.press("End")
+    equal(0, tab.locator("#picture .wrong").count())
+    tab.keyboard.press("c")
+    holds("b9538" in text(tab, "#beside h2"), text(tab, "#beside h2"))
+
+
+@check("what has changed since the event before is outlined, and told in words", THREE)
+def _(tab: Any) -> None:
+    holds(tab.locator("#picture .changed").count() > 0, "nothing is outlined")
+    about = tab.locator("#picture desc").first.text_content()
+    holds("recurrent state at 0" in about, about)
+
+
 @check("the address keeps the place", THREE)
 def _(tab: Any) -> None:
     tab.keyboard.press("Home")
@@ -286,8 +344,10 @@ def write_pages(folder: Path) -> dict[str, Path]:
     """The pages that are looked at."""
     three = runs_of(THREE)
     pages = {
-        THREE: three, CONSUMED: runs_of(CONSUMED), "hostile": hostile_runs(three), "large": large()
-    }  # fmt: skip
+        **{name: three if name == THREE else runs_of(name) for name in FITTED},
+        "hostile": hostile_runs(three),
+        "large": large(),
+    }
     paths = {name: folder / f"{name}.html" for name in pages}
     for name, runs in pages.items():
         paths[name].write_text(page_of(runs), encoding="utf-8")
@@ -335,14 +395,16 @@ def looked_at(browser: Any, paths: dict[str, Path]) -> int:
 
 
 def fits(browser: Any, paths: dict[str, Path], pictures: Path | None) -> int:
-    """Both judged pages at both widths, light and dark: nothing sticks out sideways."""
+    """Pages at both widths, light and dark: nothing sticks out, all is seen, axe finds nothing."""
     failed = 0
+    axe = axe_script()
     for name in FITTED:
         for size, (width, height) in SIZES.items():
             for scheme in ("light", "dark"):
                 options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
                 with opened(browser, paths[name], **options) as (tab, trouble):
                     actual = tab.evaluate("document.documentElement.scrollWidth")
+                    trouble.extend(hidden(tab, FOLD[size]) + violations(tab, axe))
                     if pictures is not None:
                         tab.screenshot(
                             path=pictures / f"{name}-{size}-{scheme}.png", full_page=True
@@ -351,9 +413,44 @@ def fits(browser: Any, paths: dict[str, Path], pictures: Path | None) -> int:
                         failed += 1
                         sys.stdout.write(f"FAILED  {name} {size} {scheme}: {actual} {trouble}\n")
     sys.stdout.write(
-        "ok      pages fit 1280 and 390 pixels, light and dark\n" if not failed else ""
+        "ok      pages fit 1280 and 390 pixels, light and dark; verdict, timeline and picture"
+        " are on the first screen; axe finds nothing\n"
+        if not failed
+        else ""
     )
     return failed
+
+
+def hidden(tab: Any, fold: int) -> list[str]:
+    """What should be on the first screen and is not."""
+    low = {
+        name: tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().{edge}")
+        for name, edge in ((".sentence", "bottom"), ("#timeline", "bottom"), ("#picture", "top"))
+    }
+    low["half of #picture"] = low["#picture"] + 100
+    return [f"{name} ends at {y:.0f}" for name, y in low.items() if y > fold]
+
+
+def axe_script() -> str | None:
+    """The text of axe-core, which a Python package brings."""
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        sys.stdout.write("SKIPPED axe: the Python package axe-playwright-python is not installed\n")
+        return None
+    found = importlib.resources.files("axe_playwright_python").joinpath("axe.min.js")
+    return found.read_text(encoding="utf-8")
+
+
+def violations(tab: Any, axe: str | None) -> list[str]:
+    """What axe finds."""
+    if axe is None:
+        return []
+    tab.evaluate(axe)
+    found = tab.evaluate("axe.run()")["violations"]
+    return [
+        f"axe {each['id']}: {node['target']} {node['failureSummary'].splitlines()[-1].strip()}"
+        for each in found
+        for node in each["nodes"][:3]
+    ]
 
 
 def browser_path() -> str | None:

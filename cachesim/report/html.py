@@ -18,15 +18,18 @@ from typing import Any, Final
 from cachesim.errors import InputError
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
+from cachesim.report.html_picture import drawn
+from cachesim.report.svg import STYLE, patterns
 from cachesim.scenario.result import Run
 
-LIMIT: Final = 500_000
+LIMIT: Final = 300_000
 """Bytes of a whole page."""
 
 SCRIPTS: Final = (
     "data.js",
     "words.js",
     "tokens.js",
+    "picture.js",
     "memory.js",
     "panels.js",
     "align.js",
@@ -71,7 +74,7 @@ def is_wrong(run: Run) -> bool:
 def page(runs: Sequence[Run], *, limit: int = LIMIT) -> str:
     """One page of all runs; what is too much for the limit is told less often."""
     plain = "\n".join(fragment(run, styled=False) for run in runs)
-    for each in thinner([run.to_json() for run in runs]):
+    for each in thinner([run.to_json() | {"picture": drawn(run)} for run in runs]):
         text = _filled(each, plain)
         size = len(text.encode())
         if size <= limit:
@@ -82,7 +85,8 @@ def page(runs: Sequence[Run], *, limit: int = LIMIT) -> str:
 def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:
     """The template with its holes filled; the data comes last, for it may look like a hole."""
     scripts = "\n".join(_asset(name) for name in SCRIPTS)
-    text = _asset("page.html").replace("/*style*/", _asset("style.css"), 1)
+    text = _asset("page.html").replace("/*style*/", STYLE + _asset("style.css"), 1)
+    text = text.replace("<!--patterns-->", patterns(""), 1)
     head, tail = text.replace("/*script*/", scripts, 1).split("<!--plain-->", 1)
     before, after = tail.split("/*data*/", 1)
     return f"{head}{plain}{before}{island({'format': 1, 'runs': list(runs)})}{after}"

@@ -91,7 +91,12 @@ def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]
     states = [state if n in wanted else None for n, state in enumerate(run["detail"]["states"])]
     if keep is _none:
         states = []
-    return {**run, "steps": steps, "detail": {**run["detail"], "states": states}}
+    thin = {**run, "steps": steps, "detail": {**run["detail"], "states": states}}
+    if "picture" in run:
+        rows = zip(run["picture"]["states"], states, strict=False)
+        drawn = [None if state is None else each for each, state in rows]
+        thin["picture"] = {**run["picture"], "states": drawn}
+    return thin
 
 
 def _loud(step: Mapping[str, Any]) -> list[int]:

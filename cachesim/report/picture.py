@@ -16,7 +16,7 @@ each other, with an arrow from the step that made a checkpoint to the one that r
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cachesim.report.picture_rows import Kind, Row, Texts, checkpoint_word, held, request
+from cachesim.report.picture_rows import Kind, Row, checkpoint_word, held, request
 from cachesim.scenario.provenance import size_of
 from cachesim.scenario.result import Run, Step
 from cachesim.scenario.states import CheckpointState, State
@@ -48,7 +48,7 @@ class Picture:
 def moment(run: Run, index: int, state: State) -> Picture:
     """What the server holds at one moment of a step."""
     step = run.steps[index]
-    rows = (*request(run, index), *held(Texts(run), state))
+    rows = (*request(run, index), *held(run, state))
     return Picture(
         title=f"Memory at step {step.name}",
         about=_told(rows),

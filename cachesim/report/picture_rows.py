@@ -134,7 +134,7 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def request(run: Run, index: int) -> Iterator[Row]:
-    """The prompt: reused by whose tokens they are, processed again, new."""
+    """The prompt: reused, processed again, new."""
     step, texts = run.steps[index], Texts(run)
     if step.detail is None or not step.detail.prompt or step.cached is None:
         return
@@ -164,8 +164,9 @@ def _as_look(word: str) -> Look:
     return looks.get(word, "held")
 
 
-def held(texts: Texts, state: State) -> tuple[Row, ...]:
-    """Everything that is held, in the order of the module's text."""
+def held(run: Run, state: State) -> tuple[Row, ...]:
+    """Everything that is held: slots, cells, states, checkpoints, parked, the companion's."""
+    texts = Texts(run)
     believed = {slot.id: texts.spelled(slot.tokens) for slot in state.slots}
     rows = list(_slots(texts, state.slots))
     rows += _memory(texts, state.memory, believed, "")

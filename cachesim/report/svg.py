@@ -72,7 +72,7 @@ STYLE: Final = (
     ".cs-pic .arrow{stroke:var(--ink);stroke-width:2;fill:none}"
     ".cs-pic .arrow.wrong{stroke:var(--wrong)}.cs-pic .tip{fill:var(--ink)}"
     ".cs-pic .tip.wrong{fill:var(--wrong);stroke:none}"
-    ".cs-pic .changed .b{stroke:var(--ink);stroke-width:2}"
+    ".cs-pic .changed .b:not(.wrong){stroke:var(--ink);stroke-width:2}"
     ".cs-pic .t{paint-order:stroke;stroke-width:3px;stroke-linejoin:round}"
     + "".join(f".cs-pic .t{i}{{stroke:var(--c{i})}}" for i in range(COLOURS))
     + "@media print{.cs-pic .b{stroke:#000}}"
@@ -97,11 +97,8 @@ def patterns(uid: str) -> str:
     )
 
 
-def row_svg(
-    row: Row, picture: Picture, uid: str, letter: Callable[[int], str] | None = None
-) -> str:
+def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None = None) -> str:
     """One row from its own top: the label, the rail, the bars."""
-    wide = picture.positions
     note = f'<tspan class="note" dx="8">{escape(row.note)}</tspan>' if row.note else ""
     parts = [f'<text class="l" x="0" y="10">{escape(row.label)}{note}</text>']
     middle = LABEL + HIGH // 2
@@ -146,9 +143,8 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.5g}%"
 
 
-def axis_svg(picture: Picture) -> str:
+def axis_svg(wide: int) -> str:
     """The scale of positions."""
-    wide = picture.positions
     step = next(each for each in _ROUND if wide / each <= 8)
     marks = []
     for at in range(0, wide, step):
@@ -184,9 +180,11 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
         if i in heads:
             tone = "h bad" if "WRONG" in heads[i] else "h"
             parts.append(f'<text class="{tone}" x="0" y="{top - 7}">{escape(heads[i])}</text>')
-        inner = row_svg(row, picture, uid, letter)
+        inner = row_svg(row, picture.positions, uid, letter)
         parts.append(f'<svg class="r" y="{top}" {across} height="{LINE}">{inner}</svg>')
-    parts.append(f'<svg y="{high - AXIS}" {across} height="{AXIS}">{axis_svg(picture)}</svg>')
+    parts.append(
+        f'<svg y="{high - AXIS}" {across} height="{AXIS}">{axis_svg(picture.positions)}</svg>'
+    )
     parts += [_arrow(each, tops, gutter) for each in picture.arrows]
     return "".join(parts)
 

@@ -87,7 +87,7 @@ function go(run, step, event) {
     wanted = found[0] === step ? found[1] : run.steps[step].events.length - 1;
   }
   place(step, Math.max(0, rows[step].findIndex((pair) => pair[side] === wanted)));
-  byId("story").scrollIntoView({ block: "start" });
+  byId("stage").scrollIntoView({ block: "start" });
 }
 
 let silence = 0;
@@ -155,7 +155,7 @@ function timelineView() {
       return h(
         "div",
         { class: "leg", "data-step": step, style: `flex-grow:${Math.sqrt(pairs.length)}` },
-        h("button", { type: "button", tabindex: "-1", class: `f-${worst}`, onclick: () => place(step, 0) }, runs[at.left].steps[step].name),
+        h("span", { class: `leg-name f-${worst}`, "data-step": step }, runs[at.left].steps[step].name),
         h("div", { class: "ticks" }, pairs.map((pair, row) => {
           const tones = pair.map((event, side) => (event === null || !shown[side] ? null : toneOf(shown[side].steps[step].events[event])));
           const tone = ["loss", "warn", "gain", "plain", "quiet"].find((each) => tones.includes(each)) || "quiet";
@@ -206,6 +206,7 @@ function draw() {
     each.classList.toggle("here", Number(each.dataset.step) === at.step);
   }
   for (const pane of panes) pane.update();
+  drawStage();
   byId("previous").disabled = before + at.row === 0;
   byId("next").disabled = before + at.row === total - 1;
   const numbers = [at.step + 1, at.row + 1, at.left + 1, at.right === null ? 0 : at.right + 1];
@@ -216,6 +217,24 @@ function draw() {
   } catch {
     // a page inside a notebook's frame has no address of its own
   }
+}
+
+/** The picture at the cursor, and the story of its request beside it. */
+function drawStage() {
+  const run = shownRuns()[0];
+  const step = run.steps[at.step];
+  const { event } = eventAt(0);
+  const number = (which) => (!step.detail ? -1 : which < 0 ? step.detail.before : step.detail.at[which]);
+  byId("picture").replaceChildren(pictureView(run, at.step, number(event), event < 0 ? -1 : number(event - 1)));
+  const worst = chainStep(run);
+  const told = run.steps[worst];
+  byId("beside").replaceChildren(...[
+    h("h2", {}, run.profile),
+    at.right !== null && h("button", { type: "button", id: "swap", onclick: swap }, h("kbd", {}, "c"), ` see ${shortProfile(shownRuns()[1].profile)}`),
+    h("p", { class: `outcome f-${fateOf(step)}` }, `step ${step.name}: `, outcomeWords(step).join(" "), step.forced ? " (reply given by the scenario)" : ""),
+    run.picture.chains[worst].length > 0 && h("p", { class: "quiet" }, `How step ${told.name} came to this. `, h("button", { type: "button", class: "link", id: "walk", onclick: walk }, h("kbd", {}, "w"), " walk it")),
+    chainView(run, worst),
+  ].filter(Boolean));
 }
 
 function picker(id, label, chosen, options, pick) {
@@ -244,21 +263,22 @@ function story() {
   const profiles = h(
     "div",
     { class: "profiles" },
-    h("h2", {}, "Step through it"),
+    h("h2", {}, "Token by token"),
     picker("left", "profile", at.left, names, (value) => { at.left = Number(value); story(); }),
     runs.length > 1 && picker("right", "beside", at.right === null ? "" : at.right, [["", "none"], ...names], (value) => { at.right = value === "" ? null : Number(value); story(); }),
   );
+  const bar = h("div", { class: "bar" }, controls, timelineView(), h("div", { id: "now", "aria-live": "polite", tabindex: "0", role: "region", "aria-label": "the event", class: panes.length > 1 ? "two" : "" }), h("p", { id: "said", role: "status" }));
+  byId("stage").replaceChildren(bar, h("div", { class: "stage" }, h("div", { id: "picture" }), h("div", { id: "beside" })));
   const section = h(
     "section",
     { id: "story", "aria-label": "events, step by step" },
     profiles,
-    h("div", { class: "bar" }, controls, timelineView(), h("div", { id: "now", "aria-live": "polite", class: panes.length > 1 ? "two" : "" }), h("p", { id: "said", role: "status" })),
     h("div", { class: `panes ${panes.length > 1 ? "two" : ""}` }, panes.map((pane) => pane.node)),
   );
   byId("story").replaceWith(section);
   byId("timeline").addEventListener("click", (event) => {
-    const tick = event.target.closest(".tick");
-    if (tick) place(Number(tick.dataset.step), Number(tick.dataset.row));
+    const found = event.target.closest(".tick, .leg-name");
+    if (found) place(Number(found.dataset.step), Number(found.dataset.row || 0));
   });
   place(at.step, at.row);
 }

@@ -18,7 +18,7 @@ function memoryView(view) {
     const mine = (memory) => memoryParts(view, memory, slot, believed);
     return h(
       "section",
-      { class: "slot", "aria-label": `slot ${slot.id}` },
+      { class: "slot", "aria-label": `slot ${slot.id} on ${run.profile}` },
       h(
         "h4",
         {},

@@ -16,7 +16,7 @@ function openScenario(name) {
   at.right = besideIt(first);
   const detail = runs[0].detail || {};
   document.title = `${name} · cachesim`;
-  byId("page").replaceChildren(titleView(name, detail), ...verdictView(runs, go), outcomesView(runs, go), h("section", { id: "story" }), sourceView(name, detail));
+  byId("page").replaceChildren(headlineView(name, runs), h("section", { id: "stage", "aria-label": "memory, event by event" }), ...verdictView(runs, go), outcomesView(runs, go), titleView(detail), h("section", { id: "story" }), sourceView(name, detail));
   align();
   const where = first ? first.at : [runs[at.left].steps.length - 1, 0];
   at.step = where[0];
@@ -24,14 +24,25 @@ function openScenario(name) {
   story();
 }
 
-function titleView(name, detail) {
+/** The name, and the verdict in one sentence. */
+function headlineView(name, shown) {
+  const found = findings(shown);
+  const [sign, word, colour] = FATES[found.length ? found[0].fate : "right"];
+  return h(
+    "section",
+    { class: "headline" },
+    h("h1", {}, name),
+    h("p", { class: `sentence f-${colour}` }, h("span", { "aria-hidden": "true" }, `${sign} `), found.length ? found[0].title : `${word}. ${flawless(shown)}`),
+  );
+}
+
+function titleView(detail) {
   const run = runs[0];
   const facts = [run.profile.split("@")[0], detail.model && `model ${detail.model}`, run.arithmetic, detail.kind].filter(Boolean);
   const options = Object.entries(detail.options || {}).map(([key, value]) => `${key} ${value}`);
   return h(
     "section",
-    { class: "title" },
-    h("h1", {}, name),
+    { class: "title", "aria-label": "the scenario" },
     h("p", { class: "facts" }, [...facts, ...options].map((fact) => h("span", {}, fact)), detail.issue && issueView(detail.issue)),
     detail.about && h("p", { class: "about" }, detail.about),
   );
@@ -48,8 +59,8 @@ function sourceView(name, detail) {
     "footer",
     {},
     h("h3", {}, "Run it again"),
-    h("pre", {}, `cachesim run ${name}`),
-    detail.toml && h("details", {}, h("summary", {}, "The scenario"), h("pre", {}, detail.toml)),
+    h("pre", { tabindex: "0" }, `cachesim run ${name}`),
+    detail.toml && h("details", {}, h("summary", {}, "The scenario"), h("pre", { tabindex: "0" }, detail.toml)),
     h("p", { class: "quiet" }, "Every reply was compared with a cold recompute of the same tokens, bit for bit. This page is one file and loads nothing."),
   );
 }
@@ -57,7 +68,7 @@ function sourceView(name, detail) {
 // --- keys, tips, theme
 
 function helpView() {
-  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens, or kept what it should not"], ["d", "the first difference: of two profiles, or from the cold answer"], ["t", "light or dark"], ["?", "this"]];
+  const keys = [["← →", "one event back, one forward"], ["p n", "one step back, one forward"], ["Home End", "the first event, the last"], ["e", "the next event that lost tokens, or kept what it should not"], ["d", "the first difference: of two profiles, or from the cold answer"], ["w", "the next station of how it came to this: made, kept, restored, wrong"], ["c", "the other profile in the same picture"], ["t", "light or dark"], ["?", "this"]];
   const list = (pairs) => h("dl", {}, pairs.map(([key, text]) => h("div", {}, h("dt", {}, key), h("dd", {}, text))));
   byId("keys").replaceChildren(
     h("h2", { id: "keys-title" }, "Keys and letters"),
@@ -81,6 +92,8 @@ const KEYS = {
   End: () => place(rows.length - 1, rows[rows.length - 1].length - 1),
   e: nextLoss,
   d: firstDifference,
+  w: walk,
+  c: swap,
   t: toggleTheme,
   "?": () => byId("keys").showModal(),
 };

@@ -26,9 +26,9 @@ const ANSWERS = {
 /** Worst first: a sign, a heading, and the class that gives the colour. */
 const FATES = {
   wrong: ["✗", "Wrong answer", "wrong"],
-  aborted: ["!", "The server ends", "error"],
-  hung: ["!", "The server hangs", "error"],
-  refused: ["!", "Refused", "error"],
+  aborted: ["■", "The server ends", "error"],
+  hung: ["…", "The server hangs", "error"],
+  refused: ["⊘", "Refused", "error"],
   failed: ["!", "Failed", "error"],
   "not-run": ["!", "Not run", "error"],
   "by-design": ["≈", "Differs by design", "lost"],
