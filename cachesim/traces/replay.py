@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, cast
 
+from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.events import EventLog
 from cachesim.engines.profile import Profile
@@ -70,8 +71,10 @@ class Plan:
 
 def replay(plan: Plan, requests: Iterable[Asked], unit: int) -> Iterator[Replayed]:
     """The running account, after each request."""
+    family = FAMILIES[plan.profile.engine]
+    quiet = {family.records_provenance: False} if family.records_provenance else {}
     engine = Engine.create(
-        plan.profile, model=plan.model, options=plan.options, arithmetic="counts"
+        plan.profile, model=plan.model, options={**plan.options, **quiet}, arithmetic="counts"
     )
     found = Replayed(profile=plan.profile)
     for prompt, reply in scaled(islice(requests, plan.first), unit, plan.scale):

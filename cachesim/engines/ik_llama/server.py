@@ -34,6 +34,7 @@ from cachesim.engines.ik_llama.snapshot import snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
+from cachesim.engines.rope import as_rope
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OptionError, TokenError
 from cachesim.model.arithmetic import Network
@@ -120,7 +121,8 @@ class IkLlama(Engine):
     def submit(self, request: Request) -> Ticket:
         """Put a request into the queue."""
         vocabulary = self.network.spec.vocabulary
-        for token in request.prompt:
+        names = as_rope(request.prompt) is not None  # of tokens, which no network looks up
+        for token in () if names else request.prompt:
             if not 0 <= token < vocabulary:
                 msg = f"token {token} is outside the vocabulary 0..{vocabulary - 1}"
                 raise TokenError(msg)

@@ -22,6 +22,7 @@ from cachesim.engines.mlx_lm.generate.rows import CachedRows, RecurrentRows
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of
 from cachesim.model.spec import F16_BYTES
 from cachesim.model.store import Lanes, Ubatch
 from cachesim.units import Array, Integers
@@ -76,6 +77,7 @@ class _Call:
         self, network: Network, layout: Layout, inputs: Integers, cache: PromptCache
     ) -> None:
         self.network = network
+        self.computes = arithmetic_of(network) != "counts"
         self.inputs = inputs
         batch, columns = inputs.shape
         layers = list(zip(network.shapes, leaves(cache), strict=True))
@@ -175,6 +177,8 @@ class _GroupStore:
                 written = self._call.network.rotate(layer, written, np.full(length, shift))
             positions = self._positions[index] + shift
             cached.write(row, self._columns[index], positions, written, values[mine])
+            if not self._call.computes:
+                continue
             seen = cached.seen(row, self._columns[index])
             if shift:
                 back = np.full(len(seen.keys), -shift)

@@ -17,6 +17,7 @@ from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.mlx_lm.server.segments import Checkpoint, SegmentType, tokenize
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of
 from cachesim.units import Count, Token, Tokens
 
 Said: TypeAlias = Generator[Token, None, None]
@@ -102,7 +103,12 @@ def job_of(
             "name the template with the option chat_template"
         )
         raise TokenError(msg)
-    _refuse_tokens((*prompt, *chain.from_iterable(request.drafts or ())), network)
+    if not prompt:
+        msg = "a prompt without tokens: write messages or at least one token"
+        raise TokenError(msg)
+    prompt = tuple(prompt)
+    if arithmetic_of(network) != "counts":  # without a network tokens may be any numbers
+        _refuse_tokens((*prompt, *chain.from_iterable(request.drafts or ())), network)
     limit = asked = options.max_tokens if request.predict < 0 else request.predict
     if request.reply is not None:
         limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
@@ -148,9 +154,6 @@ def _refuse_foreign(request: Request, *, drafts: bool) -> None:
 
 
 def _refuse_tokens(prompt: Tokens, network: Network) -> None:
-    if not prompt:
-        msg = "a prompt without tokens: write messages or at least one token"
-        raise TokenError(msg)
     vocabulary = network.spec.vocabulary
     outside = next((token for token in prompt if not 0 <= token < vocabulary), None)
     if outside is not None:

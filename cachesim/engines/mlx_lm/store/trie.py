@@ -32,6 +32,18 @@ class _Node(Generic[V]):
         return isinstance(self.value, _Nothing) and not self.children
 
 
+_Way: TypeAlias = "tuple[_Way, int] | None"
+"""The last token on the way to a node, and the way to the one above: no copy at each step."""
+
+
+def _tokens_of(way: "_Way") -> list[int]:
+    tokens: list[int] = []
+    while way is not None:
+        way, token = way
+        tokens.append(token)
+    return tokens[::-1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTrieResult:
     """What a search found. Follows `PromptTrieResult`.
@@ -156,20 +168,22 @@ class PromptTrie(Generic[V]):
     @staticmethod
     def _nearest_below(node: _Node[V]) -> list[int]:
         """The fewest further tokens that lead to a value; among equals the newest branch wins."""
-        best: list[int] | None = None
-        stack: list[tuple[_Node[V], list[int]]] = [(node, [])]
+        best: tuple[int, _Way] | None = None
+        stack: list[tuple[_Node[V], int, _Way]] = [(node, 0, None)]
         while stack:
-            current, extra = stack.pop()
-            if best is not None and len(extra) >= len(best):
+            current, depth, way = stack.pop()
+            if best is not None and depth >= best[0]:
                 continue
             if not isinstance(current.value, _Nothing):
-                best = extra
+                best = depth, way
             else:
-                stack += [(child, [*extra, token]) for token, child in current.children.items()]
+                stack += [
+                    (child, depth + 1, (way, token)) for token, child in current.children.items()
+                ]
         if best is None:
             msg = 'can only concatenate list (not "NoneType") to list'
             raise UpstreamTypeError(msg)
-        return best
+        return _tokens_of(best[1])
 
     def items(self) -> list[tuple[Hashable, list[int], V]]:
         """All values, depth first, children in the order of their creation."""
