@@ -21,7 +21,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.browser
-	@$(BIN)/python -m pytest -rs tests/docs/test_site.py
+	@$(BIN)/python -m pytest -rs tests/docs/test_site.py tests/traces/test_cluster.py
 	@$(BIN)/cachesim run scenarios --format json > /dev/null
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.real_engines
@@ -63,6 +63,7 @@ $(VENV)/.check: $(VENV)/.test
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "playwright>=1.40" "axe-playwright-python>=0.1.4" || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(SITE) || true
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "openai>=1.60" || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dask,parquet]" || true
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cachesim.report.notebook import Shown
     from cachesim.scenario import Scenario, load, run, run_scenario
     from cachesim.scenario.result import Run, Step
+    from cachesim.traces.sweep import sweep
 
 HOMES: Final = {
     "CachesimError": "errors",
@@ -36,6 +37,7 @@ HOMES: Final = {
     "preset": "model.presets",
     "run": "scenario",
     "run_scenario": "scenario",
+    "sweep": "traces.sweep",
 }
 """Where each public name is defined."""
 
@@ -68,4 +70,5 @@ __all__ = [
     "run",
     "run_scenario",
     "show",
+    "sweep",
 ]

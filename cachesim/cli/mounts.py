@@ -50,6 +50,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         name="replay",
         help="Play a production trace on servers, and count what is reused and what is lost.",
     )
+    app.command(
+        "cachesim.cli.sweep:sweep_command",
+        name="sweep",
+        help="Play traces on a grid of servers and flags, over processes or machines.",
+    )
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

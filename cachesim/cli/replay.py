@@ -1,28 +1,29 @@
 """`cachesim replay`: a production trace on one design after the other, counts only."""
 
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.progress import Progress
-from rich.table import Table
 
 from cachesim.cli import Format
 from cachesim.cli.jobs import setting
 from cachesim.cli.status import AS_EXPECTED
-from cachesim.engines.profile import Profile
+from cachesim.cli.workers import processes, processes_wanted, processors
 from cachesim.errors import InputError
-from cachesim.model.presets import preset
 from cachesim.report.consoles import notes, results, show
-from cachesim.traces.reading import open_trace
-from cachesim.traces.replay import Plan, Replayed, replay
+from cachesim.report.sweep import sweep_page
+from cachesim.traces.replay import BOUND, Cell, play, told
+from cachesim.traces.source import Source
+from cachesim.traces.store import open_store
+from cachesim.traces.sweep import play_cells
 
 
 def replay_command(
-    trace: Path,
+    trace: Annotated[str, Parameter(help="A file of JSON Lines, or made:REQUESTS.")],
     *,
     profile: Annotated[
         list[str] | None,
@@ -32,103 +33,67 @@ def replay_command(
     scale: Annotated[int, Parameter(help="Tokens of the trace that become one.")] = 32,
     unit: Annotated[int, Parameter(help="Tokens of a block; 0: as the first request has it.")] = 0,
     first: Annotated[int | None, Parameter(help="So many requests; all if left out.")] = None,
+    replies: Annotated[
+        int | None, Parameter(help="Tokens of every reply; as the trace has them if left out.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of the server, as num_gpu_blocks_override=9."),
     ] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     format: Annotated[Format, Parameter(help="How to print.")] = "text",
 ) -> int:
     """Play a production trace on servers, in order, and count what is reused and what is lost.
 
     A trace is a file of JSON Lines with `input_length`, `output_length` and `hash_ids`, as Mooncake
-    and Bailian publish them. Requests come one after the other; nothing is said about time.
+    and Bailian publish them; `made:1000` makes one up. Requests come one after the other; nothing
+    is said about time. The first row is the bound that no cache can beat.
 
     Example: cachesim replay conversation_trace.jsonl -p vllm@0.33.0 --model dense
     """
     if not profile:
         msg = "name a profile to play the trace on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    if first is not None and first < 1:
-        msg = f"--first is {first}; write a whole number from 1"
-        raise InputError(msg)
-    options = dict(map(setting, settings or ()))
-    plans = [
-        Plan(
-            profile=Profile.parse(each),
-            model=preset(model),
-            options=options,
-            scale=scale,
-            first=first,
-        )
-        for each in profile
+    source = Source(name=trace, unit=unit, first=first, scale=scale, replies=replies)
+    options = tuple(dict(map(setting, settings or ())).items())
+    cells = [
+        Cell(source=source, profile=BOUND, model=model),
+        *(Cell(source=source, profile=each, model=model, options=options) for each in profile),
     ]
-    found = [_played(plan, trace, unit) for plan in plans]
-    if format == "json":
-        results().print_json(json.dumps([as_dict(each) for each in found]))
+    for cell in cells:
+        cell.check()
+    count = min(processes_wanted(jobs) or processors(), len(cells))
+    found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
+    if format == "text":
+        show(results(), sweep_page(found))
     else:
-        title = f"{trace.name}: {model}, {scale} tokens of the trace as one"
-        show(results(), table(found, title))
-        show(results(), losses(found))
+        write_json(found, format)
     return AS_EXPECTED
 
 
-def _played(plan: Plan, path: Path, unit: int) -> Replayed:
-    size, requests = open_trace(path, unit)
-    found = Replayed(profile=plan.profile)
-    with _progress(str(plan.profile)) as advance:
-        for found in replay(plan, requests, size):
-            advance(found.requests)
-    return found
+def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:
+    if count == 1:
+        outcomes = []
+        for cell in cells:
+            with progress(cell.profile) as advance:
+                outcomes.append(play(cell, advance))
+        return outcomes
+    with open_store(None) as store, progress("servers", len(cells)) as advance:
+        return play_cells(cells, store, lambda: processes(count), advance)
+
+
+def write_json(found: Sequence[dict[str, Any]], format: Format) -> None:
+    """Rows for programs: one document, or a line for each."""
+    if format == "json":
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        sys.stdout.writelines(json.dumps(each) + "\n" for each in found)
 
 
 @contextmanager
-def _progress(text: str) -> Iterator[Callable[[int], None]]:
+def progress(text: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar where somebody is watching; what it hands out is told how much is done."""
     console = notes()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
-        task = shown.add_task(text, total=None)
+        task = shown.add_task(text, total=total)
         yield lambda done: shown.update(task, completed=done)
-
-
-def as_dict(found: Replayed) -> dict[str, Any]:
-    """One server's account, for programs."""
-    return {
-        "profile": str(found.profile),
-        "requests": found.requests,
-        "refused": found.refused,
-        "prompt_tokens": found.prompt_tokens,
-        "cached": found.cached,
-        "rate": round(found.rate, 6),
-        "lost": dict(found.lost),
-    }
-
-
-def table(found: list[Replayed], title: str) -> Table:
-    """How much each server reused."""
-    shown = Table(title=title, title_style="")
-    for head in ("profile", "requests", "refused", "tokens", "reused", "share"):
-        shown.add_column(head, justify="left" if head == "profile" else "right")
-    for each in found:
-        shown.add_row(
-            str(each.profile),
-            f"{each.requests:,}",
-            f"{each.refused:,}",
-            f"{each.prompt_tokens:,}",
-            f"{each.cached:,}",
-            f"{each.rate:.4f}",
-        )
-    return shown
-
-
-def losses(found: list[Replayed]) -> Table:
-    """The tokens that were computed before and not reused, by cause."""
-    shown = Table(title="computed before, and not reused, by cause", title_style="")
-    shown.add_column("cause")
-    for each in found:
-        shown.add_column(str(each.profile), justify="right")
-    totals = sorted(
-        {rule for each in found for rule in each.lost},
-        key=lambda rule: -sum(each.lost[rule] for each in found),
-    )
-    for rule in totals:
-        shown.add_row(rule, *(f"{each.lost[rule]:,}" for each in found))
-    return shown

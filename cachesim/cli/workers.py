@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
@@ -49,6 +49,44 @@ def processes(count: int) -> Iterator[Executor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+@contextmanager
+def cluster(where: str) -> Iterator[Executor]:
+    """The workers of a Dask scheduler at an address, or so many of our own on this machine.
+
+    Whoever has lost a worker gets its tasks from another one. All must run this very code: what
+    they find is kept as if it had been found here.
+    """
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        msg = "--dask needs distributed, which is not installed here: pip install 'cachesim[dask]'"
+        raise InputError(msg) from None
+    from cachesim.traces.store import code_digest
+
+    own = int(where) if where.isdigit() else 0
+    if where.isdigit() and not 1 <= own <= MOST_JOBS:
+        msg = f"--dask is {where}; write a number of workers from 1 to {MOST_JOBS}, or an address"
+        raise InputError(msg)
+    with ExitStack() as opened:
+        address: Any = where
+        if own:
+            address = opened.enter_context(
+                LocalCluster(n_workers=own, threads_per_worker=1, dashboard_address=None)
+            )
+        try:
+            client = opened.enter_context(Client(address, timeout=10))
+        except (OSError, ValueError) as error:
+            msg = f"--dask {where}: there is no scheduler: {error}"
+            raise InputError(msg) from None
+        strangers = [
+            name for name, code in client.run(code_digest).items() if code != code_digest()
+        ]
+        if strangers:
+            msg = f"--dask {where}: other code of cachesim on {', '.join(strangers)}"
+            raise InputError(msg)
+        yield client.get_executor()
 
 
 def processes_wanted(jobs: int | None) -> int | None:

@@ -9,9 +9,9 @@ claimed about latency.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from pathlib import Path
 from typing import Any, Final, cast
 
 from cachesim.engines import FAMILIES
@@ -19,20 +19,63 @@ from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.events import EventLog
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
-from cachesim.errors import InputError
-from cachesim.model.spec import ModelSpec
+from cachesim.errors import ProfileError
+from cachesim.model.presets import preset
 from cachesim.traces.reading import Asked
+from cachesim.traces.source import Source
 from cachesim.units import Tokens
 
 REPLIES: Final = 1 << 37
 """The first text that is a reply: nobody asks for it again, for traces do not tell replies."""
+
+NOT_HELD: Final = "not-held"
+"""The cause of what was computed once and is nowhere in the server any more, or not found there."""
+
+BOUND: Final = "bound"
+"""In the place of a profile: what no cache can beat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A trace on one server."""
+
+    source: Source
+    profile: str
+    model: str = "hybrid"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def check(self) -> None:
+        """Say whatever is wrong with it, before anything is played."""
+        preset(self.model)
+        if self.profile == BOUND and self.options:
+            msg = f"{BOUND} is no server and has no flags: leave out {self.settings}"
+            raise ProfileError(msg)
+        if self.profile != BOUND:
+            self.engine()
+
+    def engine(self) -> Engine:
+        """The server, without a network."""
+        profile = Profile.parse(self.profile)
+        if profile.engine not in FAMILIES:
+            msg = f"{self.profile}: there is no engine {profile.engine!r}"
+            raise ProfileError(msg)
+        family = FAMILIES[profile.engine]
+        quiet = {family.records_provenance: False} if family.records_provenance else {}
+        options = {**dict(self.options), **quiet}
+        return Engine.create(
+            profile, model=preset(self.model), options=options, arithmetic="counts"
+        )
+
+    @property
+    def settings(self) -> str:
+        """The flags that are not the server's own."""
+        return ", ".join(f"{name}={value}" for name, value in self.options)
 
 
 @dataclass(slots=True, kw_only=True)
 class Replayed:
     """What a server reused of a trace."""
 
-    profile: Profile
     requests: int = 0
     refused: int = 0
     prompt_tokens: int = 0
@@ -44,49 +87,79 @@ class Replayed:
         """The share of the prompts' tokens that came from the cache."""
         return self.cached / self.prompt_tokens if self.prompt_tokens else 0.0
 
-
-def scaled(requests: Iterable[Asked], unit: int, scale: int) -> Iterator[tuple[Rope, Rope]]:
-    """Prompts and replies, every block of them a text of its own."""
-    if scale < 1 or unit % scale:
-        msg = f"--scale is {scale}; it must divide the trace's blocks of {unit} tokens"
-        raise InputError(msg)
-    size = unit // scale
-    for number, each in enumerate(requests):
-        last = -(-each.length // scale) - size * (len(each.blocks) - 1)
-        runs = [(block + 1, 0, size) for block in each.blocks[:-1]]
-        prompt = Rope([*runs, (each.blocks[-1] + 1, 0, last)])
-        yield prompt, Rope.of(REPLIES + number, max(1, each.output // scale))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """On what a trace is played."""
-
-    profile: Profile
-    model: ModelSpec
-    options: Mapping[str, Any] = field(default_factory=dict)
-    scale: int = 1
-    first: int | None = None  # so many requests; all if None
+    def as_dict(self) -> dict[str, Any]:
+        """The account as plain data; the largest loss first."""
+        return {
+            "requests": self.requests,
+            "refused": self.refused,
+            "prompt_tokens": self.prompt_tokens,
+            "cached": self.cached,
+            "rate": round(self.rate, 6),
+            "lost": {
+                cause: count
+                for cause, count in sorted(self.lost.items(), key=lambda each: (-each[1], each[0]))
+                if count
+            },
+        }
 
 
-def replay(plan: Plan, requests: Iterable[Asked], unit: int) -> Iterator[Replayed]:
+def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+    """What comes of a cell; `hear` is told how many requests are done."""
+    found = Replayed()
+    for found in replay(cell):
+        hear(found.requests)
+    return found.as_dict()
+
+
+def replay(cell: Cell) -> Iterator[Replayed]:
     """The running account, after each request."""
-    family = FAMILIES[plan.profile.engine]
-    quiet = {family.records_provenance: False} if family.records_provenance else {}
-    engine = Engine.create(
-        plan.profile, model=plan.model, options={**plan.options, **quiet}, arithmetic="counts"
+    unit, requests = cell.source.open()
+    if cell.profile == BOUND:
+        return _bound(requests, unit, cell.source.scale)
+    source = cell.source
+    known = Known()
+    prompts = (
+        (known.see(blocks_of(asked, unit, source.scale)), prompt, reply)
+        for asked, prompt, reply in scaled(requests, unit, source.scale, source.replies)
     )
-    found = Replayed(profile=plan.profile)
-    for prompt, reply in scaled(islice(requests, plan.first), unit, plan.scale):
+    return _played(cell.engine(), prompts)
+
+
+def scaled(
+    requests: Iterable[Asked], unit: int, scale: int, replies: int | None = None
+) -> Iterator[tuple[Asked, Rope, Rope]]:
+    """Requests with their prompts and replies, every block a text of its own."""
+    for number, each in enumerate(requests):
+        *whole, last = blocks_of(each, unit, scale)
+        runs = [(block + 1, 0, size) for block, size in (*whole, last)]
+        length = max(1, each.output // scale) if replies is None else replies
+        yield each, Rope(runs), Rope.of(REPLIES + number, length)
+
+
+def blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
+    """A prompt's blocks, and how many tokens each has; the last one may be partly filled."""
+    size = unit // scale
+    last = -(-asked.length // scale) - size * (len(asked.blocks) - 1)
+    return [*((block, size) for block in asked.blocks[:-1]), (asked.blocks[-1], last)]
+
+
+def _played(engine: Engine, prompts: Iterable[tuple[int, Rope, Rope]]) -> Iterator[Replayed]:
+    found = Replayed()
+    for known, prompt, reply in prompts:
         ticket = engine.submit(
             Request(prompt=cast("Tokens", prompt), predict=len(reply), reply=cast("Tokens", reply))
         )
         engine.run()
-        _count(found, engine, ticket, len(prompt))
+        _count(found, engine, ticket, len(prompt), known)
         yield found
 
 
-def _count(found: Replayed, engine: Engine, ticket: Ticket, length: int) -> None:
+def _count(found: Replayed, engine: Engine, ticket: Ticket, length: int, known: int) -> None:
+    """Add a reply: what was known is reused, lost to a rule, or was no longer held.
+
+    |<---------------- known ---------------->|
+    |<-- cached -->|<-- causes -->|<- not held ->|     equal: what the server found of it
+    """
     answer = engine.reply(ticket)
     found.requests += 1
     if answer is None or answer.cached is None:
@@ -96,5 +169,57 @@ def _count(found: Replayed, engine: Engine, ticket: Ticket, length: int) -> None
         found.cached += answer.cached
         for loss in answer.losses:
             found.lost[loss.rule] += loss.before - loss.after
+        found.lost[NOT_HELD] += known - answer.equal
     if isinstance(engine.events, EventLog):
         engine.events.clear()  # what happened is counted; a trace may be larger than memory
+
+
+class Known:
+    """What was computed before: the longest part of each block that any prompt had.
+
+    An id stands for its block and all before it, so the longest known prefix is that of the ids.
+    """
+
+    def __init__(self) -> None:
+        self._longest: dict[int, int] = {}
+
+    def see(self, blocks: Sequence[tuple[int, int]]) -> int:
+        """How many leading tokens are known already; from now on all are."""
+        equal = 0
+        for block, size in blocks:
+            known = min(size, self._longest.get(block, 0))
+            equal += known
+            if known < size:
+                break
+        for block, size in blocks:
+            self._longest[block] = max(size, self._longest.get(block, 0))
+        return equal
+
+
+def _bound(requests: Iterable[Asked], unit: int, scale: int) -> Iterator[Replayed]:
+    """A cache that keeps every token for ever; the last of a prompt is computed all the same."""
+    found, known = Replayed(), Known()
+    for asked in requests:
+        blocks = blocks_of(asked, unit, scale)
+        length = sum(size for _, size in blocks)
+        equal = known.see(blocks)
+        found.requests += 1
+        found.prompt_tokens += length
+        found.cached += min(equal, length - 1)
+        found.lost["last-token"] += equal - min(equal, length - 1)
+        yield found
+
+
+def told(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What was played and what came of it, as plain data."""
+    source = cell.source
+    return {
+        "trace": Path(source.name).name,
+        "first": source.first,
+        "scale": source.scale,
+        "replies": source.replies,
+        "profile": cell.profile,
+        "model": cell.model,
+        "settings": dict(cell.options),
+        **outcome,
+    }

@@ -9,11 +9,11 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
-from cachesim.model.presets import preset
 from cachesim.scenario.session import Session
 from cachesim.testing.search import workloads
 from cachesim.traces.reading import Asked, TraceError, open_trace
-from cachesim.traces.replay import Plan, replay, scaled
+from cachesim.traces.replay import Cell, play, scaled
+from cachesim.traces.source import Source
 
 LINES = [
     {"timestamp": 0, "input_length": 1100, "output_length": 40, "hash_ids": [0, 1, 2]},
@@ -40,7 +40,7 @@ def test_the_first_request_says_how_many_tokens_a_block_has(tmp_path: Path) -> N
 def test_blocks_stay_whole_when_a_trace_is_scaled() -> None:
     asked = [Asked(0.0, 1100, 40, (0, 1, 2)), Asked(5.0, 1024, 1, (0, 1))]
 
-    (one, reply), (other, _) = scaled(asked, 512, 32)
+    (_, one, reply), (_, other, _) = scaled(asked, 512, 32)
 
     assert [(1, 0, 16), (2, 0, 16), (3, 0, 3)] == one.runs
     assert list(other) == list(one)[:32]
@@ -49,18 +49,17 @@ def test_blocks_stay_whole_when_a_trace_is_scaled() -> None:
 
 def test_a_scale_that_cuts_blocks_is_refused() -> None:
     with pytest.raises(InputError, match="must divide the trace's blocks of 512"):
-        list(scaled([Asked(0.0, 9, 9, (0,))], 512, 3))
+        Source(name="made:1", scale=3).open()
 
 
 def test_what_is_reused_and_lost_of_a_small_trace(tmp_path: Path) -> None:
-    unit, requests = open_trace(trace(tmp_path))
-    plan = Plan(profile=Profile.parse("vllm@0.33.0"), model=preset("dense"), scale=32)
+    source = Source(name=str(trace(tmp_path)))
 
-    *_, found = replay(plan, requests, unit)
+    found = play(Cell(source=source, profile="vllm@0.33.0", model="dense"))
 
-    assert (3, 0, 35 + 32 + 47) == (found.requests, found.refused, found.prompt_tokens)
-    assert 16 + 32 == found.cached  # the second prompt is whole blocks: its last one is computed
-    assert {"last-token": 1, "whole-blocks": 15} == found.lost
+    assert (3, 0, 35 + 32 + 47) == (found["requests"], found["refused"], found["prompt_tokens"])
+    assert 16 + 32 == found["cached"]  # the second prompt is whole blocks: its last is computed
+    assert {"last-token": 1, "whole-blocks": 15} == found["lost"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_the_command_plays_a_trace_on_several_servers(
 
     found = json.loads(capsys.readouterr().out)
     assert 0 == status
-    assert [48, 63] == [each["cached"] for each in found]
+    assert [63, 48, 63] == [each["cached"] for each in found]
 
 
 @pytest.mark.parametrize("model", ["hybrid", "swa"])

@@ -1,0 +1,94 @@
+"""`cachesim sweep`: a grid of traces, servers and flags, over processes or machines."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from cachesim.cli import Format
+from cachesim.cli.replay import progress, write_json
+from cachesim.cli.status import AS_EXPECTED
+from cachesim.cli.workers import cluster, processes, processes_wanted, processors
+from cachesim.errors import InputError
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.sweep import as_csv, sweep_page
+from cachesim.report.sweep_page import html_page
+from cachesim.traces.plan import read_plan
+from cachesim.traces.replay import told
+from cachesim.traces.store import open_store
+from cachesim.traces.sweep import Hands, default_store, flat, play_cells
+
+
+def sweep_command(
+    plan: Annotated[Path, Parameter(help="A TOML file.")],
+    *,
+    store: Annotated[
+        Path | None, Parameter(help="Where outcomes are kept; beside the plan if left out.")
+    ] = None,
+    jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
+    dask: Annotated[
+        str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
+    ] = None,
+    csv: Annotated[Path | None, Parameter(help="Write the table for a notebook.")] = None,
+    parquet: Annotated[Path | None, Parameter(help="The same as Parquet.")] = None,
+    report: Annotated[Path | None, Parameter(help="Write an HTML page with plots.")] = None,
+    format: Annotated[Format, Parameter(help="How to print.")] = "text",
+) -> int:
+    """Play every trace of a plan on every server with every flag, and keep what came of it.
+
+    What was played before with the same code is not played again: an interrupted sweep goes on, and
+    a plan that has grown plays what is new. The outcomes do not depend on how many processes or
+    machines there are.
+
+    Example: cachesim sweep plan.toml --report sweep.html
+    """
+    cells = read_plan(plan).cells
+    hands: Hands
+    if dask is None:
+        count = min(processes_wanted(jobs) or processors(), len(cells))
+        hands = lambda: processes(count)  # noqa: E731
+    else:
+        where = dask
+        hands = lambda: cluster(where)  # noqa: E731
+    path = store or default_store(plan)
+    with open_store(path) as known, progress("cells", len(cells)) as advance:
+        outcomes = play_cells(cells, known, hands, advance)
+    found = [told(*each) for each in zip(cells, outcomes, strict=True)]
+    if format == "text":
+        show(results(), sweep_page(found))
+    else:
+        write_json(found, format)
+    if csv is not None:
+        _write(csv, as_csv([flat(each) for each in found]), "--csv")
+    if parquet is not None:
+        write_parquet(parquet, found)
+    if report is not None:
+        _write(report, html_page(found, plan.name), "--report")
+    show(notes(), Text(f"outcomes: {path}"))
+    return AS_EXPECTED
+
+
+def _write(path: Path, text: str, option: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{option} {path}: cannot be written: {error.strerror or error}"
+        raise InputError(msg) from None
+
+
+def write_parquet(path: Path, found: list[dict[str, Any]]) -> None:
+    """The flat table as Parquet."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        msg = (
+            "--parquet needs pyarrow, which is not installed here: pip install 'cachesim[parquet]'"
+        )
+        raise InputError(msg) from None
+    try:
+        parquet.write_table(pa.Table.from_pylist([flat(each) for each in found]), path)
+    except OSError as error:
+        msg = f"--parquet {path}: cannot be written: {error}"
+        raise InputError(msg) from None

@@ -1,0 +1,172 @@
+"""Two kinds of plot as SVG: lines over a number, and bars in stacked parts.
+
+Colours are told apart by a mark or a pattern as well, so a plot reads in black and white.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from math import log10
+from typing import Final
+
+COLOURS: Final = (
+    "#2f6fb0",
+    "#c2571a",
+    "#2a7d4f",
+    "#8a4fb0",
+    "#a3131c",
+    "#6b6b1f",
+    "#3b8a99",
+    "#9a4a72",
+)
+MARKS: Final = ("circle", "square", "diamond", "cross")
+DASHES: Final = ("", "6 3", "2 3", "9 3 2 3")
+
+WIDTH, HEIGHT = 720, 320
+LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 42
+
+STYLE: Final = """
+.chart { width: 100%; max-width: 45rem; height: auto; }
+.chart text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.chart .axis { stroke: currentColor; stroke-opacity: .35; }
+.legend { list-style: none; padding: 0; columns: 22rem; }
+.legend svg { width: 30px; height: 12px; margin-right: .5rem; }
+"""
+
+Points = Sequence[tuple[float, float]]
+
+
+def line_chart(series: Mapping[str, Points], *, x: str, title: str) -> str:
+    """Shares from 0 to 1 over a number; the numbers are spread by size where they grow fast."""
+    numbers = sorted({at for points in series.values() for at, _ in points})
+    low, high = numbers[0], numbers[-1]
+    logarithmic = low > 0 and high / low >= 20
+
+    def place(value: float) -> float:
+        ends = (log10(low), log10(high)) if logarithmic else (low, high)
+        own = log10(value) if logarithmic else value
+        return LEFT + (own - ends[0]) / ((ends[1] - ends[0]) or 1) * (WIDTH - LEFT - RIGHT)
+
+    top = max((share for points in series.values() for _, share in points), default=1) or 1
+    steps = _steps(top)
+
+    def height(share: float) -> float:
+        return HEIGHT - BOTTOM - share / steps[-1] * (HEIGHT - TOP - BOTTOM)
+
+    parts = [f"<title>{escape(title)}</title>"]
+    for step in steps:
+        at = height(step)
+        parts.append(
+            f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        )
+        parts.append(
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{100 * step:g} %</text>'
+        )
+    under = HEIGHT - BOTTOM + 18
+    parts += [
+        f'<text x="{place(at):.1f}" y="{under}" text-anchor="middle">{at:,g}</text>'
+        for at in _some(numbers)
+    ]
+    parts.append(
+        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
+    )
+    for index, points in enumerate(series.values()):
+        spots = [(place(at), height(share)) for at, share in sorted(points)]
+        way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
+        parts.append(f'<polyline points="{way}" fill="none" {_pen(index)}/>')
+        parts += [_mark(index, left, up) for left, up in spots]
+    return _svg(parts, HEIGHT) + _legend(list(series))
+
+
+def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:
+    """A bar for each name, in parts; one colour and pattern for each part."""
+    names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+    most = max((sum(bar.values()) for bar in bars.values()), default=0) or 1
+    row, text = 34, 16
+    height = TOP + row * len(bars)
+    parts = [f"<title>{escape(title)}</title>", *_patterns(len(names))]
+    for index, (name, bar) in enumerate(bars.items()):
+        up = TOP + index * row
+        parts.append(f'<text x="0" y="{up + 10}">{escape(name)}</text>')
+        left = 0.0
+        for part, value in bar.items():
+            wide = value / most * (WIDTH - 90)
+            at = names.index(part)
+            parts.append(
+                f'<rect x="{left:.1f}" y="{up + text}" width="{wide:.1f}" height="12" '
+                f'fill="url(#p{at})"><title>{escape(part)}: {value:,.0f}</title></rect>'
+            )
+            left += wide
+        parts.append(
+            f'<text x="{left + 6:.1f}" y="{up + text + 10}">{sum(bar.values()):,.0f}</text>'
+        )
+    return _svg(parts, height) + _legend(names, filled=True)
+
+
+def _svg(parts: Sequence[str], height: int) -> str:
+    return f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}">{"".join(parts)}</svg>'
+
+
+def _steps(top: float) -> list[float]:
+    """Round numbers from 0 to `top` or just above."""
+    size = next(each for each in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 1e9) if top / each <= 5)
+    count = 1
+    while count * size < top - 1e-9:
+        count += 1
+    return [round(size * each, 6) for each in range(count + 1)]
+
+
+def _some(numbers: Sequence[float]) -> Sequence[float]:
+    """At most eight of them, the first and the last among these."""
+    if len(numbers) <= 8:
+        return numbers
+    return [numbers[round(at * (len(numbers) - 1) / 7)] for at in range(8)]
+
+
+def _pen(index: int) -> str:
+    dash = DASHES[index // len(COLOURS) % len(DASHES)]
+    drawn = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'stroke="{COLOURS[index % len(COLOURS)]}" stroke-width="2"{drawn}'
+
+
+def _mark(index: int, x: float, y: float) -> str:
+    colour = COLOURS[index % len(COLOURS)]
+    match MARKS[index % len(MARKS)]:
+        case "circle":
+            return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>'
+        case "square":
+            return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>'
+        case "diamond":
+            way = f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"
+            return f'<path d="{way}" fill="{colour}"/>'
+        case _:
+            way = f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8"
+            return f'<path d="{way}" stroke="{colour}" stroke-width="2"/>'
+
+
+def _patterns(count: int) -> Iterator[str]:
+    """Plain colours, then the same colours with stripes."""
+    yield "<defs>"
+    for index in range(count):
+        colour = COLOURS[index % len(COLOURS)]
+        turn = (0, 45, 90, 135)[index % 4]
+        wide = 1.5 if index % 4 else 0
+        stripe = f'<path d="M0 3h6" stroke="#fff" stroke-opacity=".55" stroke-width="{wide}"/>'
+        yield (
+            f'<pattern id="p{index}" width="6" height="6" patternUnits="userSpaceOnUse" '
+            f'patternTransform="rotate({turn})"><rect width="6" height="6" fill="{colour}"/>'
+            f"{stripe}</pattern>"
+        )
+    yield "</defs>"
+
+
+def _legend(names: Sequence[str], *, filled: bool = False) -> str:
+    lines = []
+    for index, name in enumerate(names):
+        if filled:
+            drawn = f'<rect width="30" height="12" fill="url(#p{index})"/>'
+        else:
+            drawn = f'<path d="M0 6h30" {_pen(index)}/>{_mark(index, 15, 6)}'
+        lines.append(
+            f'<li><svg viewBox="0 0 30 12" aria-hidden="true">{drawn}</svg>{escape(name)}</li>'
+        )
+    return f'<ul class="legend">{"".join(lines)}</ul>'

@@ -1,0 +1,174 @@
+"""A plan of a sweep: which traces on which servers with which flags, as a TOML file.
+
+    format = 1
+
+    [[trace]]
+    file  = "conversation_trace.jsonl"     # or: made = 100000
+    scale = 32
+
+    [[server]]
+    profile = ["vllm@0.30.0", "vllm@0.33.0"]
+    model   = ["dense", "hybrid"]
+    [server.set]
+    num_gpu_blocks_override = [1000, 2000, 4000]
+
+Every trace is played on every server; where a key has a list, each of its values is a cell of its
+own. That are 12 cells here.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.errors import InputError
+from cachesim.traces.replay import BOUND, Cell
+from cachesim.traces.source import Source
+
+MOST_CELLS: Final = 100_000
+
+TRACE_KEYS: Final = {"file", "made", "seed", "unit", "first", "scale", "replies"}
+SERVER_KEYS: Final = {"profile", "model", "set"}
+
+
+class PlanError(InputError):
+    """A plan that is wrong; the message says where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The cells of a sweep, in the order of the file."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan from its file; traces are looked for beside it."""
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror or error}"
+        raise PlanError(msg) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        msg = f"{path}: not TOML: {error}"
+        raise PlanError(msg) from None
+    return plan_of(told, name=str(path), folder=path.parent)
+
+
+def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
+    """A plan from a mapping, as the file has it."""
+    _known(told, {"format", "trace", "server"}, name)
+    if told.get("format") != 1:
+        msg = f"{name}: format is {told.get('format')!r}; write format = 1"
+        raise PlanError(msg)
+    sources = [
+        source
+        for at, each in _tables(told, "trace", name)
+        for source in _sources(each, f"{name}: trace {at}", folder)
+    ]
+    servers = [
+        server
+        for at, each in _tables(told, "server", name)
+        for server in _servers(each, f"{name}: server {at}")
+    ]
+    if len(sources) * len(servers) > MOST_CELLS:
+        msg = f"{name}: {len(sources) * len(servers):,} cells; write at most {MOST_CELLS:,}"
+        raise PlanError(msg)
+    cells = tuple(
+        Cell(source=source, profile=profile, model=model, options=options)
+        for source, (profile, model, options) in product(sources, servers)
+    )
+    for cell in dict.fromkeys(
+        Cell(source=sources[0], profile=each.profile, model=each.model, options=each.options)
+        for each in cells
+    ):
+        try:
+            cell.check()
+        except InputError as error:
+            msg = f"{name}: {cell.profile}, {cell.model}, {cell.settings or 'no flags'}: {error}"
+            raise PlanError(msg) from None
+    return Plan(name=name, cells=cells)
+
+
+def _tables(
+    told: Mapping[str, Any], key: str, name: str
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    tables = told.get(key)
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
+        msg = f"{name}: no [[{key}]]; write one at least"
+        raise PlanError(msg)
+    yield from enumerate(tables, 1)
+
+
+def _known(told: Mapping[str, Any], keys: set[str], place: str) -> None:
+    for key in told:
+        if key not in keys:
+            msg = f"{place}: there is no key {key!r}; there are {', '.join(sorted(keys))}"
+            raise PlanError(msg)
+
+
+def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Source]:
+    _known(told, TRACE_KEYS, place)
+    if ("file" in told) == ("made" in told):
+        msg = f'{place}: write file = "..." or made = REQUESTS, one of the two'
+        raise PlanError(msg)
+    if "file" in told:
+        if not isinstance(told["file"], str):
+            msg = f"{place}: file is {told['file']!r}; write a path in quotes"
+            raise PlanError(msg)
+        names = [str(folder / told["file"])]
+    else:
+        made = _numbers(told, "made", place, None)
+        names = [
+            f"made:{count}:{seed}" for count in made for seed in _numbers(told, "seed", place, 0)
+        ]
+    for name, unit, first, scale, replies in product(
+        names,
+        _numbers(told, "unit", place, 0),
+        _numbers(told, "first", place, None),
+        _numbers(told, "scale", place, 32),
+        _numbers(told, "replies", place, None),
+    ):
+        yield Source(name=name, unit=unit or 0, first=first, scale=scale or 0, replies=replies)
+
+
+def _numbers(
+    told: Mapping[str, Any], key: str, place: str, default: int | None
+) -> list[int | None]:
+    values = _several(told.get(key, default))
+    for value in values:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            msg = f"{place}: {key} is {value!r}; write a whole number, or a list of them"
+            raise PlanError(msg)
+    return values
+
+
+def _servers(
+    told: Mapping[str, Any], place: str
+) -> Iterator[tuple[str, str, tuple[tuple[str, Any], ...]]]:
+    _known(told, SERVER_KEYS, place)
+    profiles, models = _several(told.get("profile")), _several(told.get("model", "hybrid"))
+    for key, values in (("profile", profiles), ("model", models)):
+        if not all(isinstance(each, str) for each in values):
+            msg = f"{place}: {key} is {told.get(key)!r}; write a name in quotes, or a list of them"
+            raise PlanError(msg)
+    flags = told.get("set", {})
+    if not isinstance(flags, dict):
+        msg = f"{place}: set is {flags!r}; write a table [server.set] of flags"
+        raise PlanError(msg)
+    if BOUND in profiles and (flags or len(profiles) > 1):
+        msg = f'{place}: "{BOUND}" is no server: give it a [[server]] of its own, without flags'
+        raise PlanError(msg)
+    if BOUND in profiles:
+        models = models[:1]  # it knows of no layers
+    for profile, model, values in product(
+        profiles, models, product(*map(_several, flags.values()))
+    ):
+        yield profile, model, tuple(zip(flags, values, strict=True))
+
+
+def _several(value: Any) -> list[Any]:  # noqa: ANN401 - a value of TOML
+    return value if isinstance(value, list) else [value]

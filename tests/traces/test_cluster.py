@@ -1,0 +1,83 @@
+"""A sweep on a Dask cluster finds what one process finds; a worker that dies loses nothing."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.cli.workers import cluster
+from cachesim.errors import InputError
+from cachesim.traces.plan import plan_of
+from cachesim.traces.store import open_store
+from cachesim.traces.sweep import play_cells
+from tests.traces.test_sweep import SMALL, alone
+
+distributed = pytest.importorskip("distributed", reason="the extra cachesim[dask] is not installed")
+
+
+def test_a_cluster_finds_what_one_process_finds(tmp_path: Path) -> None:
+    cells = plan_of(SMALL).cells
+
+    with open_store(tmp_path / "far") as store:
+        far = play_cells(cells, store, lambda: cluster("2"))
+
+    assert alone(cells) == far
+
+
+def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
+    cells = plan_of({**SMALL, "trace": [{"made": 400, "scale": 512}]}).cells
+    killed: list[int] = []
+
+    def kill_one(client: Any) -> None:
+        time.sleep(0.3)
+        pids = client.run(os.getpid)
+        killed.append(next(iter(pids.values())))
+        os.kill(killed[0], signal.SIGKILL)
+
+    with (
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as own,
+        distributed.Client(own) as client,
+        open_store(None) as store,
+    ):
+        killer = threading.Thread(target=kill_one, args=(client,))
+        killer.start()
+        found = play_cells(cells, store, lambda: cluster(own.scheduler_address))
+        killer.join()
+
+    assert len(killed) == 1
+    assert alone(cells) == found
+
+
+def test_a_scheduler_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'format = 1\n[[trace]]\nmade = 3\n[[server]]\nprofile = "vllm@0.33.0"\nmodel = "dense"\n'
+    )
+
+    assert main(["sweep", str(plan), "--dask", "tcp://127.0.0.1:9"]) == 2
+
+
+def test_a_number_of_workers_that_cannot_be_meant_is_wrong_usage() -> None:
+    with pytest.raises(InputError, match="a number of workers from 1 to 256"), cluster("0"):
+        pass
+
+
+def test_the_command_takes_workers_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'format = 1\n[[trace]]\nmade = 9\n[[server]]\nprofile = "vllm@0.33.0"\nmodel = "dense"\n'
+    )
+
+    assert main(["sweep", str(plan), "--dask", "1", "--format", "json"]) == 0
+    far = json.loads(capsys.readouterr().out)
+    assert main(["sweep", str(plan), "--store", str(tmp_path / "near"), "--format", "json"]) == 0
+
+    assert far == json.loads(capsys.readouterr().out)
