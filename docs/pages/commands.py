@@ -38,7 +38,9 @@ def _sections() -> Iterator[str]:
     for words in [
         *(
             (name,)
-            for name in sorted([*COMMANDS, "check", "why", "tune", "record", "replay", "bench"])
+            for name in sorted(
+                [*COMMANDS, "check", "why", "tune", "record", "replay", "sweep", "bench"]
+            )
         ),
         ("real",),
         *real,
