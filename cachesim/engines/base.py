@@ -88,6 +88,7 @@ class Engine(ABC):
         named = Profile.parse(profile) if isinstance(profile, str) else profile
         family = family or family_of(named.engine)
         network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
+        family.check(network.spec)
         server: Engine = family.open(named, network=network, options=options or {}, store=store)
         return server
 

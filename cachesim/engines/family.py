@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from cachesim.engines.option import Option, options_of
-from cachesim.errors import OptionError, ProfileError
+from cachesim.errors import OptionError, ProfileError, SpecError
 
 if TYPE_CHECKING:
     from cachesim.engines.profile import Profile
@@ -109,6 +109,15 @@ class Family(Generic[R, S]):
     )  # real flags: why none of them is here
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
+
+    def check(self, spec: "ModelSpec") -> None:
+        """Refuse a model whose layers the server has no rules for."""
+        if self.check_model is not None:
+            self.check_model(spec)
+        elif spec.chunked:
+            able = ", ".join(each.name for each in FAMILIES.values() if each.check_model)
+            msg = f"{self.name} has no rules for chunked windows here; {able} has: leave them out"
+            raise SpecError(msg)
 
     # -- releases ----------------------------------------------------------------------------
 

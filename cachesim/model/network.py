@@ -118,10 +118,10 @@ class FloatNetwork:
             x += layer(x, run)
         return x
 
-    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:  # noqa: ARG002
+    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
         """Keys (n, ...) as if their positions had been `shifts` (n,) further on."""
         turns = self._rotary.turns(np.abs(shifts))
-        if turns is None:
+        if turns is None or not self._spec.turns(layer):
             return keys.copy()
         cosines, sines = turns
         return rotate(keys, (cosines, sines * np.sign(shifts)[:, None, None, None]))

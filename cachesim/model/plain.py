@@ -27,7 +27,9 @@ class PlainStore:
                 self._states[shape.layer] = np.zeros((sets, shape.row), shape.dtype)
             else:
                 window = network.spec.window if shape.place == "window" else 0
-                cells = tuple(_Cells(shape, window) for _ in range(sets))
+                cells = tuple(
+                    _Cells(shape, window, chunked=network.spec.chunked) for _ in range(sets)
+                )
                 self._cells[shape.layer] = cells
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
@@ -50,10 +52,11 @@ class PlainStore:
 class _Cells:
     """The keys and values of one sequence in one layer; cell `i` is position `i`."""
 
-    def __init__(self, shape: LayerShape, window: int) -> None:
+    def __init__(self, shape: LayerShape, window: int, *, chunked: bool) -> None:
         self._keys = Growing(shape.key, shape.dtype)
         self._values = Growing(shape.value, shape.dtype)
         self._window = window
+        self._chunked = chunked
 
     def append(self, keys: Array, values: Array, first_row: int) -> Lane:
         """Add cells for the rows from `first_row` on, and say what they see.
@@ -67,6 +70,8 @@ class _Cells:
         count = self._keys.count
         high = np.arange(first, count)
         low = np.maximum(high - self._window + 1, 0) if self._window else np.zeros_like(high)
+        if self._window and self._chunked:
+            low = high // self._window * self._window
         start = int(low[0]) // BLOCK * BLOCK
         stop = -(-count // BLOCK) * BLOCK
         positions = np.arange(start, stop)

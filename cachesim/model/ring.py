@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.errors import ContractError
-from cachesim.model.arithmetic import LayerShape, Network, Output
+from cachesim.model.arithmetic import LayerShape, Network, Output, Place
 from cachesim.model.network import check
 from cachesim.model.ring_layers import Attention, Layer, Recurrent, Rotation
 from cachesim.model.ring_words import Words, mix, powers, salt
@@ -83,8 +83,10 @@ class RingNetwork:
             raise ContractError(msg)
         return mix(words + mix(ubatch.hidden[:, 0]))
 
-    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:  # noqa: ARG002
+    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
         """Keys (n, 1) as if their positions had been `shifts` (n,) further on."""
+        if not self._spec.turns(layer):
+            return keys.copy()
         return keys * self._powers(shifts)[:, None]
 
     def sample(self, logits: Array) -> Token:
@@ -106,4 +108,5 @@ def _layer(spec: ModelSpec, number: int) -> Layer:
     salts = salt(spec.seed, f"layer {number} {kind}", 3)
     if kind in RECURRENT_KINDS:
         return Recurrent(number, kind, spec.conv_size, salts[:2])
-    return Attention(number, "window" if kind == "window" else "attention", salts)
+    place: Place = "window" if kind == "window" else "attention"
+    return Attention(number, place, salts, turns=spec.turns(number))

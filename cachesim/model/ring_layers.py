@@ -41,18 +41,20 @@ class Layer(Protocol):
 class Attention:
     """out[i] = sum over visible j of q[i] k[j] v[j] g^(p[j] - p[i]), with odd q, k and v."""
 
-    def __init__(self, layer: int, place: Place, salts: Words) -> None:
+    def __init__(self, layer: int, place: Place, salts: Words, *, turns: bool) -> None:
         self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
         self._salts = salts[:, None]  # (3, 1)
+        self._turns = turns
 
     def run(self, hidden: Words, rotation: Rotation, store: Store, ubatch: Ubatch) -> Words:  # noqa: ARG002
         """Hand keys and values (T, 1) to the store and add up what each row sees."""
         queries, keys, values = mix(hidden + self._salts) | ONE
-        keys = keys * rotation.keys
+        if self._turns:
+            keys, queries = keys * rotation.keys, queries * rotation.queries
         seen = np.zeros(len(hidden), np.uint64)
         for lane in store.attend(self.shape.layer, keys[:, None], values[:, None]):
             seen[lane.rows] = visible_sums(lane)
-        out: Words = queries * rotation.queries * seen
+        out: Words = queries * seen
         return out
 
 

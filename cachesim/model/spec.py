@@ -77,6 +77,7 @@ class ModelSpec:
     kv_heads: int = 2
     head_size: int = 16
     window: int = 0  # positions a window layer sees, the query's own included
+    chunked: bool = False  # windows are the chunks of so many positions (Llama 4); see `turns`
     rope: RopeStyle = "pairs"
     rope_base: float = 10000.0
     qk_norm: bool = False
@@ -140,6 +141,10 @@ class ModelSpec:
     def conv_channels(self) -> int:
         """Channels of the causal convolution of ssm and delta layers."""
         return self.inner + 2 * self.groups * self.state_size
+
+    def turns(self, layer: int) -> bool:
+        """Whether a layer's keys know their positions; beside chunks only those in them do."""
+        return self.rope != "none" and not (self.chunked and self.kind(layer) == "attention")
 
     def conv_row(self, layer: int) -> int:
         """Numbers of a layer's convolution state (upstream: n_embd_r)."""
@@ -226,6 +231,8 @@ def _check_sizes(spec: ModelSpec) -> None:
 
 
 def _check_attention(spec: ModelSpec) -> None:
+    if spec.chunked and "window" not in spec.layers:
+        raise _refuse(spec, "chunked", "only layers with a window see chunks: leave it out")
     if not set(spec.layers) & set(ATTENTION_KINDS) and not spec.mtp_depth:
         return
     if spec.heads % spec.kv_heads:

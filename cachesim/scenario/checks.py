@@ -120,8 +120,8 @@ def _measures(scenario: Scenario) -> Iterator[Problem]:
     model, family = scenario.model, FAMILIES.get(scenario.engine.name)
     try:
         spec = spec_of(model)
-        if family is not None and family.check_model is not None:
-            family.check_model(spec)
+        if family is not None:
+            family.check(spec)
     except OptionError as error:
         yield Problem(("model", "family"), str(error))
         return

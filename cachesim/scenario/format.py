@@ -125,6 +125,9 @@ class Model:
     ] = None
     seed: Annotated[int, Whole(0, 2**63 - 1), "What the weights and spans come from."] = 0
     window: Annotated[int | None, Whole(1, limits.WINDOW), "Positions a window layer sees."] = None
+    chunked: Annotated[
+        bool | None, YesNo(), "Windows are chunks of so many positions, as in Llama 4 (mlx-lm)."
+    ] = None
     vocabulary: Annotated[int | None, Whole(8, limits.VOCABULARY), "How many tokens."] = None
     width: Annotated[int | None, Whole(1, limits.WIDTH), "Numbers per token."] = None
     mlp_width: Annotated[int | None, Whole(0, 4 * limits.WIDTH), "Width inside the MLP."] = None

@@ -66,6 +66,7 @@ class ModelFamily:
     rules: RecurrentRules = field(default_factory=RecurrentRules)
     until: tuple[Until, ...] = ()
     since: str = ""  # the first release that has the class; empty: the oldest known
+    chunked: bool = False  # its windows are chunks
 
     def is_at(self, release: str, order: tuple[str, ...]) -> bool:
         """True where a release has the class."""
@@ -93,6 +94,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     for each in (
         ModelFamily(name="llama", about="Llama and its kin", layers=("attention",)),
         ModelFamily(name="gemma3_text", about="Gemma 3", layers=("window", "attention")),
+        ModelFamily(name="llama4", about="Llama 4", layers=("window", "attention"), chunked=True),
         ModelFamily(
             name="qwen3_next",
             about="Qwen3-Next",
@@ -177,14 +179,22 @@ DEFAULTS: Final[Mapping[LayerKind, str]] = {
 
 def family_of(spec: ModelSpec) -> ModelFamily:
     """The class that a model names, or the one that its layers call for."""
-    if not spec.family:
-        return FAMILIES[_default(spec)]
-    family = FAMILIES.get(spec.family)
+    family = FAMILIES.get(spec.family or _default(spec))
     if family is None:
         msg = f"mlx-lm has no model family {spec.family!r} here; there are {', '.join(FAMILIES)}"
         raise OptionError(msg)
     foreign = [kind for kind in spec.layers if kind not in family.layers]
     missing = set(family.layers) & set(RECURRENT_KINDS) - set(spec.layers)
+    if spec.chunked != family.chunked:
+        msg = (
+            f"model family {family.name!r} sees chunks where others have windows: write chunked"
+            if family.chunked
+            else f"model family {family.name!r} has no chunks: leave `chunked` out, or the family"
+        )
+        raise OptionError(msg)
+    if family.chunked and not _takes_turns(spec):
+        msg = f"model family {family.name!r} attends fully in every fourth layer, and only there"
+        raise OptionError(msg)
     if foreign or missing:
         kinds = ", ".join(dict.fromkeys(spec.layers))
         msg = (
@@ -195,7 +205,17 @@ def family_of(spec: ModelSpec) -> ModelFamily:
     return family
 
 
+def _takes_turns(spec: ModelSpec) -> bool:
+    """Whether each layer with full attention comes after three with chunks, as in `LlamaModel`."""
+    kinds = [
+        "attention" if number % 4 == 0 else "window" for number in range(1, len(spec.layers) + 1)
+    ]
+    return "attention" in kinds and kinds == list(spec.layers)
+
+
 def _default(spec: ModelSpec) -> str:
+    if spec.chunked:
+        return next(each.name for each in FAMILIES.values() if each.chunked)
     if set(spec.layers) == {"ssm"}:
         return "mamba2"
     return next(name for kind, name in DEFAULTS.items() if kind in spec.layers)

@@ -356,6 +356,12 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         landed="0.32.2",
     ),
     Patch(
+        name="chunk-front",
+        about="a chunk whose front was dropped is not trimmed",
+        fits=ALL,
+        lay=_lay(caches={"chunks_always_trim": False}),
+    ),
+    Patch(
         name="draft-key",
         about="with a draft model, a stored key ends where its state does",
         fits=ALL,

@@ -37,6 +37,10 @@ class CacheRules:
     chunk_front_counts_valid_rows: bool = True
     """#1673 (0.32.0): dropping a chunk's front counts valid rows; before, allocated ones."""
 
+    chunks_always_trim: bool = True
+    """A chunk says that it can be trimmed, though its front may be gone: what is asked beyond that
+    stays. Patch "chunk-front", cachesim's own: it says so only while it holds every token."""
+
     filter_accepts_empty: bool = True
     """#1072 (0.31.2): `filter` of a batch cache, or a recurrent slot, that holds nothing."""
 

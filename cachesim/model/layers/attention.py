@@ -80,7 +80,7 @@ class Attention:
         if self.head_norms is not None:
             turned = rms_norm(turned, spec.norm_epsilon)
             turned *= self.head_norms
-        if run.turns is not None:
+        if run.turns is not None and spec.turns(self.layer):
             turned = rotate(turned, run.turns)
         values = mixed[:count, turning:valued].reshape(count, -1, size)
         seen = np.zeros((run.height, heads * size))

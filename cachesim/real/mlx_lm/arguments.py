@@ -40,6 +40,23 @@ def gemma3(spec: ModelSpec) -> Arguments:
     }
 
 
+def llama4(spec: ModelSpec) -> Arguments:
+    """Llama 4's text model, without experts: the layer that would have the first is never built."""
+    own = {
+        "model_type": "llama4",
+        "attention_bias": False,
+        "attention_chunk_size": spec.window,
+        "attn_temperature_tuning": 0,
+        "interleave_moe_layer_step": len(spec.layers) + 1,
+        "intermediate_size_mlp": spec.mlp_width,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 1,
+        "rope_scaling": None,
+        "use_qk_norm": False,
+    }
+    return {"model_type": "llama4", "text_config": common(spec) | own}
+
+
 def qwen3_5(spec: ModelSpec) -> Arguments:
     """Qwen 3.5's text model."""
     return common(spec) | {

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.mlx_lm.families import FAMILIES
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.model.presets import preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Tensor, Weights, draw, mlp_norm_name, output_norm_name
@@ -71,6 +73,15 @@ def of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
         named[f"{theirs}pre_feedforward_layernorm.weight"] = weights[f"{ours}ffn_norm.weight"]
         named[f"{theirs}post_feedforward_layernorm.weight"] = weights[f"{ours}post_ffw_norm.weight"]
     return {name: tensor - 1 if "norm" in name else tensor for name, tensor in named.items()}
+
+
+def of_llama4(spec: ModelSpec, weights: Weights) -> Weights:
+    """As Llama, inside a model that may see pictures."""
+    named = transformer(spec, weights).items()
+    return {
+        f"language_model.{name}".replace(".mlp.", ".feed_forward."): tensor
+        for name, tensor in named
+    }
 
 
 def of_granite(spec: ModelSpec, weights: Weights) -> Weights:
@@ -230,9 +241,19 @@ def as_halves(tensor: Tensor, size: int) -> Tensor:
     return tensor.reshape(-1, size, tensor.shape[1])[:, order].reshape(tensor.shape)
 
 
+WINDOWS: Final = (8, 16, 32, 64)
+
+CHUNKED: Final = {
+    "layers": ("window", "window", "window", "attention"),
+    "window": 32,
+    "chunked": True,
+}
+"""Llama 4's layers."""
+
 CLASSES: Final[Mapping[str, ModelClass]] = {
     "llama": ModelClass("dense", arguments.llama, transformer, {}),
     "gemma3_text": ModelClass("swa", arguments.gemma3, of_gemma, {}),
+    "llama4": ModelClass("dense", arguments.llama4, of_llama4, CHUNKED),
     "mamba2": ModelClass("recurrent", arguments.mamba2, of_mamba2, {"groups": 1}),
     "granitemoehybrid": ModelClass("hybrid", arguments.granite, of_granite, {"groups": 1}),
     "nemotron_h": ModelClass(
@@ -261,6 +282,25 @@ def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:
         layers = tuple("attention" if kind == "window" else kind for kind in spec.layers)
         spec = replace(spec, layers=layers, window=0)
     return spec
+
+
+def alone(family: str) -> bool:
+    """Whether a class's requests are served one at a time, for its caches have no batch."""
+    return FAMILIES[family].chunked
+
+
+def windows_at(release: str, family: str) -> tuple[int, ...]:
+    """The windows that a family's toys have at a release; none where nothing asks for one.
+
+    Before #1673 a chunk's front was counted in allocated rows, which come 256 at a time: no chunk
+    of a real model is smaller.
+    """
+    if "window" not in FAMILIES[family].layers or family == "lfm2":
+        return ()
+    by_step = (
+        alone(family) and not FAMILY.release(release).rules.caches.chunk_front_counts_valid_rows
+    )
+    return (256,) if by_step else WINDOWS
 
 
 def toy_of(model: Mapping[str, Any], vocabulary: int) -> ModelSpec:

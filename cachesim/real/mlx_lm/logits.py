@@ -26,7 +26,7 @@ from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, r
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
-from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
+from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
 from cachesim.real.mlx_lm.process import environment_for
 from cachesim.units import Array, Integers, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
@@ -105,7 +105,9 @@ def compare_mlx_logits(
     found = []
     there = (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names()))
     for name in names or tuple(there):
-        spec = spec_of(name, seed=seed)
+        windows = windows_at(release, name)
+        window: dict[str, Any] = {"window": windows[0]} if len(windows) == 1 else {}
+        spec = spec_of(name, seed=seed, **window)
         random = Random(f"{name}/{seed}")
         cut = [_pieces(random, length, spec.vocabulary) for _ in range(prompts)]
         in_steps = new or not FAMILIES[name].rules.chunked

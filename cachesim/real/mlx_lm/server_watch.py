@@ -155,6 +155,10 @@ def _content(layer: Real) -> list[Real]:
         return list(layer.cache)
     if layer.keys is None:
         return [None, None]
+    if hasattr(layer, "chunk_size"):
+        begins = layer.offset // layer.chunk_size * layer.chunk_size - layer.start_position
+        end = layer.offset - layer.start_position
+        return [each[..., begins:end, :] for each in (layer.keys, layer.values)]
     if not hasattr(layer, "max_size"):
         return [each[..., : layer.offset, :] for each in (layer.keys, layer.values)]
     count = min(layer.offset, layer.max_size)

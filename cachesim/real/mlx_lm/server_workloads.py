@@ -10,7 +10,7 @@ from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
-from cachesim.real.mlx_lm.families import CLASSES, OTHERS
+from cachesim.real.mlx_lm.families import CLASSES, OTHERS, alone, windows_at
 from cachesim.units import as_tokens
 
 Workload: TypeAlias = dict[str, Any]
@@ -31,7 +31,6 @@ REFUSED: Final = (("max_tokens", -1), ("stream", "yes"), ("seed", "one"), ("logi
 DRAFTED: Final = ("llama", "gemma3_text", "qwen3_5", "lfm2")
 """Families that get a draft model now and then; the last two cannot be trimmed."""
 
-WINDOWS: Final = (8, 16, 32, 64)
 OPTIONS: Final[Mapping[str, Sequence[int]]] = {
     "prompt_cache_size": (1, 2, 4, 6),
     "prompt_cache_bytes": (4000, 10000, 20000),
@@ -59,6 +58,7 @@ class Drawer:
     systems: list[str] = field(default_factory=list)
     dialogs: list[Dialog] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    longest: int = 45  # words of a message
 
     def words(self, least: int, most: int) -> str:
         """So many words, some of them often."""
@@ -180,7 +180,9 @@ class Drawer:
         if self.random.random() < 0.05:
             thoughts = f"{self.words(1, 4)} {THINK_MARKS[1]} {self.words(1, 4)}"
             messages.append({"role": "assistant", "content": thoughts})
-        messages.append({"role": "user", "content": self.words(0, self.random.choice((6, 45)))})
+        messages.append(
+            {"role": "user", "content": self.words(0, self.random.choice((6, self.longest)))}
+        )
         return messages
 
 
@@ -229,8 +231,8 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     rules = FAMILY.release(release).rules.server
     played = [each for each in PLAYED if FAMILIES[each].is_at(release, FAMILY.names())]
     family = played[number % len(played)]
-    windowed = family == "gemma3_text"
-    model = {"family": family} | ({"window": random.choice(WINDOWS)} if windowed else {})
+    windows = windows_at(release, family)
+    model = {"family": family} | ({"window": random.choice(windows)} if windows else {})
     template = random.choice(("chatml", "chatml", "think", "think-tools"))
     options: dict[str, Any] = {
         name: random.choice(values)
@@ -248,7 +250,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
             "quantized_kv_start": random.choice((0, 12, 40)),
         }
     tokenizer = WordTokenizer(template, VOCABULARY)
-    drawer = Drawer(random, tokenizer, rules)
+    drawer = Drawer(random, tokenizer, rules, longest=max((45, *windows)))
     steps = [drawer.group() for _ in range(random.randint(3, groups))]
     if joins_by_chance(release, family):
         options.pop("prompt_concurrency", None)
@@ -259,9 +261,11 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
         options |= {"draft_model": random.choice(("self", "dense")), "num_draft_tokens": most}
         for request in (each for group in steps for each in group):
             request["drafts"] = drawn_drafts(random, request, most)
-    if {"kv_bits", "draft_model"} & set(options):
+    if {"kv_bits", "draft_model"} & set(options) or alone(family):
         for request in (each for group in steps for each in group):
             request.pop("leaves_after", None)  # requests are served alone, with no turns between
+            if alone(family) and not rules.stop_words_end_generation:
+                request.pop("stop_words", None)  # whether it is told in time is chance
     return {
         "id": f"{family}/{seed}/{number}",
         "version": release,

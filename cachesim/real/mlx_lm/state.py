@@ -3,6 +3,7 @@
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
@@ -63,6 +64,10 @@ def rows(layer: LayerCache) -> tuple[Array | None, Array | None]:
         kept = slice(-layer.size(), None) if layer.size() else slice(0, 0)
         keys, values = layer.temporal_order(layer.keys), layer.temporal_order(layer.values)
         return keys[:, :, kept], values[:, :, kept]
+    if isinstance(layer, ChunkedKVCache) and layer.keys is not None and layer.values is not None:
+        first = layer.offset // layer.chunk_size * layer.chunk_size  # of the chunk that goes on
+        kept = slice(first - layer.start_position, layer.offset - layer.start_position)
+        return layer.keys[:, :, kept], layer.values[:, :, kept]
     if isinstance(layer, KVCache) and layer.keys is not None:
         return layer.keys_and_values()
     return None, None

@@ -2,8 +2,11 @@
 
 from typing import ClassVar
 
+import numpy as np
+
 from cachesim.engines.mlx_lm.caches.arrays import grown, rows_of, some, write_rows
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
@@ -42,6 +45,24 @@ class ChunkedKVCache(LayerCache):
             excess = valid - self.chunk_size
             self.start_position += excess
             self._keep(excess, valid)
+
+    def make_mask(
+        self,
+        columns: int,
+        *,
+        window_size: int | None = None,
+        return_array: bool = False,
+    ) -> Mask:
+        """What lies in a column's own chunk, up to it.
+
+        Upstream's class has no mask: follows `LlamaModel.__call__` of Llama 4, which makes it of
+        the first layer's numbers. Layers with chunks go alike.
+        """
+        del window_size, return_array  # the chunk is the window
+        end = self.offset + columns
+        seen, seeing = np.arange(self.start_position, end), np.arange(self.offset, end)[:, None]
+        mask: Array = (seen // self.chunk_size == seeing // self.chunk_size) & (seen <= seeing)
+        return mask
 
     def _keep(self, start: int, stop: int | None) -> None:
         self.keys = some(self.keys)[:, :, start:stop].copy()
@@ -95,8 +116,8 @@ class ChunkedKVCache(LayerCache):
         self.chunk_size, self.start_position = map(int, meta_state)
 
     def is_trimmable(self) -> bool:
-        """Always, it says."""
-        return True
+        """Always, it says, whatever has been dropped."""
+        return self.rules.chunks_always_trim or self.start_position == 0
 
     def trim(self, n: int) -> int:
         """Move the end back, not below `start_position`; follows `ChunkedKVCache.trim`."""

@@ -184,7 +184,8 @@ class _GroupStore:
                 back = np.full(len(seen.keys), -shift)
                 seen = seen.moved(self._call.network.rotate(layer, seen.keys, back), -shift)
             rows = np.arange(mine.start, mine.stop)
-            found.append(lanes_of(seen, rows, self._positions[index], cached.window))
+            low = cached.lowest(self._positions[index])
+            found.append(lanes_of(seen, rows, low, self._positions[index]))
         return tuple(lane for lanes in found for lane in lanes)
 
     def states(self, layer: int) -> Array:

@@ -12,9 +12,8 @@ NOWHERE: Final = -1
 """The position of a row that has none."""
 
 
-def lanes_of(seen: Seen, rows: Integers, positions: Integers, window: int | None) -> Lanes:
+def lanes_of(seen: Seen, rows: Integers, low: Integers, positions: Integers) -> Lanes:
     """One lane where every column sees what it should by position, else a lane per column."""
-    low = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
     lane = _common_lane(seen, rows, low, positions)
     if lane is not None:
         return (lane,)

@@ -2,6 +2,7 @@
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.cache_list import CacheList
+from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
@@ -15,9 +16,9 @@ from cachesim.model.spec import F16_BYTES, F32_BYTES
 class Layout:
     """The shapes of a network, as the models of mlx-lm lay out their caches.
 
-    Full attention gets a `KVCache`, a window a `RotatingKVCache` without `keep`, a recurrent layer
-    an `ArraysCache` with the convolution's rows and the state; some families put a recurrent layer
-    and the attention after it into one `CacheList`.
+    Full attention gets a `KVCache`, a window a `RotatingKVCache` without `keep`, a chunk a
+    `ChunkedKVCache`, a recurrent layer an `ArraysCache` with the convolution's rows and the state;
+    some families put a recurrent layer and the attention after it into one `CacheList`.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class Layout:
         match shape.place:
             case "attention":
                 cache = KVCache(self.rules)
+            case "window" if self.network.spec.chunked:
+                cache = ChunkedKVCache(self.rules, self.network.spec.window)
             case "window":
                 cache = RotatingKVCache(self.rules, self.network.spec.window)
             case "recurrent":

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
@@ -51,6 +52,7 @@ class CachedRows:
     landed: Integers  # (batch, columns), -1 where the cache lost the column
     offsets: Integers  # (batch,), the position of each row's first column
     window: int | None
+    chunked: bool
     quantized: QuantizedKVCache | None = None  # what rounds the numbers that are written
 
     @classmethod
@@ -58,6 +60,8 @@ class CachedRows:
         cls, shape: LayerShape, layer: LayerCache, window: int | None, batch: int, columns: int
     ) -> "CachedRows":
         """Ask the cache for its mask and let it take up the columns."""
+        if isinstance(layer, ChunkedKVCache):
+            layer.maybe_trim_front()
         offsets = offsets_of(layer, batch)
         mask = layer.make_mask(columns, window_size=window)
         width = int(np.prod(shape.key))
@@ -78,6 +82,7 @@ class CachedRows:
             landed=landed,
             offsets=offsets,
             window=window,
+            chunked=isinstance(layer, ChunkedKVCache),
             quantized=layer if isinstance(layer, QuantizedKVCache) else None,
         )
 
@@ -93,6 +98,14 @@ class CachedRows:
         self.keys[row, 0, places, :-1] = keys.reshape(len(keys), -1)[kept]
         self.keys[row, 0, places, -1] = positions[kept] + 1
         self.values[row, 0, places] = values.reshape(len(values), -1)[kept]
+
+    def lowest(self, positions: Integers) -> Integers:
+        """The first position that each column sees, if its row lies as it should."""
+        if self.window is None:
+            return np.zeros_like(positions)
+        if self.chunked:
+            return positions // self.window * self.window
+        return np.maximum(positions - self.window + 1, 0)
 
     def seen(self, row: int, columns: Integers) -> Seen:
         """What columns of one row may look at now."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
@@ -60,7 +61,7 @@ def _holding(
         return Holding(place=shape.place, sound=sound, tokens=tokens)
     count = len(key_nodes) - 1
     positions, nodes = _cells(network, layer)
-    needed = min(count, layer.max_size) if isinstance(layer, RotatingKVCache) else count
+    needed = _seen_next(layer, count)
     newest = slice(len(nodes) - needed, None)
     expected = np.arange(count - needed, count)
     sound = bool(
@@ -71,6 +72,13 @@ def _holding(
     )
     tokens = () if sound else tuple(network.histories.token(int(node)) for node in nodes)
     return Holding(place=shape.place, sound=sound, tokens=tokens)
+
+
+def _seen_next(layer: LayerCache, count: int) -> int:
+    """How many of so many tokens the next one may see: a window, what is there of a chunk, all."""
+    if isinstance(layer, RotatingKVCache):
+        return min(count, layer.max_size)
+    return count % layer.chunk_size if isinstance(layer, ChunkedKVCache) else count
 
 
 def _node_of(layer: ArraysCache) -> NodeId:
