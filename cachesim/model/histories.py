@@ -34,8 +34,9 @@ class Reading:
 class Histories:
     """The table of all nodes; it only grows, and equal histories are one."""
 
-    def __init__(self, places: tuple[Place, ...]) -> None:
+    def __init__(self, places: tuple[Place, ...], chunk: int = 0) -> None:
         self.places = places
+        self._chunk = chunk  # positions of a window that is a chunk; 0: windows slide
         self._ids: dict[tuple[Token, tuple[Reading, ...]], NodeId] = {}
         self._nodes: list[tuple[Token, tuple[Reading, ...]]] = [(Token(-1), ())]
         self._parents = Growing((len(places),), "int64")
@@ -66,9 +67,19 @@ class Histories:
     def clean(self, tokens: Tokens) -> list[NodeId]:
         """The nodes of a cold run: of no token, of the first one, and so on."""
         nodes = [ROOT]
-        for token in tokens:
-            nodes.append(self.node(token, (Reading(nodes[-1]),) * len(self.places)))
+        for at, token in enumerate(tokens):
+            readings = (self.read(place, nodes, at) for place in range(len(self.places)))
+            nodes.append(self.node(token, tuple(map(Reading, readings))))
         return nodes
+
+    def begin(self, place: int, at: int) -> int:
+        """The first position of a history that goes on at `at`: 0, or that of its chunk."""
+        chunked = self._chunk and self.places[place] == "window"
+        return at // self._chunk * self._chunk if chunked else 0
+
+    def read(self, place: int, clean: list[NodeId], at: int) -> NodeId:
+        """What the token at `at` of a cold run reads in a place; the first of a chunk nothing."""
+        return ROOT if self.begin(place, at) == at else clean[at]
 
     def token(self, node: NodeId) -> Token:
         """The last token of a history; -1 for that of none."""

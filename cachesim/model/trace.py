@@ -52,7 +52,8 @@ class Traced:
     def __init__(self, network: Network) -> None:
         self._network = network
         places = _places(network)
-        self.histories = Histories(places)
+        spec = network.spec
+        self.histories = Histories(places, spec.window if spec.chunked else 0)
         first = 1 + max(shape.layer for shape in network.shapes)
         self._marks = tuple(_marks_shape(first + i, place) for i, place in enumerate(places))
         self._born = Growing((), "int64")  # birth -> node
@@ -136,10 +137,11 @@ class Traced:
             spoilt = [
                 reading.node
                 for place, reading in enumerate(readings)
-                if reading.node != clean[count]
+                if reading.node != self.histories.read(place, clean, count)
                 and (
                     self._is_own(reading.node, tokens, count, cached)
-                    or self.histories.tokens(reading.node, place) == tokens[:count]
+                    or self.histories.tokens(reading.node, place)
+                    == tokens[self.histories.begin(place, count) : count]
                 )
             ]
             if not spoilt:
@@ -159,7 +161,7 @@ class Traced:
     ) -> Fault | None:
         for place, reading in enumerate(readings):
             stray = reading.stray
-            if stray is None and reading.node == clean[at]:
+            if stray is None and reading.node == self.histories.read(place, clean, at):
                 continue
             found = stray or Stray(Pos(at - 1), reading.node)
             kind = self.histories.places[place]
@@ -170,7 +172,7 @@ class Traced:
                 token=at,
                 position=found.position,
                 holds=self.histories.tokens(found.node, place),
-                expected=tokens[: found.position + 1],
+                expected=tokens[self.histories.begin(place, found.position) : found.position + 1],
             )
         return None
 
