@@ -62,7 +62,11 @@ class Watch:
 
 
 def play(
-    workload: Mapping[str, Any], *, provenance: bool = True, watch: Watch | None = None
+    workload: Mapping[str, Any],
+    *,
+    patches: tuple[str, ...] = (),
+    provenance: bool = True,
+    watch: Watch | None = None,
 ) -> Journey:
     network = build(spec_of(workload["model"]), "ring")
     more = {
@@ -70,9 +74,8 @@ def play(
         "chat_template": workload["template"],
         "provenance": provenance,
     }
-    engine = MlxLm(
-        Profile("mlx-lm", workload["version"]), network=network, options=workload["options"] | more
-    )
+    profile = Profile("mlx-lm", workload["version"], patches)
+    engine = MlxLm(profile, network=network, options=workload["options"] | more)
     if watch is not None:
         watch.of(engine)
     oracle = Oracle(network)
@@ -128,5 +131,6 @@ def _request(engine: MlxLm, request: Mapping[str, Any]) -> Request:
         messages=tuple(Message(**each) for each in request.get("messages", ())),
         predict=request["max_tokens"],
         reply=as_tokens(request["reply"]),
+        drafts=tuple(map(as_tokens, request["drafts"])) if "drafts" in request else None,
         options={name: request[name] for name in ("seed", "stop_words") if name in request},
     )

@@ -1,13 +1,19 @@
 """Random workloads, parallel ones too: what is right, what is wrong, and where it says so."""
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from journeys import Journey, Watch, play, play_staggered
 
-from cachesim.real.mlx_lm.server_workloads import PLAYED, Workload, draw_workload
+from cachesim.real.mlx_lm.server_workloads import (
+    PLAYED,
+    Workload,
+    draw_workload,
+    drawn_drafts,
+)
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 NUMBERS = st.integers(0, 10**6)
@@ -61,6 +67,35 @@ def test_the_newest_release_is_right_whoever_joins_when(
 
     assert (0, 0) == (journey.wrong, journey.unsound)
     assert losses_add_up(journey)
+
+
+def drafted(family: str, number: int, drafts: int) -> Workload:
+    """The workload of that number with a draft model, and a window that no reply crosses."""
+    workload, random = drawn("0.32.2", family, number), Random(number)
+    kept = {name: value for name, value in workload["options"].items() if "kv_" not in name}
+    draft = {"draft_model": random.choice(("self", "dense")), "num_draft_tokens": drafts}
+    for request in (each for group in workload["steps"] for each in group):
+        request["drafts"] = drawn_drafts(random, request, drafts)
+    model = workload["model"] | ({"window": 4096} if "window" in workload["model"] else {})
+    return workload | {"options": kept | draft, "model": model}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama4"])
+@settings(max_examples=5)
+@given(number=NUMBERS, drafts=st.integers(1, 3))
+def test_a_draft_model_spoils_nothing_where_keys_end_with_their_states(
+    family: str, number: int, drafts: int
+) -> None:
+    journey = play(drafted(family, number, drafts), patches=("draft-key",))
+
+    assert (0, 0) == (journey.wrong, journey.unsound)
+    assert losses_add_up(journey)
+
+
+def test_without_the_cure_a_draft_model_spoils_states() -> None:
+    journeys = [play(drafted("llama", number, 2)) for number in range(6)]
+
+    assert 0 < sum(each.unsound for each in journeys)
 
 
 @settings(max_examples=6)
