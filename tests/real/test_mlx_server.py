@@ -159,7 +159,8 @@ def test_every_tensor_of_a_family_gets_a_name(name: str, tmp_path: Path) -> None
     layers = {key.split("layers.")[1].split(".")[0] for key in tensors if "layers." in key}
 
     assert {str(layer) for layer in range(len(spec.layers))} == layers
-    assert spec.vocabulary == order["arguments"]["vocab_size"]
+    arguments = order["arguments"].get("text_config", order["arguments"])
+    assert spec.vocabulary == arguments["vocab_size"]
     assert name == family_of(spec).name
 
 
