@@ -115,8 +115,7 @@ class Family(Generic[R, S]):
         if self.check_model is not None:
             self.check_model(spec)
         elif spec.chunked:
-            able = ", ".join(each.name for each in FAMILIES.values() if each.check_model)
-            msg = f"{self.name} has no rules for chunked windows here; {able} has: leave them out"
+            msg = f"{self.name} has no rules for chunked windows here: leave `chunked` out"
             raise SpecError(msg)
 
     # -- releases ----------------------------------------------------------------------------
