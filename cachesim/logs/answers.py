@@ -37,6 +37,8 @@ def wrong_answers(workload: Workload, profile: str, options: dict[str, Any]) -> 
     wrong = 0
     try:
         for what, number in workload.order:
+            if what == "erase":
+                continue
             asked = workload.asked[number]
             if what == "launch":
                 tickets[number] = engine.submit(_request(asked, profile))

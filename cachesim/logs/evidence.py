@@ -160,6 +160,8 @@ def common_with_holder(
     [N, end)        refused: memory was asked to keep what is equal, and could not
     cached          where nothing stood in the way, and the log would say so if it did
     """
+    if request.moved:  # chunks were moved behind it
+        return printed(request.moved[0][1])
     seen = request.refused_at if request.depth is None else request.depth[0]
     if request.depth is None and request.one_token and whole is not None:
         seen = whole
@@ -173,6 +175,22 @@ def common_with_holder(
     if cached is None:
         return UNKNOWN
     return computed(whole if cached == whole - 1 and request.one_token else cached)
+
+
+def held_before(request: Observed, whole: int | None) -> Interval | None:
+    """How many tokens the slot held when the request came, as far as its lines say.
+
+    sim * length = common = keep * held
+    """
+    if request.search.saved is not None:
+        return Interval(request.search.saved, request.search.saved)
+    if request.depth is not None and request.search.found_keep is None:
+        return Interval(request.depth[1], request.depth[1])
+    common, keep = counts_of(request.sim, whole), float(request.keep or 0)
+    if common is None or keep <= HALF_STEP or not common.low:
+        return None
+    low, high = ceil(common.low / (keep + HALF_STEP)), floor(common.high / (keep - HALF_STEP))
+    return Interval(low, high) if low <= high else None
 
 
 def _from_bound(request: Observed, whole: int | None, window: int) -> Known:
@@ -201,6 +219,7 @@ __all__ = [
     "Lengths",
     "common_with_holder",
     "counts_of",
+    "held_before",
     "lengths_of",
     "share_done",
     "with_length_from_ratios",

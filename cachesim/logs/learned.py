@@ -99,7 +99,7 @@ def _shifted(_: ServerLog, request: Observed, fields: Fields) -> None:
 
 
 def _chunk(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.chunks += int(fields["size"])
+    request.moved.append((int(fields["was"]), int(fields["at"]), int(fields["size"])))
 
 
 def _released(_: ServerLog, request: Observed, fields: Fields) -> None:

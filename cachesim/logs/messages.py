@@ -91,7 +91,11 @@ SLOT_PATTERNS: Final = (
         "context shift, n_keep",
         r"n_keep = (?P<keep>\d+), n_left = (?P<left>-?\d+), n_discard = (?P<discard>-?\d+)",
     ),
-    _pattern("chunk", "reusing chunk with size", r"size (?P<size>\d+)"),
+    _pattern(
+        "chunk",
+        "reusing chunk with size",
+        r"size (?P<size>\d+), shifting KV cache \[(?P<was>\d+), \d+\) -> \[(?P<at>\d+),",
+    ),
     _pattern(
         "drafts",
         "draft acceptance",
@@ -184,7 +188,6 @@ SERVER_PATTERNS: Final = (
     _pattern("room", "making room", r"(?P<all>making)"),
     _pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
     _pattern("cancelled", "cancel task", r"id_task = (?P<task>\d+)"),
-    _pattern("http", "done request:", r"(?P<method>[A-Z]+) (?P<path>\S+) \S+ (?P<status>\d+)"),
     _pattern("chat", "Chat format:", r"format: (?P<format>\S+)"),
     _pattern(
         "too-long",

@@ -67,7 +67,7 @@ class Observed:
     held_after: int | None = None
     truncated: bool = False
     shifts: list[tuple[int, int]] = field(default_factory=list)  # left, discarded
-    chunks: int = 0
+    moved: list[tuple[int, int, int]] = field(default_factory=list)  # from where, to where, tokens
     cancelled: bool = False
     too_long: bool = False
     is_child: bool = False
@@ -85,7 +85,7 @@ class Observed:
 class Moment:
     """Something that happened to the server, in the order of the log."""
 
-    what: Literal["launched", "cancelled", "released", "restored-slot", "erased-slot"]
+    what: Literal["launched", "cancelled", "released", "erased"]
     request: int = -1  # its number
     slot: int = -1
     line: int = 0

@@ -119,10 +119,14 @@ def play_otherwise(
 def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> Otherwise:
     """Play a workload on a server."""
     player = Player(profile, workload.spec, options)
+    files = (each.file for each in workload.asked.values())
+    player.saved_after = frozenset(file[0] for file in files if file is not None)
     found = Otherwise(profile, dict(options))
     for what, number in workload.order:
         if what == "launch":
             player.launch(workload.asked[number])
+        elif what == "erase":
+            player.erase(number)
         else:
             found.replayed[number] = player.run_until(number)
         found.peak_bytes = max(found.peak_bytes, player.held_bytes())

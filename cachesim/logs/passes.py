@@ -37,6 +37,7 @@ def rebuild(
             marks=_merged(best.marks, _marks_wanted(best)),
             grafts=best.hints.grafts | best.grafts,
             lengths=best.hints.lengths | _lengths_wanted(best),
+            files=best.hints.files | best.files,
         )
         if hints == best.hints:
             break

@@ -18,7 +18,8 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Tokens
+from cachesim.scenario.session import SlotFiles
+from cachesim.units import Token, Tokens
 
 MOST_TURNS: Final = 200_000
 """Turns of the loop in which a request must come to its end."""
@@ -44,6 +45,7 @@ class Asked:
     cache_prompt: bool = True
     user_starts: tuple[int, ...] = ()
     cancel_at: int | None = None  # tokens in the slot at which the client goes away
+    file: tuple[int, int] | None = None  # saved after that request, read back into this slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +70,23 @@ class Player:
 
     def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
         self.profile = profile
-        engine = Engine.create(profile, model=spec, options=dict(options), arithmetic="counts")
+        engine = Engine.create(
+            profile, model=spec, options=dict(options), arithmetic="counts", store=SlotFiles()
+        )
         assert isinstance(engine, LlamaCpp)  # noqa: S101 - the profile says so
         self.engine = engine
         self.knows_messages = knows_messages(profile)
         self.tickets: dict[int, Ticket] = {}
         self.asked: dict[int, Asked] = {}
         self.seen: dict[int, int] = {}  # events there were when a request came
+        self.saved_after = frozenset[int]()  # requests after which their slot goes to a file
         self.dead = False
 
     def fork(self) -> "Player":
         """The same server at the same moment, to try something on."""
         twin = Player.__new__(Player)
         twin.profile, twin.knows_messages, twin.dead = self.profile, self.knows_messages, self.dead
-        twin.engine = deepcopy(self.engine)
+        twin.engine, twin.saved_after = deepcopy(self.engine), self.saved_after
         twin.tickets, twin.asked, twin.seen = (
             self.tickets.copy(),
             self.asked.copy(),
@@ -97,8 +102,25 @@ class Player:
         """Bytes of the parked conversations and of the slots' checkpoints, as the server counts."""
         return self.engine.held_bytes()
 
+    def erase(self, slot: int) -> None:
+        """A client empties an idle slot."""
+        if not self.dead:
+            self.engine.slot_erase(slot)
+            self.engine.take_in()
+
+    def read_back(self, request: int, slot: int) -> None:
+        """Fill a slot from the file that was written after a request, if it was."""
+        self.engine.slot_restore(slot, str(request))
+        self.engine.take_in()
+        prompt = self.engine.server.slots[slot].prompt
+        rope = Rope()
+        rope += prompt.tokens  # files hold numbers
+        prompt.tokens = cast("list[Token]", rope)
+
     def launch(self, asked: Asked) -> None:
         """Put a request into the queue, and have it given a slot if nobody else is at work."""
+        if asked.file is not None and not self.dead:
+            self.read_back(*asked.file)
         options: dict[str, Any] | None = None
         if asked.user_starts and self.knows_messages:
             spans = [{"role": "user", "start": at} for at in asked.user_starts]
@@ -182,6 +204,9 @@ class Player:
         self.asked.pop(number, None)
         reply = self.engine.reply(ticket)
         events = tuple(self.engine.events[self.seen.pop(number) :])
+        if number in self.saved_after and reply is not None and reply.slot is not None:
+            self.engine.slot_save(int(reply.slot), str(number))
+            self.engine.take_in()
         if not self.tickets:
             self.engine.forget(ticket)
         return FAILED if reply is None else replayed(reply, events)

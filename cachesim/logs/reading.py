@@ -7,7 +7,6 @@ processing task          launched: from here on the slot's lines are this reques
 stop processing          released
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -18,8 +17,6 @@ from cachesim.logs.messages import Fields, message_of
 from cachesim.logs.observed import MLX, Compared, Moment, Observed, Road, Search, ServerLog
 from cachesim.logs.startup import RESTART, facts_of, foreign_in
 from cachesim.logs.styles import style_in
-
-SLOT_PATH: Final = re.compile(r"/slots/(\d+)\?action=(restore|erase)")
 
 
 class Reader:
@@ -108,6 +105,8 @@ class Reader:
         if name == "idle-saved":
             self._idle = True
             return
+        if name == "slot-cleared" and not self._active:  # servers clear them beside other work
+            self.server.moments.append(Moment("erased", -1, slot, line.number))
         request = self._active.get(slot)
         if request is None or (line.task not in {None, -1} and request.task != line.task):
             if line.task in {None, -1}:
@@ -275,15 +274,6 @@ class Reader:
         del line, fields
         self._chats.append(True)
 
-    def on_http(self, line: Line, fields: Fields) -> None:
-        """A call was answered: of interest where it changed a slot."""
-        found = SLOT_PATH.search(fields["path"])
-        if found is not None and fields["status"] == "200":
-            what = "restored-slot" if found[2] == "restore" else "erased-slot"
-            self.server.moments.append(
-                Moment(what, -1, int(found[1]), line.number)  # type: ignore[arg-type]
-            )
-
     def on_too_long(self, line: Line, fields: Fields) -> None:
         """A prompt does not fit; the slot is released at once."""
         del line
@@ -312,7 +302,6 @@ SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
     "entry": Reader.on_entry,
     "cancelled": Reader.on_cancel,
     "chat": Reader.on_chat,
-    "http": Reader.on_http,
     "too-long": Reader.on_too_long,
 }
 """Message -> what the server learns from it."""

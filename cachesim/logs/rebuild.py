@@ -14,14 +14,17 @@ from typing import Final
 
 from cachesim.engines.rope import LONGEST, Rope
 from cachesim.logs.evidence import (
+    Interval,
     Lengths,
     common_with_holder,
     counts_of,
+    held_before,
     lengths_of,
     share_done,
     with_length_from_ratios,
 )
 from cachesim.logs.known import Known, bounded, computed
+from cachesim.logs.marks import mark_states, mark_turn, starts_in
 from cachesim.logs.observed import Moment, Observed, ServerLog
 from cachesim.logs.player import Asked, Player
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
@@ -36,6 +39,7 @@ from cachesim.logs.ways import (
     joints_of,
     likely,
     with_entries,
+    with_moved,
     with_slot,
 )
 
@@ -44,8 +48,6 @@ MOST_WAYS: Final = 24
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 """Texts of one request: what is new in it, its reply, what came before the log and its reply."""
-TURN: Final = 3
-"""Tokens between what a reply leaves in the slot and the next message."""
 
 
 class Rebuilder:
@@ -70,6 +72,7 @@ class Rebuilder:
         self.player = Player(settings.profile, settings.spec, settings.values)
         self.hints = hints
         marks = {text: set(places) for text, places in hints.marks.items()}
+        self.player.saved_after = frozenset(hints.files.values())
         self.replay = Replay(log, settings, hints=hints, marks=marks)
         self.progress = progress
 
@@ -84,6 +87,9 @@ class Rebuilder:
                 self._arrive(running, moment)
                 if self._launch(self.replay.requests[moment.request]):
                     running.append(moment.request)
+            elif moment.what == "erased" and moment.slot < len(self.player.held()[0]):
+                self.player.erase(moment.slot)
+                self.replay.order.append(("erase", moment.slot))
             elif moment.request in running:
                 self._finish(moment.request)
                 running.remove(moment.request)
@@ -137,6 +143,10 @@ class Rebuilder:
         request, lengths = rebuilt.observed, rebuilt.lengths
         if lengths.prompt.value is None or request.is_child:
             return False
+        file: tuple[int, int] | None = None
+        if request.number in self.hints.files:
+            file = self.hints.files[request.number], request.slot
+            self.player.read_back(*file)
         ways = self._ways(rebuilt)
         if not self.likeliest_first:
             ways = ways[::-1]
@@ -146,7 +156,8 @@ class Rebuilder:
         rebuilt.ways = len(ways)
         self._compare_with_all(request, chosen.prompt)
         asked = self._asked(rebuilt, chosen)
-        rebuilt.asked, rebuilt.common, rebuilt.holder = asked, chosen.common, chosen.holder
+        rebuilt.asked = replace(asked, file=file)
+        rebuilt.common, rebuilt.holder = chosen.common, chosen.holder
         self.player.launch(asked)
         self.replay.order.append(("launch", request.number))
         return True
@@ -212,15 +223,16 @@ class Rebuilder:
         length = 1 if trial else max(1, reply_length, (cancel or 0) + 1)
         reply = self.new_text(request, REPLY, length)
         if not trial:
-            self._mark(rebuilt, way.prompt)
-            self._mark_turn(rebuilt, way)
+            told = self.player.knows_messages
+            mark_states(self.replay, rebuilt, way.prompt, told=told)
+            mark_turn(self.replay, rebuilt, way, told=told and self.verbose)
         return Asked(
             number=request.number,
             prompt=way.prompt,
             reply=reply,
             slot=self._slot_wanted(request),
             cache_prompt=way.cache_prompt,
-            user_starts=self.starts_in(way.prompt),
+            user_starts=starts_in(self.replay.marks, way.prompt),
             cancel_at=cancel,
         )
 
@@ -255,52 +267,6 @@ class Rebuilder:
             prompt += self.new_text(request, FRESH, whole - len(prompt))
         return prompt
 
-    # --- messages
-
-    def starts_in(self, prompt: Rope) -> tuple[int, ...]:
-        """Where user messages begin in a prompt, as far as is known."""
-        starts: list[int] = []
-        at = 0
-        if not self.replay.marks:
-            return ()
-        for text, first, last in prompt.runs:
-            places = self.replay.marks.get(text, ())
-            starts += (at + place - first for place in places if first <= place < last)
-            at += last - first
-        return tuple(sorted(starts))
-
-    def _mark(self, rebuilt: Rebuilt, prompt: Rope) -> None:
-        """Checkpoints that nothing else explains were taken where a user's message begins."""
-        request = rebuilt.observed
-        if not request.created or not self.player.knows_messages:
-            return
-        whole = len(prompt)
-        options = self.settings.values
-        ubatch = int(options.get("ubatch_size", 512))
-        batch = int(options.get("batch_size", 2048))
-        cached = rebuilt.lengths.cached.value or 0
-        usual = {whole - 4, whole - 4 - ubatch, cached}
-        for _, _, place in request.created:
-            of_a_batch = (place - cached) % batch == 0
-            if place not in usual and not of_a_batch and cached < place < whole:
-                text, offset = place_of(prompt, place)
-                self.replay.marks.setdefault(text, set()).add(offset)
-
-    def _mark_turn(self, rebuilt: Rebuilt, way: Way) -> None:
-        """Where no line tells of messages a chat's next turn is taken to begin after the reply's
-        last token and what templates put at its end (`<|im_end|>`, a line end).
-        """
-        request, whole = rebuilt.observed, len(way.prompt)
-        common = way.common.value or 0
-        told = self.player.knows_messages and self.verbose
-        if told or not request.is_chat or not way.goes_on:
-            return
-        if common >= whole - TURN:
-            return
-        text, place = place_of(way.prompt, common)
-        if place == 0:
-            self.replay.marks.setdefault(text, set()).add(TURN)
-
     # --- ways
 
     def _ways(self, rebuilt: Rebuilt) -> list[Way]:
@@ -311,6 +277,7 @@ class Rebuilder:
         if rebuilt.lengths.prompt.how == "bounded":
             rebuilt.lengths = with_length_from_ratios(rebuilt.lengths, request, held, parked)
         whole = rebuilt.lengths.prompt.value or 0
+        self._note_file(request, held_before(request, whole), len(held))
         if not len(held) and self._holds_something(request):
             held = self._invent(request, whole) or held
             slots, parked = self.player.held()
@@ -336,6 +303,15 @@ class Rebuilder:
                 return [Way(prompt, exact, f"slot {request.slot}")]
             ways = [Way(prompt, computed(0), "nothing")]
         return ways[:MOST_WAYS]
+
+    def _note_file(self, request: Observed, held: Interval | None, replayed: int) -> None:
+        """Another length than the replay's is that of a former slot: a file was read back."""
+        if held is None or replayed in held:
+            return
+        earlier = self.log.requests[: request.number]
+        fits = [each.number for each in earlier if (each.held_after or -1) in held]
+        if fits:
+            self.replay.files.setdefault(request.number, fits[-1])
 
     def _holds_something(self, request: Observed) -> bool:
         """Whether the log says that the slot held tokens that the replay knows nothing of."""
@@ -384,7 +360,8 @@ class Rebuilder:
                 if which in seen:
                     continue
                 seen.add(which)
-                prompt = self._filled(rebuilt.observed, rope[:common], rope, whole)
+                start = with_moved(rope[:common], rope, rebuilt.observed)
+                prompt = self._filled(rebuilt.observed, start, rope, whole)
                 known = bounded(common, bounds.low, bounds.high)
                 goes_on = 0 < common == len(rope)
                 at_joint = common in joints_of(rope)

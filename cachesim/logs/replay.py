@@ -44,6 +44,7 @@ class Hints:
     marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
     grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
     lengths: dict[int, int] = field(default_factory=dict)  # cancelled request -> its prompt's
+    files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Replay:
     requests: list[Rebuilt] = field(default_factory=list)
     marks: dict[int, set[int]] = field(default_factory=dict)
     grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
+    files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
     invented: list[Asked] = field(default_factory=list)  # what came before the log begins
     order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
 

@@ -22,9 +22,24 @@ NEARLY: Final = 0.95
 """A part that is as good as all."""
 
 
-def says_of(request: Observed, common: Known, lengths: Lengths) -> list[str]:
-    """What the log says, in the order of its lines."""
-    return [*_choice(request), *_memory(request), *_parting(request, common, lengths)]
+def says_of(
+    request: Observed, common: Known, lengths: Lengths, after: int | None = None
+) -> list[str]:
+    """What the log says, in the order of its lines; `after`: whose slot it found (a slot file)."""
+    return [
+        *_choice(request),
+        *_filled(after),
+        *_memory(request),
+        *_parting(request, common, lengths),
+    ]
+
+
+def _filled(after: int | None) -> Iterator[str]:
+    if after is not None:
+        yield (
+            f"Its slot held as much as one did after request {after}, and not what it held last: "
+            "taken for a slot file that was read back."
+        )
 
 
 def _choice(o: Observed) -> Iterator[str]:
@@ -52,8 +67,9 @@ def _memory(o: Observed) -> Iterator[str]:
         yield "No checkpoint qualified: forcing full prompt re-processing."
     if o.refused_cut:
         yield "Memory refused to be cut, and was cleared."
-    if o.chunks:
-        yield f"{o.chunks:,} tokens were moved into place (`--cache-reuse`)."
+    if o.moved:
+        tokens = sum(size for _, _, size in o.moved)
+        yield f"{tokens:,} tokens were moved into place (`--cache-reuse`)."
     for left, discarded in o.shifts:
         yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
 

@@ -250,9 +250,17 @@ def _options(log: ServerLog, release: str) -> dict[str, Setting]:
         options["ctx_checkpoints"] = Setting(0, "printed")
     if "min-step" in facts and release in FAMILY.having(FAMILY.option("checkpoint_min_step")):
         options["checkpoint_min_step"] = Setting(int(facts["min-step"]), "printed")
-    options |= _threshold(log)
-    if "swa-full" in facts:
+    return options | _threshold(log) | _features(log, release)
+
+
+def _features(log: ServerLog, release: str) -> dict[str, Setting]:
+    """What is off unless a user asks for it, and left its mark."""
+    options: dict[str, Setting] = {}
+    if "swa-full" in log.facts:
         options["swa_full"] = Setting(value=True, how="printed")
+    moved = [size for r in log.requests for _, _, size in r.moved]
+    if moved and release in FAMILY.having(FAMILY.option("cache_reuse")):
+        options["cache_reuse"] = Setting(min(moved), "assumed")  # or less
     if any(r.shifts for r in log.requests):
         options["context_shift"] = Setting(value=True, how="computed")
     return options

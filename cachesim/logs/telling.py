@@ -127,6 +127,12 @@ def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, An
     ]
 
 
+def _file_of(rebuilt: Rebuilt) -> int | None:
+    """The request after which a slot file was saved that was read back before this one."""
+    file = None if rebuilt.asked is None else rebuilt.asked.file
+    return None if file is None else file[0]
+
+
 def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     """One request: the log's numbers, the replay's, and what lies between equal and reused."""
     observed, lengths, replayed = each.observed, each.lengths, each.replayed
@@ -165,7 +171,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
         "again": None if equal is None else max(0, equal - (cached or 0)),
         "why": why,
-        "log_says": says_of(observed, each.common, lengths),
+        "log_says": says_of(observed, each.common, lengths, _file_of(each)),
         "checkpoints": [
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
         ],

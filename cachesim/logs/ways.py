@@ -116,6 +116,19 @@ def joints_of(rope: Rope) -> list[int]:
     return list(accumulate(last - first for _, first, last in rope.runs))
 
 
+def with_moved(prompt: Rope, held: Rope, request: Observed) -> Rope:
+    """A prompt's beginning, and the chunks that were moved behind it (`--cache-reuse`).
+
+    held      [ a ......... )( b .. )( c ......... )
+    prompt    [ a ......... )( c ......... )( new  )      b is gone: c is moved to the left
+    """
+    longer = prompt[:]
+    for was, at, size in request.moved:
+        if at == len(longer) and was + size <= len(held):
+            longer += held[was : was + size]
+    return longer
+
+
 def is_of_road(request: Observed, way: Way, held: Rope, least: float) -> bool:
     """Whether a slot that holds this would have been chosen on the way that the log names.
 

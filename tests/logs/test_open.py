@@ -252,3 +252,68 @@ def test_chats_begin_with_the_same_token_and_their_turns_after_the_reply() -> No
         assert third is not None
         assert second.prompt.common(first.prompt) == equal
         assert third.user_starts == starts
+
+
+def of_may(text: str) -> Replay:
+    return replayed(text, model="dense", profile="b9093")
+
+
+def may(task: int, chosen: str, *messages: str, length: int, read: int, said: int) -> str:
+    """A request of May, whose server prints lengths, depths and cuts."""
+    at = length - read
+    return (
+        launched(task, chosen, level=MAY)
+        + says(task, f"new prompt, n_ctx_slot = 4096, task.n_tokens = {length}", level=MAY)
+        + says(task, *messages, f"n_tokens = {at}, memory_seq_rm [{at}, end)", level=MAY)
+        + answered(task, read=read, said=said, level=MAY)
+        + released(task, length + said - 1, level=MAY)
+    )
+
+
+MAYS_SIMILAR = "LCP similarity, sim_best = {sim} (> 0.100 thold), f_keep = {keep}"
+
+
+def test_a_slot_that_holds_what_it_held_long_ago_was_read_from_a_file() -> None:
+    again = MAYS_SIMILAR.format(sim="0.923", keep="0.952")
+    replay = of_may(
+        may(1, NEVER, length=60, read=60, said=4)
+        + may(2, EARLIER, length=50, read=50, said=4)
+        + may(3, again, length=65, read=5, said=4)
+    )
+    own, *_ = answers([replay], ["b9538"])
+
+    third = replay.requests[2].asked
+    assert third is not None
+    assert third.file == (0, 0)
+    assert cached(replay) == [(0, 0), (0, 0), (60, 60)]
+    assert own["processed"] == 60 + 50 + 5
+
+
+def test_chunks_that_were_moved_come_from_where_the_line_says() -> None:
+    replay = of_may(
+        may(1, NEVER, length=60, read=60, said=4)
+        + may(
+            2,
+            MAYS_SIMILAR.format(sim="0.189", keep="0.159"),
+            "reusing chunk with size 40, shifting KV cache [20, 60) -> [10, 50)",
+            length=53,
+            read=3,
+            said=4,
+        )
+    )
+
+    assert replay.settings.values["cache_reuse"] == 40
+    assert replay.requests[1].common.value == 10
+    assert cached(replay) == [(0, 0), (50, 50)]
+
+
+def test_an_idle_slot_that_is_cleared_was_emptied_by_a_client() -> None:
+    cleared = "slot prompt_clear: id  0 | task -1 | clearing prompt with 63 tokens\n"
+    replay = of_may(
+        may(1, NEVER, length=60, read=60, said=4)
+        + cleared
+        + may(2, EARLIER, length=60, read=60, said=2)
+    )
+
+    assert ("erase", 0) in replay.order
+    assert cached(replay) == [(0, 0), (0, 0)]
