@@ -8,8 +8,9 @@ import pytest
 
 from cachesim.errors import InputError
 from cachesim.logs.dump import read_dump
-from cachesim.logs.live import About, Live
+from cachesim.logs.live import Live
 from cachesim.logs.recorded import told_of_dump
+from cachesim.logs.whole import Wanted
 
 SYSTEM = "You are a careful assistant. " * 20
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("read", "write", "run")]
@@ -123,7 +124,7 @@ def test_a_number_that_no_request_reaches_is_no_count() -> None:
     requests = read_dump("recorded.jsonl", BytesIO(lines))
 
     assert [None, None] == [each.prompt_tokens for each in requests]
-    assert 2 == len(Live(About(profile="llama.cpp@b9538")).add_all(requests))
+    assert 2 == len(Live(Wanted(profile="llama.cpp@b9538")).add_all(requests))
 
 
 def test_counts_come_from_usage_or_timings() -> None:
