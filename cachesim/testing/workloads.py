@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Family, family_of
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.draws import Draws
@@ -65,7 +65,7 @@ def draw_workload(
         if slots > 1:
             step = _placed(draws, step, slots, first=alone)
         elif not family.has_slots:
-            step = _batched(draws, step, family.asks, first=alone)
+            step = _batched(draws, step, family, first=alone)
         steps.append(step)
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
@@ -130,13 +130,15 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
     return replace(step, **changes)
 
 
-def _batched(draws: Draws, step: Step, asks: Mapping[str, Any], *, first: bool) -> Step:
-    """Together with the one before; or with fields that the server serves on another path."""
+def _batched(draws: Draws, step: Step, family: Family[Any, Any], *, first: bool) -> Step:
+    """With the one before, or while it runs; or with fields that are served on another path."""
     changes: dict[str, Any] = {}
     if not first and draws.integer(0, 4) == 4:
         changes["with_previous"] = True
-    if asks and draws.integer(0, 4) == 4:
-        changes["options"] = dict(asks)
+        if family.interrupts:
+            changes["turns"] = draws.integer(0, 3)
+    if family.asks and draws.integer(0, 4) == 4:
+        changes["options"] = dict(family.asks)
     return replace(step, **changes)
 
 

@@ -35,7 +35,7 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
     [
         ("vllm-store-brings-states", "no external store"),
         ("vllm-39273-plain-step-after-drafts", "n-grams"),
-        ("vllm-56525-published-not-written", "never left half done"),
+        ("vllm-57580-withdrawn-before-it-ran", "never left half done"),
     ],
 )
 def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: str) -> None:

@@ -66,9 +66,9 @@ class BlocksPublished(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWritten(
-    Event, tone="quiet", says="{chunks} chunks have run: what was published is written"
+    Event, tone="quiet", says="{chunks} chunks have run: what was published for them is written"
 ):
-    """The chunks of a step have run: what it published is written now."""
+    """The chunks of a step have run: what was published for them is written now."""
 
     chunks: int
 
@@ -99,10 +99,24 @@ class BlockCopied(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPreempted(
-    Event, tone="loss", says="blocks ran out: the request gives all of its back and starts over"
-):
-    """Blocks ran out: the request gave all of its back and will be computed again."""
+class RequestPreempted(Event, tone="loss"):
+    """Blocks ran out: the request gave all of its back and will be computed again.
+
+    `unwritten` are the blocks that this step had published for it and will not write; `taken_back`
+    says whether they lost their ids.
+    """
+
+    unwritten: int = 0
+    taken_back: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What it gave back, and what is left behind."""
+        lost = "blocks ran out: the request gives all of its back and starts over"
+        if not self.unwritten:
+            return lost
+        left = "lose their ids" if self.taken_back else "keep their ids until they are taken"
+        return f"{lost}; {self.unwritten} published blocks will not be written: they {left}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +129,18 @@ class DraftsVerified(Event, tone="plain", says="{accepted} of {proposed} drafts 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAborted(Event, tone="warn"):
-    """The client went away; `unwritten` blocks had been published and will not be written."""
+    """The client went away; a chunk that was scheduled for it runs all the same, or is skipped."""
 
-    unwritten: int
+    scheduled: bool = False
+    skipped: bool = False
 
     @property
     def sentence(self) -> str:
-        """What is left behind."""
-        if not self.unwritten:
+        """What becomes of its chunk."""
+        if not self.scheduled:
             return "the request is aborted"
-        return f"the request is aborted; {self.unwritten} published blocks will not be written"
+        fate = "never runs" if self.skipped else "runs all the same"
+        return f"the request is aborted; its chunk of the scheduled step {fate}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

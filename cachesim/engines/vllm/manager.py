@@ -56,6 +56,7 @@ class KVCacheManager:
         self.managers = self.coordinator.managers
         self.on_published: Callable[[Request, Published], None] | None = None
         self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
+        self.unwritten: dict[int, Published] = {}  # of the step that is scheduled, by request
 
     def get_computed_blocks(self, request: Request) -> Hit:
         """The cached prefix of a request; at least one token is left to compute."""
@@ -101,7 +102,8 @@ class KVCacheManager:
             [manager.allocate_new_blocks(request, num_slots, num_main) for manager in self.managers]
         )
         if self.enable_caching:
-            self.cache_blocks(request, min(num_main, request.num_tokens))
+            published = self.cache_blocks(request, min(num_main, request.num_tokens))
+            self.unwritten[request.id] = published
         return new
 
     def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:
@@ -138,16 +140,26 @@ class KVCacheManager:
             if num_external > 0:
                 manager.allocate_external_computed_blocks(request, num_local, num_external)
 
-    def cache_blocks(self, request: Request, num_computed: int) -> None:
+    def cache_blocks(self, request: Request, num_computed: int) -> Published:
         """Give full blocks their ids: published, whether or not they have been written."""
         published = self.coordinator.cache_blocks(request, num_computed)
         if self.on_published is not None:
             self.on_published(request, published)
+        return published
 
     def free(self, request: Request) -> None:
-        """Give all of a request's blocks back."""
+        """Give all of a request's blocks back; what will not be written keeps its ids (#43569)."""
+        unwritten = self.unwritten.pop(request.id, ())
+        if self.rules.scheduler.withdraws_unwritten:
+            for _, blocks in unwritten:
+                for block in blocks:
+                    self.pool.evict(block)
         for manager in self.managers:
             manager.free(request)
+
+    def written(self, request: Request) -> None:
+        """What was published for a request has been written."""
+        self.unwritten.pop(request.id, None)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
         """Copies to be made before the step runs: group, source, target. Both are held."""

@@ -7,6 +7,7 @@ from typing import Final
 from cachesim.engines.option import option
 from cachesim.engines.vllm.groups import GroupSpec, StateMode, cdiv
 from cachesim.engines.vllm.rules import Rules
+from cachesim.engines.vllm.scheduler import Limits
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 
@@ -112,6 +113,13 @@ class VllmOptions:
         "whether a request is let in only when its whole prompt fits",
         default=True,
     )
+    scheduling_policy: str = option(
+        "--scheduling-policy",
+        "who is served first: who came first, or whose priority is the smaller number",
+        default="fcfs",
+        choices=("fcfs", "priority"),
+        tried=("fcfs", "priority"),
+    )
     async_scheduling: bool = option(
         "--async-scheduling",
         "whether a step is scheduled before the one before it has run: an abort may fall between",
@@ -163,6 +171,20 @@ class VllmOptions:
         """The interval as the manager takes it."""
         interval = self.prefix_cache_retention_interval
         return None if interval == DENSE else interval
+
+    @property
+    def limits(self) -> Limits:
+        """What one step may hold, as the scheduler takes it."""
+        return Limits(
+            budget=self.max_num_batched_tokens,
+            max_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+            reserve_full=self.scheduler_reserve_full_isl,
+            drafts=self.drafts,
+            lookahead=self.drafts if self.use_eagle else 0,
+            use_eagle=self.use_eagle,
+            by_priority=self.scheduling_policy == "priority",
+        )
 
     def groups(self, spec: ModelSpec) -> tuple[GroupSpec, ...]:
         """The groups of a model's layers: full attention, windows, states."""

@@ -109,9 +109,9 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=_lay("runner", plain_path_reads_first=False),
     ),
     Patch(
-        name="56525",
-        pull=56525,
-        about="an aborted request takes back the ids of blocks that it has not written",
+        name="43569",
+        pull=43569,
+        about="who is preempted or aborted takes back the ids of blocks that will not be written",
         fits=ALL,
         lay=_lay("scheduler", withdraws_unwritten=True),
     ),
@@ -162,6 +162,12 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="blocks without an id go to the tail of the queue, as until 0.22",
         fits=SINCE_0240,
         lay=_lay("pool", unhashed_first=False),
+    ),
+    Patch(
+        name="skips-aborted",
+        about="a chunk never runs whose request is aborted in time (as #56525 tells its failure)",
+        fits=ALL,
+        lay=_lay("runner", skips_aborted=True),
     ),
     Patch(
         name="window-one-short",

@@ -27,6 +27,7 @@ class Request:
     preemptions: int = 0
     is_prefill_chunk: bool = False
     reads_cache: bool = True
+    priority: int = 0  # the smaller, the earlier
 
     @classmethod
     def make(
@@ -38,6 +39,7 @@ class Request:
         max_tokens: int,
         extra: object = None,
         reads_cache: bool = True,
+        priority: int = 0,
     ) -> "Request":
         """A request with the ids of its prompt's blocks."""
         request = cls(
@@ -48,9 +50,15 @@ class Request:
             max_tokens=max_tokens,
             root=prefixes.root(extra),
             reads_cache=reads_cache,
+            priority=priority,
         )
         prefixes.extend(request.hashes, tuple(prompt), request.root)
         return request
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Where it stands under the policy `priority`: equals in the order they came."""
+        return self.priority, self.id
 
     @property
     def num_tokens(self) -> int:

@@ -146,7 +146,15 @@ class SchedulerRules:
     """0.32: tokens past the stop of a verified draft are given back."""
 
     withdraws_unwritten: bool = False
-    """#56525 (open): an abort takes back the ids of blocks that were published, not written."""
+    """#43569 (open): who is preempted or aborted takes back the ids of blocks that were published
+    and will not be written; before, they stay, and are hit (#57580)."""
+
+    steps_back_by_place: bool = True
+    """0.28: under priorities the pass over the running requests steps back when its victim stood
+    before it; before, when the victim had a chunk already, so that one may be passed over."""
+
+    goes_on_without_itself: bool = True
+    """0.33: under priorities a request that preempts itself does not end the pass."""
 
     stops_at_interval: bool = False
     """#54076 (open): chunks end at every multiple of the retention interval."""
@@ -168,6 +176,11 @@ class RunnerRules:
     plain_path_reads_first: bool = True
     """#39273, #40875 (open): a step without drafts reads the first speculative state, although
     the step before may have accepted drafts and left the running one further on."""
+
+    skips_aborted: bool = False
+    """Our own defect, after what #56525 says of its failure: the chunk of a request that is aborted
+    before its step has run never runs. The engine core hands a step over as soon as it is
+    scheduled and takes nothing back, so in every release such a chunk runs."""
 
     seeds_in_smallest_block: bool = False
     """#55600: the entry of a hit's state is computed in the smallest block size of all groups."""
@@ -204,6 +217,7 @@ RULES_0300 = replace(
         prompt_stop="floor",
         caches_after_drafts=False,
         returns_cut_tokens=False,
+        goes_on_without_itself=False,
     ),
     runner=replace(RULES_0330.runner, seeds_in_smallest_block=True),
     modes=("align", "all", "none"),
@@ -231,6 +245,7 @@ RULES_0240 = replace(
         chunk_split="uncached-prefix",
         padding="never",
         cap_counts_drafts=False,
+        steps_back_by_place=False,
     ),
 )
 

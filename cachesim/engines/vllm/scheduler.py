@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cachesim.engines.vllm.coordinator import Hit
-from cachesim.engines.vllm.groups import checkpoint_position
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.splitter import Splitter
 
 PLACEHOLDER = -1
 """A draft slot that holds no proposal."""
@@ -56,6 +56,25 @@ class Step:
     preempted: list[Request] = field(default_factory=list)
     running: tuple[Chunk, ...] = ()  # those of requests that ran before this step
 
+    def has(self, request: Request) -> bool:
+        """Whether a chunk of the request is in it."""
+        return any(each.request is request for each in self.chunks)
+
+    def drop(self, request: Request) -> list[Chunk]:
+        """Take out what it has of a request."""
+        out = [each for each in self.chunks if each.request is request]
+        self.chunks = [each for each in self.chunks if each.request is not request]
+        return out
+
+
+@dataclass(slots=True)
+class _Turn:
+    """How far the pass over the running requests is."""
+
+    step: Step
+    budget: int
+    index: int = 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -68,6 +87,7 @@ class Limits:
     drafts: int = 0  # num_speculative_tokens
     lookahead: int = 0
     use_eagle: bool = False
+    by_priority: bool = False  # policy
 
 
 class Scheduler:
@@ -79,15 +99,7 @@ class Scheduler:
         self.rules = manager.rules
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        mamba = next((each for each in manager.groups if each.kind == "mamba"), None)
-        self.state_block = mamba.block if mamba else 0
-        self.splits = mamba is not None and mamba.mode == "align"
-        sizes = manager.sizes
-        self.partial_states = (
-            self.splits
-            and sizes.hash_block < sizes.scheduler_block
-            and manager.coordinator.partial_hits
-        )
+        self.splitter = Splitter.of(manager, budget=limits.budget, use_eagle=limits.use_eagle)
         self.tells_blocks = False  # whether anybody computes in them
         self.on_lookup: Callable[[Request, Hit], None] | None = None
         self.on_deferred: Callable[[Request, Hit, bool], None] | None = None
@@ -99,8 +111,13 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add_request(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
+        """Put a request at the end of the queue, or where its priority puts it."""
         self.waiting.append(request)
+        self._sort_waiting()
+
+    def _sort_waiting(self) -> None:
+        if self.limits.by_priority:
+            self.waiting = deque(sorted(self.waiting, key=lambda each: each.rank))
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -122,21 +139,24 @@ class Scheduler:
         return step
 
     def _schedule_running(self, step: Step) -> int:
-        limits, budget, index = self.limits, self.limits.budget, 0
-        while index < len(self.running) and budget > 0:
-            request = self.running[index]
+        limits = self.limits
+        turn = _Turn(step, budget=limits.budget)
+        while turn.index < len(self.running) and turn.budget > 0:
+            request = self.running[turn.index]
             new = request.num_tokens + len(request.spec_tokens) - request.num_computed
-            new = min(new, budget, limits.max_model_len - request.num_computed - 1)
-            if self.splits:
-                new = self._split(request, new, request.num_computed, 0)
+            new = min(new, turn.budget, limits.max_model_len - request.num_computed - 1)
+            if self.splitter is not None:
+                new = self.splitter.take(request, new, request.num_computed, 0)
             if new == 0:
-                index += 1
+                turn.index += 1
                 continue
-            blocks = self._allocate_or_preempt(request, new, step)
+            blocks = self._allocate_or_preempt(request, new, turn)
             if blocks is None:
+                if limits.by_priority and self.rules.scheduler.goes_on_without_itself:
+                    continue
                 break
-            index += 1
-            budget -= new
+            turn.index += 1
+            turn.budget -= new
             drafts: tuple[int, ...] = ()
             if request.spec_tokens:
                 count = new + request.num_computed - request.num_tokens
@@ -147,21 +167,38 @@ class Scheduler:
             )
             step.chunks.append(chunk)
         step.running = tuple(step.chunks)
-        return budget
+        return turn.budget
 
     def _allocate_or_preempt(
-        self, request: Request, new: int, step: Step
+        self, request: Request, new: int, turn: "_Turn"
     ) -> tuple[list[int], ...] | None:
         """Blocks for a running request; the last in line give theirs up until there are enough."""
         while True:
             blocks = self.manager.allocate_slots(request, new, num_lookahead=self.limits.lookahead)
             if blocks is not None:
                 return blocks
-            victim = self.running.pop()
+            victim = self._victim(turn)
             self._preempt(victim)
-            step.preempted.append(victim)
+            turn.step.preempted.append(victim)
             if victim is request:
                 return None
+
+    def _victim(self, turn: "_Turn") -> Request:
+        """Who gives its blocks up: who came last, or the least urgent of all that run.
+
+        Under priorities that may be one that this step has a chunk of already. The chunk is taken
+        out, and will never run; the ids that its blocks were given stay (#57580).
+        """
+        if not self.limits.by_priority:
+            return self.running.pop()
+        victim = max(self.running, key=lambda each: each.rank)
+        place = self.running.index(victim)
+        del self.running[place]
+        withdrawn = turn.step.drop(victim)
+        turn.budget += sum(each.count for each in withdrawn)
+        if place < turn.index if self.rules.scheduler.steps_back_by_place else withdrawn:
+            turn.index -= 1
+        return victim
 
     def _preempt(self, request: Request) -> None:
         self.manager.free(request)
@@ -170,6 +207,7 @@ class Scheduler:
         request.spec_tokens = []
         request.preemptions += 1
         self.waiting.appendleft(request)
+        self._sort_waiting()
 
     def _schedule_waiting(self, step: Step, budget: int) -> None:
         limits = self.limits
@@ -192,8 +230,8 @@ class Scheduler:
             if padded:
                 new = 1 + limits.drafts
             new = min(new, budget)
-            if self.splits:
-                new = self._split(request, new, start, uncached)
+            if self.splitter is not None:
+                new = self.splitter.take(request, new, start, uncached)
                 if new == 0:
                     break
                 if padded and new != 1 + limits.drafts:
@@ -251,75 +289,6 @@ class Scheduler:
             return 0
         return self.limits.lookahead
 
-    # -- where prefill is cut ----------------------------------------------------------------------
-
-    def _split(self, request: Request, new: int, start: int, uncached: int) -> int:
-        """How many tokens a recurrent model's prefill takes now.
-
-            start        block      block   junction     last boundary   prompt end
-              |------------|----------|--------|--------------|-------------|
-                 a state is left where a chunk ends, so chunks end where one is wanted
-
-        Follows `_mamba_block_aligned_split`.
-        """
-        end_of_prefill = max(request.num_prompt, request.num_tokens - 1)
-        if start >= end_of_prefill:
-            return new
-        if self.rules.scheduler.chunk_split == "stops":
-            return self._split_at_stops(request, new, start, end_of_prefill)
-        size = self.state_block
-        last = self._last_boundary(request)
-        after = start + new
-        if after < last:
-            new = new // size * size
-        elif start < last < after:
-            new = last - start
-        if self.rules.scheduler.chunk_split == "uncached-prefix" and size <= uncached < new:
-            new = uncached // size * size
-        return new
-
-    def _last_boundary(self, request: Request) -> int:
-        size, eagle = self.state_block, self.limits.use_eagle
-        if self.rules.scheduler.prompt_stop == "below-the-end":
-            return checkpoint_position(request.num_tokens, size, drop_eagle_block=eagle)
-        last = request.num_tokens - request.num_tokens % size
-        return max(last - size, 0) if eagle else last
-
-    def _tail_boundary(self, request: Request) -> int:
-        unit, eagle = self.manager.sizes.hash_block, self.limits.use_eagle
-        rule = self.rules.state.tail
-        if rule == "checkpoint":
-            return checkpoint_position(request.num_prompt, unit, drop_eagle_block=eagle)
-        boundary = request.num_prompt // unit * unit
-        return max(boundary - unit, 0) if eagle and rule == "prompt-eagle" else boundary
-
-    def _split_at_stops(self, request: Request, new: int, start: int, end_of_prefill: int) -> int:
-        size = self.state_block
-        last = self._last_boundary(request)
-        end = start + new
-        if end < end_of_prefill:
-            aligned = end // size * size
-            if aligned > start or size <= self.limits.budget:
-                end = aligned
-        tail = self._tail_boundary(request) if self.partial_states else 0
-        junction = request.shared_prefix_boundary
-        stops = (
-            (start // size + 1) * size if start % size else 0,
-            last,
-            tail if last < tail < request.num_prompt else 0,
-            start + (junction - start) // size * size if start < junction < end else 0,
-            self._next_of_interval(start),
-        )
-        end = min((stop for stop in stops if start < stop < end), default=end)
-        return max(end - start, 0)
-
-    def _next_of_interval(self, start: int) -> int:
-        """The next position at which retention would keep a state, if there were one."""
-        interval = self.manager.coordinator.retention
-        if not (interval and self.rules.scheduler.stops_at_interval):
-            return 0
-        return (start // interval + 1) * interval
-
     # -- what came back ----------------------------------------------------------------------------
 
     def update_from_output(self, step: Step, sampled: Sequence[Sequence[int]]) -> list[Request]:
@@ -327,6 +296,7 @@ class Scheduler:
         done = []
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
+            self.manager.written(request)
             if request.status != "running":
                 continue
             if chunk.drafts and tokens:

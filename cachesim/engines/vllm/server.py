@@ -25,7 +25,7 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import Runner
-from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler, Step
+from cachesim.engines.vllm.scheduler import Chunk, Scheduler, Step
 from cachesim.engines.vllm.store import Connector
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.arithmetic import Network
@@ -59,7 +59,7 @@ class Vllm(Engine):
         self.options = asked.fitted(groups, self.rules)
         self._events = EventLog()
         self.manager = self._manager(groups)
-        self.scheduler = Scheduler(self.manager, self._limits())
+        self.scheduler = Scheduler(self.manager, self.options.limits)
         self.computes = arithmetic_of(network) != "counts"
         self.scheduler.tells_blocks = self.computes or self.options.connector != "none"
         self.runner = Runner(
@@ -71,7 +71,7 @@ class Vllm(Engine):
         self.connector = Connector.open(self.options, self.manager, self.runner)
         self._jobs: list[Job] = []
         self._pending: Step | None = None
-        self._published: dict[int, list[int]] = {}  # of the pending step, by request
+        self._published: dict[int, int] = {}  # blocks of the step that is scheduled, by request
         self._lost: set[int] = set()  # keys that were evicted
         self._idle = 0
         self.scheduler.on_lookup = self._looked_up
@@ -95,18 +95,6 @@ class Vllm(Engine):
             use_eagle=options.use_eagle,
             most_in_flight=options.max_num_batched_tokens + extra,
             max_model_len=options.max_model_len,
-        )
-
-    def _limits(self) -> Limits:
-        options = self.options
-        return Limits(
-            budget=options.max_num_batched_tokens,
-            max_seqs=options.max_num_seqs,
-            max_model_len=options.max_model_len,
-            reserve_full=options.scheduler_reserve_full_isl,
-            drafts=options.drafts,
-            lookahead=options.drafts if options.use_eagle else 0,
-            use_eagle=options.use_eagle,
         )
 
     # -- requests ----------------------------------------------------------------------------------
@@ -144,6 +132,7 @@ class Vllm(Engine):
             max_tokens=self._limit(request, room),
             extra=fields.get("cache_salt"),
             reads_cache=request.cache_prompt,
+            priority=fields.get("priority") or 0,
         )
         self.scheduler.add_request(job.request)
         return ticket
@@ -163,23 +152,20 @@ class Vllm(Engine):
         return job.reply() if job.done else None
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client goes away; a chunk of a step that has not run yet never does."""
+        """The client goes away; what was scheduled for it runs, and nobody gets it."""
         job = self._jobs[ticket]
         request = job.request
         if job.done or request is None:
             return
-        unwritten = self._published.pop(request.id, [])
-        if self._pending is not None:
-            self._pending.chunks = [
-                each for each in self._pending.chunks if each.request is not request
-            ]
+        scheduled = self._pending is not None and self._pending.has(request)
+        skipped = scheduled and self.rules.runner.skips_aborted
+        if skipped and self._pending is not None:
+            self._pending.drop(request)
         self.scheduler.abort(request)
-        if self.rules.scheduler.withdraws_unwritten:
-            for block in unwritten:
-                self.manager.pool.evict(block)
-        self.runner.forget(request.id)
+        if skipped or not scheduled:
+            self.runner.forget(request.id)
         job.done, job.error = True, "cancelled"
-        self._tell(happened.RequestAborted(task=request.id, unwritten=len(unwritten)))
+        self._tell(happened.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all ids, as `POST /reset_prefix_cache` does; refused while blocks are in use."""
@@ -213,6 +199,7 @@ class Vllm(Engine):
             return True
         if not self.scheduler.busy:
             return False
+        self._published.clear()
         step = self.scheduler.schedule()
         self._tell_step(step)
         if not step.chunks and not step.preempted:
@@ -230,8 +217,13 @@ class Vllm(Engine):
     def _tell_step(self, step: Step) -> None:
         for request in step.preempted:
             self.runner.forget(request.id)
-            self._published.pop(request.id, None)
-            self._tell(happened.RequestPreempted(task=request.id))
+            self._tell(
+                happened.RequestPreempted(
+                    task=request.id,
+                    unwritten=self._published.get(request.id, 0),
+                    taken_back=self.rules.scheduler.withdraws_unwritten,
+                )
+            )
         for group, source, target in step.copies:
             self._tell(happened.BlockCopied(group=group, source=source, target=target))
         for chunk in step.chunks:
@@ -253,7 +245,6 @@ class Vllm(Engine):
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
-        self._published.clear()
         self._tell(happened.StepWritten(chunks=len(step.chunks)))
         for chunk in step.chunks:
             self.computed.learn(chunk.request, min(chunk.end, chunk.known))
@@ -271,6 +262,9 @@ class Vllm(Engine):
                 proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
                 job.turns += 1
                 self.scheduler.update_draft_token_ids(request, proposed)
+        for request in (each.request for each in step.chunks):
+            if request.status == "aborted":
+                self.runner.forget(request.id)
         for request in finished:
             if self.connector is not None:
                 self.connector.save(request)
@@ -353,7 +347,7 @@ class Vllm(Engine):
         for group, blocks in published:
             if not blocks:
                 continue
-            self._published.setdefault(request.id, []).extend(blocks)
+            self._published[request.id] = self._published.get(request.id, 0) + len(blocks)
             for block in blocks:
                 key = pool.key[block]
                 if key is not None:

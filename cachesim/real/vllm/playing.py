@@ -65,6 +65,7 @@ class Player:
                 drafts=self.drafts,
                 lookahead=self.drafts if eagle else 0,
                 use_eagle=eagle,
+                by_priority=config.get("policy") == "priority",
             ),
         )
         self.junctions = rules.retention.keeps_junction
@@ -75,6 +76,7 @@ class Player:
         self.count = 0
         self.evicted: list[list[int]] = []
         self.told: dict[int, dict[str, Any]] = {}
+        self.wanted: dict[int, Mapping[str, Any]] = {}
 
     def _looked_up(self, request: Request, hit: Hit) -> None:
         entry = [hit.length]
@@ -104,36 +106,59 @@ class Player:
             unspell(wanted["prompt"]),
             max_tokens=max(1, wanted["generate"]),
             extra=wanted.get("salt"),
+            priority=wanted.get("priority", 0),
         )
         self.count += 1
+        self.told[request.id] = {"lookups": [], "chunks": [], "turn": 0}
+        self.wanted[request.id] = wanted
         self._learn(request)
         self.scheduler.add_request(request)
         return request
+
+    def _arrive(
+        self, requests: list[Request], group: Sequence[Mapping[str, Any]], turn: int
+    ) -> None:
+        """Those that come now are added; those whose client has had enough are aborted."""
+        while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
+            requests.append(self._add(group[len(requests)]))
+        for each in requests:
+            if self.wanted[each.id].get("abort") == turn:
+                self.scheduler.abort(each)
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Requests that arrive together; until all are done."""
         if "reset" in group[0]:
             return {"reset": self.manager.reset_prefix_cache()}
-        self.evicted = []
-        requests = [self._add(wanted) for wanted in group]
-        wanted_of = {each.id: wanted for each, wanted in zip(requests, group, strict=True)}
-        replies = {number: unspell(each.get("reply", "")) for number, each in wanted_of.items()}
-        self.told = {each.id: {"lookups": [], "chunks": []} for each in requests}
-        turns = dict.fromkeys(wanted_of, 0)
-        steps = stuck = 0
-        while self.scheduler.busy:
+        self.evicted, self.told, self.wanted = [], {}, {}
+        requests: list[Request] = []
+        problem = self._until_done(requests, group)
+        if problem:
+            return {"error": problem}
+        self.scheduler.schedule()  # flushes what the last step left
+        return {
+            "requests": [self._entry(each) for each in requests],
+            "evicted": self.evicted,
+            "cache": self._cache(),
+            "queue": spell(list(self.manager.pool.free)),
+        }
+
+    def _until_done(self, requests: list[Request], group: Sequence[Mapping[str, Any]]) -> str:
+        stuck = 0
+        for turn in range(MOST_STEPS):
+            self._arrive(requests, group, turn)
+            if not self.scheduler.busy:
+                if len(requests) == len(group):
+                    return ""
+                continue
             step = self.scheduler.schedule()
-            steps += 1
             stuck = 0 if step.chunks else stuck + 1
-            if stuck > 3 or steps > MOST_STEPS:
-                return {"error": "stuck" if stuck > 3 else "too many steps"}
+            if stuck > 3:
+                return "stuck"
             sampled, proposals = [], {}
             for chunk in step.chunks:
                 number = chunk.request.id
                 self.told[number]["chunks"].append([chunk.start, chunk.end])
-                tokens, proposal = self._answer(
-                    chunk, replies[number], wanted_of[number].get("accept", []), turns
-                )
+                tokens, proposal = self._answer(chunk)
                 sampled.append(tokens)
                 if tokens:
                     proposals[number] = proposal
@@ -144,26 +169,20 @@ class Player:
                         self.scheduler.update_draft_token_ids(each, proposals[each.id])
             for each in requests:
                 self._learn(each)
-        self.scheduler.schedule()  # flushes what the last step left
-        return {
-            "requests": [self._entry(each) for each in requests],
-            "evicted": self.evicted,
-            "cache": self._cache(),
-            "queue": spell(list(self.manager.pool.free)),
-        }
+        return "too many steps"
 
-    def _answer(
-        self, chunk: Chunk, reply: list[int], accepts: Sequence[int], turns: dict[int, int]
-    ) -> tuple[list[int], list[int]]:
+    def _answer(self, chunk: Chunk) -> tuple[list[int], list[int]]:
         """What the forced model samples after a chunk, and what the drafter proposes then."""
         request = chunk.request
         if chunk.end < request.num_tokens:
             return [], []
+        wanted, told = self.wanted[request.id], self.told[request.id]
+        reply, accepts = unspell(wanted.get("reply", "")), wanted.get("accept", [])
         done, accept = request.num_output, 0
         if chunk.drafts:
-            turn = turns[request.id]
-            accept = min(accepts[turn % len(accepts)] if accepts else 0, len(chunk.drafts))
-            turns[request.id] = turn + 1
+            accept = accepts[told["turn"] % len(accepts)] if accepts else 0
+            accept = min(accept, len(chunk.drafts))
+            told["turn"] += 1
         rest = reply[done + accept + 1 :][: self.drafts]
         proposal = (rest + [WRONG_DRAFT] * self.drafts)[: self.drafts]
         return reply[done : done + accept + 1], proposal

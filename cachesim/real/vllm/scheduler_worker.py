@@ -43,7 +43,9 @@ class Release:
         self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
-        self.request = importlib.import_module("vllm.v1.request").Request
+        requests = importlib.import_module("vllm.v1.request")
+        self.request = requests.Request
+        self.aborted = requests.RequestStatus.FINISHED_ABORTED
         self.outputs = importlib.import_module("vllm.v1.outputs")
         self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
@@ -66,6 +68,7 @@ class Server:
         self.labels: dict[bytes, tuple[int, int]] = {}
         self.evicted: Json = []
         self.told: dict[str, Json] = {}
+        self.wanted: dict[str, Json] = {}
         self.count = 0
         self._watch_evictions()
 
@@ -173,20 +176,32 @@ class Server:
             eos_token_id=None,
             cache_salt=wanted.get("salt"),
             block_hasher=self.hasher,
+            priority=wanted.get("priority", 0),
+            arrival_time=float(self.count),
         )
         self.count += 1
+        self.told[request.request_id] = {"lookups": [], "chunks": [], "turn": 0}
+        self.wanted[request.request_id] = wanted
         self._learn(request)
         self.scheduler.add_request(request)
         return request
+
+    def _arrive(self, requests: dict[str, Real], group: Json, turn: int) -> None:
+        """Those that come now are added; those whose client has had enough are aborted."""
+        while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
+            request = self._add(group[len(requests)])
+            requests[request.request_id] = request
+        for name, wanted in self.wanted.items():
+            if wanted.get("abort") == turn:
+                self.scheduler.finish_requests(name, self.release.aborted)
 
     def play(self, group: Json) -> Json:
         """Requests that arrive together; until all are done."""
         if "reset" in group[0]:
             return {"reset": bool(self.manager.reset_prefix_cache())}
         self.evicted = []
-        requests = {each.request_id: each for each in map(self._add, group)}
-        wanted = dict(zip(requests, group, strict=True))
-        self.told = {each: {"lookups": [], "chunks": [], "turn": 0} for each in requests}
+        self.told, self.wanted = {}, {}
+        requests: dict[str, Real] = {}
         inner = self.manager.get_computed_blocks
 
         def lookup(request: Real, *given: Real, **named: Real) -> Real:
@@ -195,7 +210,7 @@ class Server:
             return found
 
         self.manager.get_computed_blocks = lookup
-        problem = self._until_done(requests, wanted)
+        problem = self._until_done(requests, group)
         del self.manager.get_computed_blocks
         if problem:
             return {"error": problem}
@@ -227,12 +242,14 @@ class Server:
             manager.new_step_starts()
         return time.process_time() - begun
 
-    def _until_done(self, requests: dict[str, Real], wanted: dict[str, Json]) -> str:
-        replies = {each: unspell(wanted[each].get("reply", "")) for each in requests}
+    def _until_done(self, requests: dict[str, Real], group: Json) -> str:
         stuck = 0
-        for _ in range(MOST_STEPS):
+        for turn in range(MOST_STEPS):
+            self._arrive(requests, group, turn)
             if not self.scheduler.has_unfinished_requests():
-                return ""
+                if len(requests) == len(group):
+                    return ""
+                continue
             output = self.scheduler.schedule()
             counts = dict(output.num_scheduled_tokens)
             stuck = 0 if counts else stuck + 1
@@ -243,11 +260,12 @@ class Server:
                 end = requests[name].num_computed_tokens
                 self.told[name]["chunks"].append([end - count, end])
                 drafted = output.scheduled_spec_decode_tokens.get(name, [])
-                tokens = self._answer(requests[name], end, drafted, replies[name], wanted[name])
+                reply = unspell(self.wanted[name].get("reply", ""))
+                tokens = self._answer(requests[name], end, drafted, reply)
                 sampled.append(tokens)
                 if tokens:
                     done = requests[name].num_output_tokens + len(tokens)
-                    proposals[name] = replies[name][done : done + self.drafts]
+                    proposals[name] = reply[done : done + self.drafts]
             self._hand_over(output, list(counts), sampled)
             if self.drafts:
                 self._propose(requests, proposals)
@@ -255,14 +273,13 @@ class Server:
                 self._learn(each)
         return "too many steps"
 
-    def _answer(
-        self, request: Real, end: int, drafted: Json, reply: list[int], wanted: Json
-    ) -> list[int]:
+    def _answer(self, request: Real, end: int, drafted: Json, reply: list[int]) -> list[int]:
         if end < request.num_tokens:
             return []
         done, accept = request.num_output_tokens, 0
         if drafted:
-            told, accepts = self.told[request.request_id], wanted.get("accept", [])
+            told = self.told[request.request_id]
+            accepts = self.wanted[request.request_id].get("accept", [])
             accept = min(accepts[told["turn"] % len(accepts)] if accepts else 0, len(drafted))
             told["turn"] += 1
         return reply[done : done + accept + 1]

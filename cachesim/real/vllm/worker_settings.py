@@ -17,6 +17,18 @@ class Settings:
             raise AttributeError(name)
 
 
+ALONE = Settings(
+    decode_context_parallel_size=1,
+    prefill_context_parallel_size=1,
+    pipeline_parallel_size=1,
+    data_parallel_size=1,
+    data_parallel_rank=0,
+    data_parallel_index=0,
+    tensor_parallel_size=1,
+)
+"""One worker."""
+
+
 def settings_of(config: Json) -> Settings:
     """What `VllmConfig` would say of a workload's configuration."""
     groups, drafts = config["groups"], config.get("drafts", 0)
@@ -46,7 +58,7 @@ def settings_of(config: Json) -> Settings:
             max_num_seqs=seqs,
             max_num_running_reqs=seqs,
             max_num_batched_tokens=budget,
-            policy="fcfs",
+            policy=config.get("policy", "fcfs"),
             enable_chunked_prefill=True,
             long_prefill_token_threshold=0,
             long_prefill_token_threshold_adaptive=0,
@@ -57,16 +69,9 @@ def settings_of(config: Json) -> Settings:
             prefill_schedule_interval=1,
             scheduler_reserve_full_isl=config.get("reserve_full", True),
         ),
-        parallel_config=Settings(
-            decode_context_parallel_size=1,
-            prefill_context_parallel_size=1,
-            pipeline_parallel_size=1,
-            data_parallel_size=1,
-            data_parallel_rank=0,
-            data_parallel_index=0,
-            tensor_parallel_size=1,
-        ),
+        parallel_config=ALONE,
         observability_config=Settings(kv_cache_metrics_sample=0.01),
+        kv_transfer_config=_transfer() if config.get("store") else None,
         ec_manager_config=Settings(get_encoder_cache_manager_obj=lambda: None),
         aux_output_config=Settings(enabled=False),
         speculative_config=_speculation(drafts, eagle=eagle) if eagle or drafts else None,
@@ -77,6 +82,16 @@ def settings_of(config: Json) -> Settings:
         max_in_flight_tokens=budget + drafts,
         max_concurrent_batches=1,
         use_v2_model_runner=False,
+    )
+
+
+def _transfer() -> Settings:
+    return Settings(
+        kv_connector="Store",
+        kv_role="kv_both",
+        is_kv_consumer=True,
+        is_kv_producer=True,
+        kv_load_failure_policy="recompute",
     )
 
 

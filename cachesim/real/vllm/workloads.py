@@ -21,6 +21,8 @@ KINDS: Final = (
     "eagle",
     "ngram",
     "pressure",
+    "priority",
+    "arrivals",
 )
 
 
@@ -29,14 +31,36 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     rng = Random(f"vllm {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     config = _config(rng, kind, rules)
-    longest = rng.choice((40, 90, 200, 400))
-    config["blocks"] = _pool(rng, config, longest, tight=kind == "pressure")
+    tight = kind in {"pressure", "priority"}
+    longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
+    if tight:
+        writer.replies = (5, 20, 40, 40)
     steps = []
     for _ in range(rng.randint(3, 10)):
-        together = rng.choice((1, 1, 1, 2, 3, 5))
-        steps.append([writer.request(config.get("drafts", 0)) for _ in range(together)])
+        together = rng.choice((2, 3, 5) if tight else (1, 1, 1, 2, 3, 5))
+        group = [writer.request(config.get("drafts", 0)) for _ in range(together)]
+        if kind in {"priority", "arrivals"}:
+            _spread(rng, group, urgent=kind == "priority")
+        steps.append(group)
+    if tight:
+        config["blocks"] = _smallest(config, writer.largest) + rng.randint(0, 3)
+        config["max_seqs"] = 16
+    else:
+        config["blocks"] = _smallest(config, 2 * longest + 60) * rng.choice((2, 8))
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+def _spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
+    """The requests of a group come one after another while others run; some go again."""
+    turn = 0
+    for wanted in group:
+        turn += rng.choice((0, 0, 1, 2, 5))
+        wanted["after"] = turn
+        if urgent:
+            wanted["priority"] = rng.choice((-1, -1, 0, 1)) if turn else 0
+        if rng.random() < 0.15:
+            wanted["abort"] = turn + rng.randint(0, 8)
 
 
 def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
@@ -60,6 +84,8 @@ def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         "eagle": [full, *rng.choice(([], [window], [states], [window, states]))],
         "ngram": [full, *rng.choice(([], [states]))],
         "pressure": [full, *rng.choice(([], [window], [states]))],
+        "priority": [full, *rng.choice(([], [window], [states]))],
+        "arrivals": [full, *rng.choice(([], [window], [states], [window, states]))],
     }[kind]
     if kind == "window" and rng.random() < 0.3 and rules.lookup.mixed_blocks:
         groups[1] = window | {"block": 2 * block}
@@ -71,8 +97,10 @@ def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         config["drafts"] = rng.choice((1, 2, 3))
         config["eagle"] = kind == "eagle"
         groups = [_speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
-    if rng.random() < 0.3:
+    if rng.random() < (0.7 if kind == "priority" else 0.3):
         config["reserve_full"] = False
+    if kind == "priority":
+        config["policy"] = "priority"
     config["groups"] = groups
     if rules.retention.interval and any(each["kind"] in {"window", "mamba"} for each in groups):
         unit = math.lcm(*(each["block"] for each in groups))
@@ -85,13 +113,12 @@ def _speculative(group: dict[str, Any], drafts: int, *, eagle: bool) -> dict[str
     return group | blocks | ({"eagle": True} if eagle else {})
 
 
-def _pool(rng: Random, config: dict[str, Any], longest: int, *, tight: bool) -> int:
-    """Blocks enough for one request; in a tight pool little more."""
-    one: int = sum(
-        -(-(2 * longest + 60) // group["block"]) + 4 + group.get("speculative_blocks", 0)
+def _smallest(config: dict[str, Any], tokens: int) -> int:
+    """Blocks enough for one request of so many tokens."""
+    return sum(
+        -(-tokens // group["block"]) + 4 + group.get("speculative_blocks", 0)
         for group in config["groups"]
     )
-    return one + rng.randint(0, 12) if tight else rng.choice((2 * one, 8 * one))
 
 
 class _Writer:
@@ -101,6 +128,8 @@ class _Writer:
         self.rng, self.unit, self.longest = rng, unit, longest
         self.next = 10
         self.known: list[tuple[list[int], list[int]]] = []
+        self.replies: tuple[int, ...] = (1, 1, 2, 5, 20, 40)
+        self.largest = 0  # tokens of the longest request so far, its reply included
 
     def fresh(self, count: int) -> list[int]:
         """Tokens that nobody had."""
@@ -136,9 +165,10 @@ class _Writer:
         """One request, with its reply, its salt, and how many drafts are accepted each time."""
         rng = self.rng
         prompt = self.prompt()[: 2 * self.longest]
-        count = rng.choice((1, 1, 2, 5, 20, 40))
+        count = rng.choice(self.replies)
         reply = self.fresh(count)
         self.known.append((prompt, reply))
+        self.largest = max(self.largest, len(prompt) + count)
         wanted: dict[str, Any] = {
             "prompt": spell(prompt),
             "generate": count,

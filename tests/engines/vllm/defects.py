@@ -8,7 +8,7 @@ from cachesim.engines.profile import Profile
 from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 
-FIXED: Final = "+39273+56525"
+FIXED: Final = "+39273+43569"
 """What 0.33.0 needs so that no answer is wrong."""
 
 MOST_REQUESTS: Final = 4
@@ -76,13 +76,13 @@ DEFECTS: Final = (
     ),
     Defect(
         about="a plain step after accepted drafts (#39273)",
-        profile="0.33.0+56525",
+        profile="0.33.0+43569",
         cured=f"0.33.0{FIXED}",
     ),
     Defect(
-        about="published and never written (#56525)",
-        profile="0.33.0+39273",
-        cured=f"0.33.0{FIXED}",
+        about="published, and the chunk of an aborted request skipped (#56525)",
+        profile="0.33.0+39273+skips-aborted",
+        cured=f"0.33.0{FIXED}+skips-aborted",
     ),
     Defect(
         about="a window one block short",

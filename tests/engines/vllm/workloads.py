@@ -50,6 +50,8 @@ class Workload:
             options["speculative_method"] = rng.choice(["eagle", "ngram"])
             options["num_speculative_tokens"] = rng.choice([1, 2, 3])
         options["async_scheduling"] = rng.random() < 0.3
+        if rng.random() < 0.3:
+            options["scheduling_policy"] = "priority"
         if rng.random() < 0.2:
             options["connector"] = "store"
         return options
@@ -81,13 +83,18 @@ class Workload:
                 (reply[at:][: rng.randint(0, most)] + self.fresh(1))[:most]
                 for at in range(1, count + 1)
             )
-        return Request(prompt=self.prompt(), predict=count, reply=reply, drafts=drafts)
+        wishes = {}
+        if self.options.get("scheduling_policy") == "priority":
+            wishes["priority"] = rng.choice([-1, 0, 0, 1])
+        return Request(
+            prompt=self.prompt(), predict=count, reply=reply, drafts=drafts, options=wishes
+        )
 
     def play(self) -> Iterator[Reply]:
         """Groups of requests until the workload, or the server, comes to its end."""
         for _ in range(self.rng.randint(3, 8)):
             group = [
-                self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3]))
+                self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3, 5]))
             ]
             try:
                 gone = self._abort(group) if self.rng.random() < 0.2 else None
