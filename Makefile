@@ -32,10 +32,11 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
 
-newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm and vLLM: as the newest releases known here, or what is new
+newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm, vLLM and SGLang: as the newest releases known here, or what is new
 	@$(BIN)/cachesim real llama.cpp --newest --workloads 300
 	@$(BIN)/cachesim real mlx-lm --newest --workloads 20 --sequences 100
 	@$(BIN)/cachesim real vllm --newest --workloads 100
+	@$(BIN)/cachesim real sglang --newest --workloads 120
 
 bench: $(VENV)/.test         ## speed, side by side with the real engines
 	@$(BIN)/python -m benchmarks

@@ -17,6 +17,7 @@ from rich.console import Console
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
@@ -36,6 +37,8 @@ from cachesim.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.mlx_lm.server import compare_server
+from cachesim.real.sglang.commands import compare as compare_sglang
+from cachesim.real.sglang.wheel import core_of as sglang_core_of
 from cachesim.real.vllm.commands import compare as compare_scheduler
 from cachesim.real.vllm.wheel import core_of
 from cachesim.scenario.shipped import load_all
@@ -45,6 +48,7 @@ WORKLOADS: Final = 40  # per release of llama.cpp
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm
 VLLM_WORKLOADS: Final = 60
+SGLANG_WORKLOADS: Final = 60
 MLX_WORKLOADS: Final = 11  # one of each family
 MLX_FAMILIES: Final = {
     "qwen3_5": "mlx-lm-1072-convolution-of-padding",
@@ -158,6 +162,12 @@ def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
     return agreement.all_agree, f"{VLLM_WORKLOADS} workloads"
 
 
+def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:
+    """Random workloads on SGLang's own scheduler: the same decisions, node by node."""
+    agreement = compare_sglang(release, SEED, range(SGLANG_WORKLOADS))
+    return agreement.all_agree, f"{SGLANG_WORKLOADS} workloads"
+
+
 def checks() -> Iterator[Check]:
     """Everything there is to hold against real engines."""
     for release in LLAMA_CPP.real():
@@ -185,6 +195,12 @@ def checks() -> Iterator[Check]:
             name=f"vllm {version}: scheduler agrees",
             environment=core_of(version),
             run=partial(vllm_scheduler_agrees, version),
+        )
+    for version in SGLANG.real():
+        yield Check(
+            name=f"sglang {version}: scheduler agrees",
+            environment=sglang_core_of(version),
+            run=partial(sglang_scheduler_agrees, version),
         )
 
 

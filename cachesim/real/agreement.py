@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cachesim.real.playing import console
 from cachesim.real.vectors.replay import differing
+from cachesim.real.worker_process import WorkerError
 
 Workload = dict[str, Any]
 
@@ -95,3 +96,16 @@ def held_against(
         asked = dict(workload)
         found.count(asked, real(asked), simulated(asked))
     return found
+
+
+def beside_newest(
+    engine: str, known: str, version: str, seed: int, compare: Callable[[], Agreement]
+) -> int:
+    """The newest version under the newest release's rules: as it, or what is new."""
+    try:
+        status = compare().tell(seed)
+    except WorkerError as error:
+        console().print(str(error), markup=False)
+        status = 1
+    console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
+    return status

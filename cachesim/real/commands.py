@@ -32,6 +32,7 @@ from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.marconi.commands import real_marconi
 from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.playing import Stage, console, not_compared
+from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.vectors.replay import replay
 from cachesim.real.vllm.commands import real_vllm
 from cachesim.scenario.format import Scenario
@@ -265,5 +266,6 @@ __all__ = [
     "real_llama_cpp",
     "real_marconi",
     "real_mlx_lm",
+    "real_sglang",
     "real_vllm",
 ]

@@ -7,7 +7,7 @@ tree                       what every tree does
 radix, mamba_radix, window_radix                   one tree for each kind of model (0.5.9)
 unified, unified_insert, unified_evict             one tree for all kinds (0.5.23)
 request, states            a request as the scheduler sees it; where its states are saved
-adder, allocation, scheduler                       who goes into the next batch, with which slots
+batch, adder, allocation, scheduler                who goes into the next batch, with which slots
 contents, runner           what lies in the slots, and the network over it
 seen, account              why not more was reused
 server                     the engine: requests in, replies and events out

@@ -83,6 +83,30 @@ class Allocation:
             req.row[req.committed] = slot
             req.committed += 1
 
+    def let_windows_go(self, reqs: Sequence[Req]) -> None:
+        """Window slots that nobody will look at any more are freed. Follows `maybe_evict_swa`."""
+        if not isinstance(self.pool, WindowPool):
+            return
+        window, steps = self.tree.shape.window, self.rules.scheduler.window_steps
+        self.pool.begin_group()
+        for req in reqs:
+            length = req.num_tokens - 1
+            if not steps:
+                if req.decode_steps % window == 1:
+                    self._let_go(req, self.pool, length - window)
+            elif req.decode_steps >= 1 and length - window >= req.window_evicted + steps:
+                self.tree.let_windows_go(req, length)
+        self.pool.end_group()
+
+    def _let_go(self, req: Req, pool: WindowPool, until: int) -> None:
+        """Follows `_evict_swa` of 0.5.9."""
+        start = max(req.window_evicted, req.protected)
+        end = max(start, until) // pool.page * pool.page
+        req.window_evicted = start
+        if end > start:
+            pool.free_window(req.row[start:end].copy())
+            req.window_evicted = end
+
     def _rows(self, reqs: Sequence[Req], longest: int) -> None:
         """A row for each request, and its states. Follows `alloc_req_slots`."""
         if self.tree.has_states:

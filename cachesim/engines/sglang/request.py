@@ -37,6 +37,7 @@ class Req:
     is_chunked: int = 0
     committed: int = 0
     finished: bool = False
+    to_finish: bool = False  # its client is gone: the next token is its last
     retracted: bool = False
     retractions: int = 0
     decode_steps: int = 0
@@ -85,7 +86,7 @@ class Req:
         """A token was sampled; whether it was the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
-        self.finished = self.num_output >= self.max_new_tokens
+        self.finished = self.to_finish or self.num_output >= self.max_new_tokens
         return self.finished
 
     def write(self, start: int, slots: Integers) -> None:

@@ -88,6 +88,9 @@ class SchedulerRules:
     aborts_last: bool = True
     """0.5.23: the last request that runs out of memory is aborted; 0.5.9 raises."""
 
+    aborts_chunks: bool = True
+    """0.5.23: a prompt that is half read when its client goes ends there; before, it is read."""
+
     auto_is_extra_buffer: bool = True
     """What `auto` makes of the strategy for states; 0.5.9 takes `no_buffer`."""
 
@@ -153,6 +156,7 @@ RULES_059 = Rules(
         window_steps=0,
         groups_prefill_frees=False,
         aborts_last=False,
+        aborts_chunks=False,
         auto_is_extra_buffer=False,
         keeps_previous_track=False,
         refreshes_waiting=0,

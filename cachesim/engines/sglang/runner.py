@@ -12,12 +12,12 @@ from typing import Final
 
 import numpy as np
 
+from cachesim.engines.sglang.batch import Batch
 from cachesim.engines.sglang.build import CHUNK
 from cachesim.engines.sglang.contents import ChunkStore, Contents
 from cachesim.engines.sglang.pools import StatePool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import RunnerRules
-from cachesim.engines.sglang.scheduler import Batch
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import Lanes, Ubatch
 from cachesim.units import Array

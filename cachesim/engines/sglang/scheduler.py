@@ -13,8 +13,9 @@ import numpy as np
 
 from cachesim.engines.sglang.adder import Adder
 from cachesim.engines.sglang.allocation import Allocation
+from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.node import NO_SLOTS
-from cachesim.engines.sglang.pools import TokenPool, WindowPool
+from cachesim.engines.sglang.pools import TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.states import plan_track, tracked_in_decode
@@ -41,35 +42,6 @@ class Stashing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one batch may hold."""
-
-    chunk: int = 8192  # chunked_prefill_size
-    max_prefill: int = 16384  # max_prefill_tokens
-    max_running: int = 8
-    max_len: int = 4096
-    interval: int = 256  # mamba_track_interval
-    ignores_eos: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Requests that go through the network together."""
-
-    reqs: list[Req]
-    extend: bool = False
-    chunked: Req | None = None
-    is_full: bool = False
-
-    def keep(self, excluded: Sequence[Req] = ()) -> bool:
-        """Drop finished and excluded requests; whether any went. Follows `filter_batch`."""
-        before = len(self.reqs)
-        gone = {id(req) for req in excluded}
-        self.reqs = [r for r in self.reqs if not r.finished and id(r) not in gone]
-        return len(self.reqs) < before
-
-
 @dataclass(slots=True)
 class Scheduler:
     """Waiting and running requests over a tree (`Scheduler`)."""
@@ -82,6 +54,7 @@ class Scheduler:
     running: Batch = field(default_factory=lambda: Batch([]))
     last: Batch | None = None
     chunked: Req | None = None
+    pending_abort: Req | None = None  # _pending_chunked_abort_req
     ratio: float = FIRST_RATIO
     room: Allocation = field(init=False)
     rows: int = 0  # requests that hold one
@@ -107,6 +80,7 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """Follows `get_next_batch_to_run`."""
+        self._abort_chunked()
         rules, excluded = self.rules.scheduler, []
         if self.chunked is not None:
             excluded.append(self.chunked)
@@ -284,7 +258,7 @@ class Scheduler:
 
     def _prepare_for_decode(self, batch: Batch) -> None:
         batch.extend = False
-        self._let_windows_go(batch)
+        self.room.let_windows_go(batch.reqs)
         self.room.for_decode(batch.reqs)
         for req in batch.reqs:
             req.decode_steps += 1
@@ -326,36 +300,9 @@ class Scheduler:
             why = "ValueError: Out of memory even after retracting all other requests"
             raise UpstreamAbort(where, why)
         req = order.pop()
-        self._release(req, insert=False)
-        req.finished = True
+        self._end(req)
         if self.on_abort is not None:
             self.on_abort(req)
-
-    # -- windows -----------------------------------------------------------------------------------
-
-    def _let_windows_go(self, batch: Batch) -> None:
-        """Window slots that nobody will look at any more are freed. Follows `maybe_evict_swa`."""
-        if not isinstance(self.pool, WindowPool):
-            return
-        window, steps = self.tree.shape.window, self.rules.scheduler.window_steps
-        self.pool.begin_group()
-        for req in batch.reqs:
-            length = req.num_tokens - 1
-            if not steps:
-                if req.decode_steps % window == 1:
-                    self._let_go(req, self.pool, length - window)
-            elif req.decode_steps >= 1 and length - window >= req.window_evicted + steps:
-                self.tree.let_windows_go(req, length)
-        self.pool.end_group()
-
-    def _let_go(self, req: Req, pool: WindowPool, until: int) -> None:
-        """Follows `_evict_swa` of 0.5.9."""
-        start = max(req.window_evicted, req.protected)
-        end = max(start, until) // pool.page * pool.page
-        req.window_evicted = start
-        if end > start:
-            pool.free_window(req.row[start:end].copy())
-            req.window_evicted = end
 
     # -- what came back ----------------------------------------------------------------------------
 
@@ -396,19 +343,37 @@ class Scheduler:
         req.row = np.zeros(0, np.int64)
         self.rows -= 1
 
+    # -- clients that go away ----------------------------------------------------------------------
+
     def abort(self, req: Req) -> None:
-        """The client went away. Follows `abort_request`: what runs ends, and is cached as far as
-        it got.
+        """The client went away. Follows `abort_request`.
+
+        What waits leaves the queue. What runs goes through the network once more, and is kept then
+        as if it had come to its end. 0.5.23 ends a prompt that is half read before its next chunk,
+        and keeps what the chunks before have left; 0.5.9 reads it to its end.
         """
-        if req.finished:
-            return
+        if self.rules.scheduler.aborts_chunks and self.chunked is req:
+            self.pending_abort = req
         if req in self.waiting:
             self.waiting.remove(req)
-            self._release(req, insert=False)
-            req.finished = True
+            self._end(req)
+        last = self.last.reqs if self.last is not None else []
+        if not req.finished and (req in self.running.reqs or req in last):
+            req.to_finish = True
+
+    def _abort_chunked(self) -> None:
+        """Follows `process_pending_chunked_abort`."""
+        req, self.pending_abort = self.pending_abort, None
+        if req is None:
             return
-        req.max_new_tokens = max(req.num_output, 0)
-        if self.chunked is req:
-            self.chunked = None
+        if self.chunked is not req:
+            if not req.finished and req.has_row:
+                self.abort(req)
+            return
+        req.to_finish = False
+        self.chunked = None
+        self._end(req)
+
+    def _end(self, req: Req) -> None:
         self._release(req, insert=False)
         req.finished = True

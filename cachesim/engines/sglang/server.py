@@ -13,6 +13,7 @@ from cachesim.engines.held import Held
 from cachesim.engines.profile import Profile
 from cachesim.engines.sglang import events as happened
 from cachesim.engines.sglang.account import Account
+from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.family import FAMILY
@@ -25,7 +26,7 @@ from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Runner
-from cachesim.engines.sglang.scheduler import Batch, Limits, Scheduler
+from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.arithmetic import Network
@@ -235,6 +236,8 @@ class Sglang(Engine):
         for req in batch.reqs:
             self.account.computed.learn(req.tokens[: req.committed], req.extra_key, req.id)
         for req in self.scheduler.take(batch, tokens):
+            if self._of_req[req.id].done:  # its client is gone
+                continue
             self._of_req[req.id].done = True
             self._tell(happened.RequestFinished(task=req.id, generated=Count(req.num_output)))
         return True

@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
-from cachesim.engines.sglang.node import Node
+from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.scheduler import Batch, Limits, Scheduler
+from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
 from cachesim.real.token_rows import unspell
@@ -27,6 +28,13 @@ class Player:
     """A fresh scheduler, and what it does with one group of requests after another."""
 
     def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
+        self.config, self.rules = config, rules
+        self.keys: list[list[int]] = []
+        self.evicted: list[list[Any]] = []
+        self._start()
+
+    def _start(self) -> None:
+        config, rules = self.config, self.rules
         page = config.get("page", 1)
         self.kind = config["kind"]
         shape = Shape(
@@ -54,12 +62,10 @@ class Player:
                 max_running=config.get("max_running", 8),
                 max_len=config.get("max_len", 4096),
                 interval=config.get("interval", 256),
-                ignores_eos=True,
+                ignores_eos=config.get("ignore_eos", True),
             ),
         )
         self.tree.on_evict = self._evicting
-        self.known: list[list[int]] = []
-        self.evicted: list[list[Any]] = []
 
     # -- the tree ----------------------------------------------------------------------------------
 
@@ -77,16 +83,16 @@ class Player:
         return found
 
     def _extra(self, node: Node) -> list[int]:
-        if self.kind == "mamba":
-            return [int(node.state is not None)]
-        return [int(node.window)] if self.kind == "window" else []
+        tree = self.tree
+        states = [int(node.state is not None)] if tree.has_states else []
+        return states + ([int(node.window)] if tree.has_windows else [])
 
     def _label(self, path: Sequence[int]) -> list[int]:
-        tokens = list(path)
-        for number, text in enumerate(self.known):
-            if text[: len(tokens)] == tokens:
-                return [number, len(tokens)]
-        return [-1, len(tokens)]
+        keys = list(path)
+        for number, text in enumerate(self.keys):
+            if text[: len(keys)] == keys:
+                return [number, len(keys)]
+        return [-1, len(keys)]
 
     def _evicting(self) -> Callable[[], None]:
         before = self._nodes()
@@ -107,17 +113,22 @@ class Player:
     def _add(self, wanted: Mapping[str, Any]) -> Req:
         prompt = unspell(wanted["prompt"])
         req = Req.make(
-            len(self.known),
+            len(self.keys),
             np.array(prompt, np.int64),
             max(1, wanted["generate"]),
             extra_key=wanted.get("salt"),
+            priority=wanted.get("priority") or 0,
         )
-        self.known.append(prompt + unspell(wanted.get("reply", "")))
+        text = np.array(prompt + unspell(wanted.get("reply", "")), np.int64)
+        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
         self.scheduler.waiting.append(req)
         return req
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Requests that arrive together; until all are done."""
+        """Requests that arrive together or one after another; until all are done."""
+        if "reset" in group[0]:
+            self._start()
+            return {"reset": True}
         try:
             return self._play(group)
         except UpstreamAbort as error:
@@ -125,36 +136,41 @@ class Player:
 
     def _play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         self.evicted = []
-        reqs = [self._add(wanted) for wanted in group]
-        replies = {
-            req.id: unspell(each.get("reply", "")) for req, each in zip(reqs, group, strict=True)
-        }
-        told: dict[int, dict[str, Any]] = {
-            req.id: {"cached": None, "chunks": [], "branch": None} for req in reqs
-        }
-        steps = idle = 0
-        while True:
+        coming, reqs = list(group), dict[int, Req]()
+        idle = 0
+        wanted: dict[int, Mapping[str, Any]] = {}
+        told: dict[int, dict[str, Any]] = {}
+        for turn in range(MOST_STEPS):
+            while coming and coming[0].get("arrives", 0) <= turn:
+                req = self._add(coming[0])
+                reqs[req.id], wanted[req.id] = req, coming.pop(0)
+                told[req.id] = {"cached": None, "chunks": [], "branch": None}
+            for req in reqs.values():
+                if wanted[req.id].get("aborted") == turn and not req.finished:
+                    told[req.id]["aborted"] = True
+                    self.scheduler.abort(req)
             batch = self.scheduler.next_batch()
             if batch is None:
-                if all(req.finished for req in reqs) and not self.scheduler.waiting:
-                    self.scheduler.last = None
-                    break
-                idle += 1
+                self.scheduler.last = None
+                none = not coming and not self.scheduler.waiting
+                if none and all(req.finished for req in reqs.values()):
+                    return self._told(told, reqs)
+                idle += int(not coming)
                 if idle > MOST_IDLE:
                     return {"error": "stuck"}
-                self.scheduler.last = None
                 continue
-            idle, steps = 0, steps + 1
-            if steps > MOST_STEPS:
-                return {"error": "too many steps"}
+            idle = 0
             self._tell(batch, told)
             tokens = []
             for req in batch.reqs:
-                reply, done = replies[req.id], req.num_output
+                reply, done = unspell(wanted[req.id].get("reply", "")), req.num_output
                 tokens.append(reply[done] if done < len(reply) else 1)
             self.scheduler.take(batch, tokens)
+        return {"error": "too many steps"}
+
+    def _told(self, told: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]) -> dict[str, Any]:
         return {
-            "requests": [told[req.id] | {"retracted": req.retractions} for req in reqs],
+            "requests": [told[each] | {"retracted": reqs[each].retractions} for each in reqs],
             "evicted": self.evicted,
             "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
             "free": self._free(),

@@ -1,9 +1,9 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.agreement import Agreement, held_against
+from cachesim.real.agreement import Agreement, beside_newest, held_against
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import Stage, console, not_compared
+from cachesim.real.playing import Stage, not_compared
 from cachesim.real.registry import versions_of
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.real.vllm.playing import play
@@ -12,7 +12,6 @@ from cachesim.real.vllm.scenarios import play_scenario
 from cachesim.real.vllm.scenarios import table as scenario_table
 from cachesim.real.vllm.wheel import core_of
 from cachesim.real.vllm.workloads import draw
-from cachesim.real.worker_process import WorkerError
 
 
 def real_vllm(
@@ -58,7 +57,12 @@ def real_vllm(
     """
     try:
         if newest or wheel:
-            return _newest(wheel, seed, range(first, first + workloads))
+            version = wheel or versions_of("vllm")[0]
+            known, numbers = FAMILY.real()[-1], range(first, first + workloads)
+            return beside_newest(
+                *("vllm", known, version, seed),
+                lambda: compare(known, seed, numbers, version=version),
+            )
         if end_to_end:
             return play_end_to_end()
         if scenario is not None:
@@ -69,19 +73,6 @@ def real_vllm(
     except EnvironmentUnavailableError as error:
         return not_compared(error)
     return found.tell(seed)
-
-
-def _newest(version: str, seed: int, numbers: range) -> int:
-    """The newest version under the newest release's rules: as it, or what is new."""
-    release = FAMILY.real()[-1]
-    version = version or versions_of("vllm")[0]
-    try:
-        status = compare(release, seed, numbers, version=version).tell(seed)
-    except WorkerError as error:
-        console().print(str(error), markup=False)
-        status = 1
-    console().print(f"vllm {version} is {'as' if status == 0 else 'NOT as'} {release}")
-    return status
 
 
 def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:

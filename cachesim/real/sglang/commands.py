@@ -1,0 +1,80 @@
+"""`cachesim real sglang`: SGLang's own scheduler beside the simulated one, decision by decision."""
+
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.real.agreement import Agreement, beside_newest, held_against
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.playing import Stage, not_compared
+from cachesim.real.registry import versions_of
+from cachesim.real.sglang.playing import play
+from cachesim.real.sglang.process import RealScheduler
+from cachesim.real.sglang.scenarios import play_scenario
+from cachesim.real.sglang.scenarios import table as scenario_table
+from cachesim.real.sglang.wheel import core_of
+from cachesim.real.sglang.workloads import draw
+
+
+def real_sglang(
+    *,
+    release: str = "0.5.23",
+    seed: int = 0,
+    workloads: int = 100,
+    first: int = 0,
+    scenario: str | None = None,
+    newest: bool = False,
+    wheel: str = "",
+) -> int:
+    """Play random workloads on SGLang's own scheduler and on the simulated one.
+
+    Hits, chunks, branching points, retractions, what was evicted, every node of the tree and the
+    free slots must be the same. Only decisions are compared: no kernel runs, and nothing is
+    installed but the release's Python files.
+
+    Example: cachesim real sglang --release 0.5.23 --workloads 1000
+
+    Parameters
+    ----------
+    release
+        0.5.9 or 0.5.23.
+    seed
+        What the workloads are drawn from.
+    workloads
+        How many: each is a fresh scheduler and 3 to 10 groups of requests.
+    first
+        The number of the first workload, to come back to one of a longer run.
+    scenario
+        A scenario to play instead, on every release that it names: a file, a folder, or the name of
+        a shipped one.
+    newest
+        Look up the newest version and say whether it still is as the newest release known here.
+    wheel
+        With `newest`: another version to hold against it, as 0.5.22.
+
+    """
+    numbers = range(first, first + workloads)
+    try:
+        if newest or wheel:
+            version, known = wheel or versions_of("sglang")[0], FAMILY.real()[-1]
+            return beside_newest(
+                *("sglang", known, version, seed),
+                lambda: compare(known, seed, numbers, version=version),
+            )
+        if scenario is not None:
+            return Stage(
+                family=FAMILY, environment_for=core_of, play=play_scenario, table=scenario_table
+            ).play_named(scenario)
+        return compare(release, seed, numbers).tell(seed)
+    except EnvironmentUnavailableError as error:
+        return not_compared(error)
+
+
+def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
+    """Play workloads on both; another version may stand in for the release's own."""
+    known = FAMILY.release(release)
+    with RealScheduler(known.name, version) as real:
+        return held_against(
+            Agreement(FAMILY.name, known.name),
+            (draw(seed, number, known.rules) for number in numbers),
+            real.play,
+            lambda workload: play(workload, known.rules),
+            len(numbers),
+        )

@@ -1,0 +1,223 @@
+"""Runs with an unpacked wheel at hand: plays workloads on SGLang's own scheduler, without a model.
+
+One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
+tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler,
+policy, batches, requests, pools, allocators and trees are the release's own; stand-ins are the
+configuration, the model, which says what the workload names, and whoever is only told things.
+"""
+
+import importlib
+import itertools
+import json
+import logging
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from cachesim.real.sglang import stand_ins
+from cachesim.real.token_rows import unspell
+
+Json = Any
+Real = Any  # modules, classes and objects of the release: known only when it runs
+
+MOST_STEPS = 20_000
+MOST_IDLE = 5
+NEVER = 1 << 30
+
+
+class Playing:
+    """The real scheduler of one configuration, and what is written down of it."""
+
+    def __init__(self, core: Real, config: Json) -> None:
+        self.make, self.config = core, config
+        self.known: list[list[int]] = []
+        self.evicted: Json = []
+        self._depth = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.core = self.make(self.config)
+        for name in ("evict", "evict_for_alloc"):
+            if hasattr(self.core.tree, name):
+                self._watch(name)
+
+    # -- what is written down ----------------------------------------------------------------------
+
+    def _watch(self, name: str) -> None:
+        inner = getattr(self.core.tree, name)
+
+        def evict(*given: Real, **named: Real) -> Real:
+            self._depth += 1
+            before = self._nodes() if self._depth == 1 else None
+            try:
+                return inner(*given, **named)
+            finally:
+                self._depth -= 1
+                if before is not None:
+                    self._note(before, self._nodes())
+
+        setattr(self.core.tree, name, evict)
+
+    def _note(self, before: Json, after: Json) -> None:
+        now = {path: rest for path, *rest in after}
+        for path, *rest in before:
+            if path not in now:
+                self.evicted.append([*self._label(path), *rest])
+            elif now[path] != rest:
+                self.evicted.append([*self._label(path), *rest, "kept without it"])
+
+    def _label(self, path: Json) -> list[int]:
+        keys = list(path)
+        pairs = bool(keys) and isinstance(keys[0], tuple)
+        for number, text in enumerate(self.known):
+            known = list(itertools.pairwise(text)) if pairs else text
+            if known[: len(keys)] == keys:
+                return [number, len(keys)]
+        return [-1, len(keys)]
+
+    def _nodes(self) -> Json:
+        """All nodes: the tokens that lead to them, their length, and what they hold."""
+        found: Json = []
+
+        def walk(node: Real, path: tuple[Real, ...]) -> None:
+            for child in node.children.values():
+                whole = path + tuple(child.key)
+                found.append((whole, len(child.key), *self.core.held(child)))
+                walk(child, whole)
+
+        walk(self.core.root, ())
+        return found
+
+    # -- playing -----------------------------------------------------------------------------------
+
+    def _add(self, wanted: Json) -> Real:
+        prompt = unspell(wanted["prompt"])
+        self.known.append(prompt + unspell(wanted.get("reply", "")))
+        request = self.core.request(f"{len(self.known) - 1:06}", prompt, wanted)
+        self.core.scheduler.waiting_queue.append(request)
+        return request
+
+    def play(self, group: Json) -> Json:
+        """Requests that arrive together or one after another; until all are done."""
+        if "reset" in group[0]:
+            self._start()
+            return {"reset": True}
+        self.evicted = []
+        scheduler, coming = self.core.scheduler, list(group)
+        requests: dict[str, Real] = {}
+        wanted: dict[str, Json] = {}
+        told: dict[str, Json] = {}
+        back: set[str] = set()
+        idle = 0
+        for turn in range(MOST_STEPS):
+            while coming and coming[0].get("arrives", 0) <= turn:
+                request = self._add(coming[0])
+                requests[request.rid], wanted[request.rid] = request, coming.pop(0)
+                told[request.rid] = {"cached": None, "chunks": [], "branch": None, "retracted": 0}
+            for name, request in requests.items():
+                if wanted[name].get("aborted", NEVER) == turn and not request.finished():
+                    told[name]["aborted"] = True
+                    self.core.abort(name)
+            batch = self.core.plan()
+            scheduler.cur_batch = batch
+            if batch is None:
+                scheduler.last_batch = None
+                ended = all(r.finished() or told[n].get("aborted") for n, r in requests.items())
+                none = not coming and not scheduler.waiting_queue
+                if ended and none and scheduler.running_batch.is_empty():
+                    return self._told([told[name] for name in requests])
+                idle += not coming
+                if idle > MOST_IDLE:
+                    return {"error": "stuck"}
+                continue
+            idle = 0
+            self._run(batch, wanted, told)
+            scheduler.last_batch = batch
+            for name, request in requests.items():
+                _count_retractions(request, told[name], back)
+        return {"error": "too many steps"}
+
+    def _run(self, batch: Real, wanted: dict[str, Json], told: dict[str, Json]) -> None:
+        extends = batch.forward_mode.is_extend()
+        tokens = []
+        for request in batch.reqs:
+            entry = told[request.rid]
+            if extends:
+                start, end = self.core.span(request)
+                entry["chunks"].append([start, end])
+                if entry["cached"] is None:
+                    entry["cached"], entry["branch"] = start, self.core.branch(request)
+            reply, done = unspell(wanted[request.rid].get("reply", "")), len(request.output_ids)
+            tokens.append(reply[done] if done < len(reply) else 1)
+        self.core.take(batch, tokens, extends=extends)
+
+    def _told(self, requests: list[Json]) -> Json:
+        return {
+            "requests": requests,
+            "evicted": self.evicted,
+            "tree": [[*self._label(path), *rest] for path, *rest in self._nodes()],
+            "free": self.core.free(),
+        }
+
+
+def _count_retractions(request: Real, told: Json, back: set[str]) -> None:
+    """0.5.9 only marks a request while it is retracted; later releases count."""
+    if hasattr(request, "retraction_count"):
+        told["retracted"] = request.retraction_count
+    elif not getattr(request, "is_retracted", False):
+        back.discard(request.rid)
+    elif request.rid not in back:
+        told["retracted"] += 1
+        back.add(request.rid)
+
+
+def seconds(core: Real, wanted: Json) -> float:
+    """Processor time for the prompts, one after another, each with a token of reply."""
+    server = core(wanted["config"])
+    texts = [unspell(prompt) for prompt in wanted["prompts"]]
+    begun = time.process_time()
+    for number, text in enumerate(texts):
+        request = server.request(f"{number:06}", text, {"generate": 1})
+        server.scheduler.waiting_queue.append(request)
+        while not request.finished():
+            batch = server.plan()
+            server.take(batch, [1] * len(batch.reqs), extends=batch.forward_mode.is_extend())
+            server.scheduler.last_batch = batch
+    return time.process_time() - begun
+
+
+def play(core: Real, workload: Json) -> Json:
+    """All groups of a workload, up to the first that ends in an error."""
+    playing, results = Playing(core, workload["config"]), []
+    for group in workload["steps"]:
+        try:
+            results.append(playing.play(group))
+        except Exception as error:  # noqa: BLE001 - whatever the release raises is its answer
+            results.append({"error": f"{type(error).__name__}: {error}"[:200]})
+        if "error" in results[-1]:
+            break
+    return results
+
+
+def main() -> None:
+    """Play workloads until the input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    root = Path(sys.argv[1])
+    stand_ins.install(root)
+    core = importlib.import_module("cachesim.real.sglang.worker_releases").core_of(root)
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        try:
+            if "prompts" in wanted:
+                told: Json = {"results": [{"seconds": seconds(core, wanted)}]}
+            else:
+                told = {"results": play(core, wanted)}
+        except Exception as error:  # noqa: BLE001 - whatever the release raises is its answer
+            told = {"raised": f"{type(error).__name__}: {error}"[:300]}
+        answers.write(json.dumps(told) + "\n")

@@ -1,0 +1,82 @@
+"""Imports the scheduler of an unpacked SGLang wheel without anything that it would drag in.
+
+Scheduler, batches, policies, pools, allocators, trees and settings are the release's own. What is
+not of them is empty: kernels, models, layers, web servers, and every package outside. torch and
+msgspec are small stand-ins that do what the scheduler needs of them. Runs in the worker.
+"""
+
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.real.empty_modules import EmptyModules, bare_packages
+from cachesim.real.sglang import structs, tensors
+
+Real = Any
+
+EMPTY: Final = (
+    "sglang.jit_kernel",
+    "sglang.kernels",
+    "sglang.srt.configs",
+    "sglang.srt.constrained",
+    "sglang.srt.debug_utils",
+    "sglang.srt.distributed",
+    "sglang.srt.entrypoints",
+    "sglang.srt.eplb",
+    "sglang.srt.hardware_backend",
+    "sglang.srt.layers",
+    "sglang.srt.lora",
+    "sglang.srt.model_loader",
+    "sglang.srt.models",
+    "sglang.srt.multimodal",
+    "sglang.srt.observability",
+    "sglang.srt.parser",
+    "sglang.srt.sampling.penaltylib",
+    "sglang.srt.sampling.sampling_batch_info",
+    "sglang.srt.tracing",
+    "sglang.srt.utils.hf_transformers_patches",
+    "sglang.srt.utils.hf_transformers_utils",
+    "sglang.srt.weight_sync",
+)
+"""Parts of the release that no decision needs."""
+
+REAL: Final = ("sglang.srt.configs.mamba_utils",)
+"""What of them is the release's own all the same."""
+
+PACKAGES: Final = ("sglang", "sglang.srt.configs")
+"""Packages that only lead to others; their own `__init__` is not run."""
+
+OWN: Final = frozenset({*sys.stdlib_module_names, "sglang", "numpy", "cachesim"})
+
+CHUNK_FILE: Final = Path("sglang/srt/layers/attention/fla/chunk_delta_h.py")
+"""Where 0.5.9 says what a linear-attention kernel takes at once."""
+
+
+def _is_missing(name: str) -> bool:
+    if name.partition(".")[0] not in OWN:
+        return True
+    within = any(name == each or name.startswith(f"{each}.") for each in EMPTY)
+    return within and name not in REAL
+
+
+def install(root: Path) -> None:
+    """Make `import sglang.srt.managers.scheduler` work from an unpacked wheel."""
+    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"  # the Rust one hides its nodes
+    sys.path.insert(0, str(root))
+    sys.meta_path.insert(0, EmptyModules(_is_missing))
+    structs.install()
+    torch = tensors.install()
+    bare_packages(root, PACKAGES)
+    language = importlib.import_module("triton.language")
+    core = importlib.import_module("triton.language.core")
+    vars(core).update(TRITON_MAX_TENSOR_NUMEL=1 << 20)
+    vars(language).update(core=core)
+    if (root / CHUNK_FILE).exists():
+        named: Real = importlib.import_module(".".join(CHUNK_FILE.with_suffix("").parts))
+        said = re.search(r"^CHUNK_SIZE = (\d+)$", (root / CHUNK_FILE).read_text(), re.MULTILINE)
+        named.CHUNK_SIZE = int(said[1]) if said else None
+    importlib.import_module("sglang.srt.managers.scheduler")
+    torch.sealed = True

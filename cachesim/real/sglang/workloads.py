@@ -1,0 +1,191 @@
+"""Random workloads for both schedulers: every kind of tree, small pools, arrivals, aborts.
+
+Every new token is one that no earlier text has, unless it is copied.
+"""
+
+import math
+from random import Random
+from typing import Any, Final
+
+from cachesim.engines.sglang.rules import Rules
+from cachesim.real.token_rows import spell
+
+KINDS: Final = (
+    "full",
+    "pages",
+    "policy",
+    "pairs",
+    "window",
+    "window-pages",
+    "no-buffer",
+    "extra-buffer",
+    "few-states",
+    "pressure",
+    "arrivals",
+    "aborts",
+)
+
+GRID: Final = 64
+"""Where states are saved with `extra_buffer`: whole chunks of the kernel."""
+
+
+def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """One workload; the same seed and number ask the same of every release that can."""
+    rng = Random(f"sglang {seed} {number}")
+    kind = KINDS[number % len(KINDS)]
+    longest = rng.choice((40, 90, 200, 400) if kind != "pressure" else (20, 40, 90))
+    config = _config(rng, kind, longest, rules)
+    writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
+    steps = []
+    for _ in range(rng.randint(3, 10)):
+        together = rng.choice((1, 1, 1, 2, 3, 5) if kind not in CROWDS else (2, 3, 5, 8))
+        steps.append(writer.group(together, kind))
+    return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
+
+
+def _config(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any]:
+    unified = rules.tree.trees == "unified"
+    model = {
+        "window": "window",
+        "window-pages": "window",
+        "no-buffer": "mamba",
+        "extra-buffer": "mamba",
+        "few-states": "mamba",
+    }.get(kind, "full")
+    if kind in CROWDS:
+        model = rng.choice(("full", "window", "mamba"))
+    if model != "full" and unified and rng.random() < 0.15:
+        model = "window-mamba"
+    running = rng.choice((1, 2, 4, 8) if kind != "pressure" else (4, 8))
+    config: dict[str, Any] = {
+        "kind": model,
+        "page": 1,
+        "chunk": rng.choice((32, 64, 100, 128)) if rng.random() < 0.5 else 8192,
+        "max_running": running,
+        "max_len": 4096,
+    }
+    if kind in CROWDS and rng.random() < 0.6:
+        config["ignore_eos"] = False  # counted with a part of what they may generate
+    if rng.random() < 0.2:
+        config["max_prefill"] = rng.choice((100, 300))
+    strategy = rng.choice(("no_buffer", "extra_buffer"))
+    if kind in {"no-buffer", "extra-buffer"}:
+        strategy = kind.replace("-", "_")
+    paged = kind in {"pages", "window-pages"} or (kind != "policy" and rng.random() < 0.3)
+    if paged and (model in {"full", "window"} or strategy == "extra_buffer"):
+        config["page"] = rng.choice((2, 4, 16, 64))
+    if kind == "policy" or (kind in CROWDS and model == "full" and rng.random() < 0.5):
+        config["policy"] = rng.choice(policies(rules))
+    if kind == "pairs" or (kind in CROWDS and model in {"full", "window"} and rng.random() < 0.2):
+        config["eagle"] = True
+    if "mamba" in model:
+        config |= _states(rng, strategy, running, few=kind in {"few-states", "pressure"})
+        if unified and rng.random() < 0.2:
+            config["cap"] = rng.choice((1, 2, 4))
+    return config | _pool(rng, config, longest, tight=kind in {"pressure", "policy"})
+
+
+def policies(rules: Rules) -> tuple[str, ...]:
+    """What `--radix-eviction-policy` may be."""
+    both = ("lru", "lfu", "fifo", "mru", "filo", "priority")
+    return (*both, "slru") if rules.tree.counts_hits else both
+
+
+def _states(rng: Random, strategy: str, running: int, *, few: bool) -> dict[str, Any]:
+    """Enough for those that run; little more where they are to be few."""
+    most = running * (3 if strategy == "extra_buffer" else 1)
+    room = rng.randint(2, 6) if few else rng.choice((20, 60))
+    return {
+        "strategy": strategy,
+        "states": 3 * running + most + room,
+        "interval": rng.choice((64, 128, 256)),
+    }
+
+
+def _pool(rng: Random, config: dict[str, Any], longest: int, *, tight: bool) -> dict[str, Any]:
+    """Slots enough for one request; in a tight pool little more."""
+    page = config["page"]
+    one = 2 * longest + 140 + 3 * page
+    tokens = one + rng.randint(0, longest) if tight else rng.choice((2, 8)) * one
+    tokens = -(-tokens // page) * page
+    if "window" not in config["kind"]:
+        return {"tokens": tokens}
+    window = rng.choice((3, 8, 16, 40, 100))
+    share = one if tight else rng.choice((one, tokens))
+    return {
+        "tokens": tokens,
+        "window": window,
+        "window_tokens": min(tokens, -(-share // page) * page),
+    }
+
+
+class _Writer:
+    """Prompts that grow out of what was asked before."""
+
+    def __init__(self, rng: Random, unit: int, longest: int) -> None:
+        self.rng, self.unit, self.longest = rng, unit, longest
+        self.next = 10
+        self.known: list[tuple[list[int], list[int]]] = []
+
+    def fresh(self, count: int) -> list[int]:
+        """Tokens that nobody had."""
+        first = self.next
+        self.next += count + self.rng.choice((1, 1, 9))
+        return list(range(first, first + count))
+
+    def length(self) -> int:
+        """Often a whole number of pages or chunks, or one more or less."""
+        whole = self.unit * self.rng.randint(1, max(1, self.longest // self.unit))
+        if self.rng.random() < 0.4:
+            return max(2, min(self.longest, whole + self.rng.choice((-1, 0, 0, 1))))
+        return self.rng.randint(2, self.longest)
+
+    def prompt(self) -> list[int]:
+        """New, again, longer, cut, branched, or the turn after."""
+        rng = self.rng
+        if not self.known or rng.random() < 0.2:
+            return self.fresh(self.length())
+        prompt, reply = rng.choice(self.known[-6:])
+        whole, kind = prompt + reply, rng.random()
+        if kind < 0.25:
+            return list(prompt)
+        if kind < 0.5:
+            return whole + self.fresh(rng.randint(1, 20))
+        cut = rng.randint(1, len(whole))
+        if rng.random() < 0.4:
+            cut = max(1, cut // self.unit * self.unit)
+        return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
+
+    def request(self, *, long: bool) -> dict[str, Any]:
+        """One request, with its reply, its key and its priority."""
+        rng = self.rng
+        prompt = self.prompt()[: 2 * self.longest]
+        count = rng.choice((40, 120, 120) if long else (1, 1, 2, 5, 20, 40))
+        reply = self.fresh(count)
+        self.known.append((prompt, reply))
+        wanted: dict[str, Any] = {
+            "prompt": spell(prompt),
+            "generate": count,
+            "reply": spell(reply),
+        }
+        if rng.random() < 0.1:
+            wanted["salt"] = rng.choice(("a", "b"))
+        if rng.random() < 0.2:
+            wanted["priority"] = rng.randint(0, 3)
+        return wanted
+
+    def group(self, together: int, kind: str) -> list[dict[str, Any]]:
+        """Requests at once, or some turns apart; clients that go away after some turns."""
+        rng, turn, group = self.rng, 0, []
+        for _ in range(together):
+            wanted = self.request(long=kind == "pressure")
+            if kind in {"arrivals", "aborts"}:
+                turn += rng.choice((0, 0, 1, 2, 5))
+                wanted["arrives"] = turn
+            if kind == "aborts" and rng.random() < 0.5:
+                wanted["aborted"] = turn + rng.choice((0, 1, 1, 2, 3, 6, 12))
+            group.append(wanted)
+        return group

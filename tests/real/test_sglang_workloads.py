@@ -1,0 +1,155 @@
+"""The workloads that are held against SGLang's own scheduler, and what is told of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cachesim.engines.profile import Profile
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.errors import ScenarioError
+from cachesim.real.agreement import Agreement
+from cachesim.real.sglang import commands, structs, tensors
+from cachesim.real.sglang.commands import real_sglang
+from cachesim.real.sglang.playing import play
+from cachesim.real.sglang.scenarios import config_of, play_scenario
+from cachesim.real.sglang.wheel import KEPT, core_of
+from cachesim.real.sglang.workloads import KINDS, draw
+from cachesim.scenario.session import Session
+from cachesim.scenario.shipped import load_all
+
+NEWEST = FAMILY.release("0.5.23").rules
+
+
+def test_a_seed_and_a_number_always_give_the_same_workload() -> None:
+    assert draw(3, 7, NEWEST) == draw(3, 7, NEWEST)
+    assert draw(3, 7, NEWEST) != draw(4, 7, NEWEST)
+
+
+def test_every_kind_of_tree_is_drawn() -> None:
+    drawn = [draw(0, number, NEWEST) for number in range(4 * len(KINDS))]
+
+    assert set(KINDS) == {each["id"].rpartition("-")[0] for each in drawn}
+    assert {"full", "window", "mamba"} <= {each["config"]["kind"] for each in drawn}
+
+
+@pytest.mark.parametrize("release", FAMILY.names())
+def test_drawn_workloads_retract_evict_arrive_and_abort(release: str) -> None:
+    rules = FAMILY.release(release).rules
+    groups = [group for number in range(36) for group in play(draw(1, number, rules), rules)]
+    requests = [each for group in groups for each in group.get("requests", ())]
+
+    assert any(each["retracted"] for each in requests)
+    assert any(each.get("aborted") for each in requests)
+    assert any(each["branch"] for each in requests)
+    assert any(len(each["chunks"]) > 1 for each in requests)
+    assert any(group["evicted"] for group in groups if "evicted" in group)
+
+
+def test_a_prompt_whose_client_goes_while_it_is_read_ends_there_since_0523() -> None:
+    """0.5.9 reads it to its end, and keeps all of it."""
+    config = {"kind": "full", "tokens": 2000, "chunk": 64}
+    gone = {"prompt": "1-300", "generate": 4, "reply": "400-403", "aborted": 2}
+    workload = {"config": config, "steps": [[gone]]}
+
+    told = {name: play(workload, FAMILY.release(name).rules)[0] for name in FAMILY.names()}
+
+    chunks = {name: each["requests"][0]["chunks"] for name, each in told.items()}
+    assert [[0, 64], [64, 128], [128, 192], [192, 256], [256, 300]] == chunks["0.5.9"]
+    assert [[0, 64], [64, 128]] == chunks["0.5.23"]
+    assert [[0, 64, 64]] == told["0.5.23"]["tree"]
+
+
+def test_a_running_request_whose_client_goes_makes_one_more_token_and_is_kept() -> None:
+    config = {"kind": "full", "tokens": 2000}
+    gone = {"prompt": "1-100", "generate": 40, "reply": "200-239", "aborted": 3}
+
+    told = play({"config": config, "steps": [[gone]]}, NEWEST)[0]
+
+    assert [[0, 100, 100], [0, 103, 3]] == told["tree"]
+
+
+def test_a_tensor_does_what_the_scheduler_asks_of_torchs() -> None:
+    torch: Any = tensors.make()["torch"]
+    free = torch.arange(1, 9, dtype=torch.int64)
+    taken, rest = free[:3], free[3:]
+    slot = rest[0]
+    rest[0] = 70
+    parts = torch.cat([rest, taken]).split([2, 6])
+
+    assert (8, (8,), 70) == (free.numel(), free.size(), slot.item())
+    assert [[70, 5], [6, 7, 8, 1, 2, 3]] == [part.tolist() for part in parts]
+    assert [1, 2] == torch.unique(torch.tensor([2, 1, 2])).tolist()
+    assert (np.int32, [0, 2, 2]) == (
+        free.int().dtype,
+        torch.tensor([5, 2, 9]).clamp_(max=2).sub_(torch.tensor([2, 0, 0])).tolist(),
+    )
+    torch.sealed = True
+    with pytest.raises(AttributeError, match="not among what the scheduler needs"):
+        torch.softmax  # noqa: B018
+
+
+def test_a_struct_has_defaults_of_its_own_and_knows_its_fields() -> None:
+    made = structs.defstruct("Made", [("name", str), ("held", list, []), ("count", int, 3)])
+    one, other = made("a"), made("b", count=4)
+    one.held.append(1)
+
+    assert {"name": "b", "held": [], "count": 4} == structs.asdict(other)
+    assert ["name", "held", "count"] == [each.name for each in structs.fields(made)]
+
+
+def test_a_scenario_is_told_to_the_real_scheduler_with_its_own_settings() -> None:
+    [(_, scenario)] = load_all(["sglang-one-trace"])
+    session = Session(scenario, Profile(FAMILY.name, "0.5.23"), arithmetic="ring")
+    config = config_of(session.engine)
+    steps = [[{"prompt": "300-499", "generate": 3, "reply": "500-502"}]] * 2
+
+    told = play({"config": config, "steps": [*steps, [{"reset": True}], steps[0]]}, NEWEST)
+
+    assert ("mamba", "extra_buffer", False) == (
+        config["kind"],
+        config["strategy"],
+        config["ignore_eos"],
+    )
+    assert [0, 192, 0] == [told[at]["requests"][0]["cached"] for at in (0, 1, 3)]
+    assert {"reset": True} == told[2]
+
+
+def test_a_scenario_with_a_client_that_goes_is_refused() -> None:
+    [(_, scenario)] = load_all(["vllm-56525-published-not-written"])
+
+    with pytest.raises(ScenarioError, match="never left half done"):
+        play_scenario(scenario, "0.5.23")
+
+
+def test_only_python_files_are_unpacked() -> None:
+    assert KEPT.fullmatch("sglang/srt/mem_cache/unified_radix_cache.py")
+    assert not KEPT.fullmatch("sglang/srt/models/llama.py")
+    assert not KEPT.fullmatch("sglang/srt/_core.abi3.so")
+    assert ("sglang==0.5.9",) == core_of("0.5.9").requirements
+
+
+@pytest.mark.parametrize(("same", "status", "word"), [(True, 0, "as"), (False, 1, "NOT as")])
+def test_the_newest_version_is_held_against_the_newest_release(
+    *,
+    same: bool,
+    status: int,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def compare(release: str, _seed: int, numbers: range, *, version: str = "") -> Agreement:
+        asked.append((release, version))
+        found = Agreement("sglang", release)
+        for number in numbers:
+            found.count({"id": f"full-{number}"}, [{"free": 1}], [{"free": 2 - same}])
+        return found
+
+    monkeypatch.setattr(commands, "compare", compare)
+    monkeypatch.setattr(commands, "versions_of", lambda _: ("0.5.24", "0.5.23"))
+
+    assert status == real_sglang(newest=True, workloads=2)
+    assert [("0.5.23", "0.5.24")] == asked
+    assert f"sglang 0.5.24 is {word} 0.5.23" in capsys.readouterr().out
