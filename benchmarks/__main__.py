@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-MODULES: Final = ("model", "memory", "server", "search", "logs", "vllm_manager")
+MODULES: Final = ("model", "memory", "server", "search", "logs", "vllm_manager", "sglang_tree")
 """Every table, in the order they are printed."""
 
 WIDTH: Final = 120

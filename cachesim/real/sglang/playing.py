@@ -30,6 +30,7 @@ class Player:
     def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
         self.config, self.rules = config, rules
         self.keys: list[list[int]] = []
+        self._count = 0
         self.evicted: list[list[Any]] = []
         self._start()
 
@@ -110,19 +111,31 @@ class Player:
 
     # -- requests ----------------------------------------------------------------------------------
 
+    def add(
+        self,
+        prompt: Sequence[int],
+        most: int,
+        *,
+        extra_key: str | None = None,
+        priority: int = 0,
+    ) -> Req:
+        """A request at the end of the queue."""
+        self._count += 1
+        tokens = np.array(prompt, np.int64)
+        req = Req.make(self._count - 1, tokens, most, extra_key=extra_key, priority=priority)
+        self.scheduler.waiting.append(req)
+        return req
+
     def _add(self, wanted: Mapping[str, Any]) -> Req:
         prompt = unspell(wanted["prompt"])
-        req = Req.make(
-            len(self.keys),
-            np.array(prompt, np.int64),
+        text = np.array(prompt + unspell(wanted.get("reply", "")), np.int64)
+        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
+        return self.add(
+            prompt,
             max(1, wanted["generate"]),
             extra_key=wanted.get("salt"),
             priority=wanted.get("priority") or 0,
         )
-        text = np.array(prompt + unspell(wanted.get("reply", "")), np.int64)
-        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
-        self.scheduler.waiting.append(req)
-        return req
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Requests that arrive together or one after another; until all are done."""
