@@ -21,6 +21,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.browser
+	@$(BIN)/python -m tests.playground
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py tests/traces/test_cluster.py
 	@$(BIN)/cachesim run scenarios --format json > /dev/null
 	@$(BIN)/python -m tests.claims
@@ -44,6 +45,7 @@ bench: $(VENV)/.test         ## speed, side by side with the real engines
 docs: $(VENV)/.docs          ## the documentation, as a site in docs/_build
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	@$(BIN)/python docs/make_playground.py docs/_build
 	@echo "docs/_build/index.html" >&2
 
 $(VENV)/bin/python:

@@ -68,16 +68,16 @@ class _Cells:
         self._keys.append(keys)
         self._values.append(values)
         count = self._keys.count
-        high = np.arange(first, count)
+        high = np.arange(first, count, dtype=np.int64)
         low = np.maximum(high - self._window + 1, 0) if self._window else np.zeros_like(high)
         if self._window and self._chunked:
             low = high // self._window * self._window
         start = int(low[0]) // BLOCK * BLOCK
         stop = -(-count // BLOCK) * BLOCK
-        positions = np.arange(start, stop)
+        positions = np.arange(start, stop, dtype=np.int64)
         positions[count - start :] = ABSENT
         return Lane(
-            rows=np.arange(first_row, first_row + len(keys)),
+            rows=np.arange(first_row, first_row + len(keys), dtype=np.int64),
             keys=self._keys.data[start:stop],
             values=self._values.data[start:stop],
             positions=positions,

@@ -92,7 +92,7 @@ def _blocks(track: Track, low: int, high: int) -> tuple[Integers, slice | Intege
     base = low // BLOCK * BLOCK
     n = (high // BLOCK + 1) * BLOCK - base
     at = base - track.origin
-    positions = np.arange(base, base + n)
+    positions = np.arange(base, base + n, dtype=np.int64)
     if track.straight_from() <= max(base, track.lo):
         distance = int(track.table[track.hi - track.origin]) - track.hi
         if track.count == track.hi - track.lo + 1:
