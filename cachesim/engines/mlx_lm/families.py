@@ -42,6 +42,13 @@ class RecurrentRules:
     float32_state: bool = True
     """The state is in float32 whatever the model's type is; the convolution's rows never are."""
 
+    shares_in_batches: bool = True
+    """Layers that use another layer's keys take them from a batch too; those that cannot raise."""
+
+    shares_in_time: bool = True
+    """Such layers turn their queries to the columns' positions, not to those after the call, which
+    the layer whose keys they use has counted already."""
+
     advances: bool = True
     """The layer counts the columns that went through; one that does not meets the mask of the first
     columns again with every step of a prefill."""
@@ -94,6 +101,18 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
     for each in (
         ModelFamily(name="llama", about="Llama and its kin", layers=("attention",)),
         ModelFamily(name="gemma3_text", about="Gemma 3", layers=("window", "attention")),
+        ModelFamily(
+            name="gemma3n",
+            about="Gemma 3n",
+            layers=("window", "attention"),
+            until=(
+                Until(
+                    release="0.31.3",
+                    upstream="#1699, #1806",
+                    fields={"shares_in_batches": False, "shares_in_time": False},
+                ),
+            ),
+        ),
         ModelFamily(name="llama4", about="Llama 4", layers=("window", "attention"), chunked=True),
         ModelFamily(
             name="qwen3_next",

@@ -40,6 +40,29 @@ def gemma3(spec: ModelSpec) -> Arguments:
     }
 
 
+def gemma3n(spec: ModelSpec) -> Arguments:
+    """Gemma 3n's text model: behind the layers of the toy, as many that share their keys."""
+    kinds = ["sliding_attention" if kind == "window" else "full_attention" for kind in spec.layers]
+    own = {
+        "model_type": "gemma3n",
+        "num_hidden_layers": 2 * len(kinds),
+        "num_kv_shared_layers": len(kinds),
+        "layer_types": [*kinds, *kinds],
+        "sliding_window": spec.window,
+        "rope_local_base_freq": spec.rope_base,
+        "vocab_size_per_layer_input": spec.vocabulary,
+        "hidden_size_per_layer_input": spec.head_size,
+        "final_logit_softcapping": 30.0,
+        "activation_sparsity_pattern": [0.0] * (2 * len(kinds)),
+        "altup_num_inputs": 2,
+        "altup_coef_clip": 120.0,
+        "altup_correct_scale": True,
+        "altup_active_idx": 0,
+        "laurel_rank": 4,
+    }
+    return {"model_type": "gemma3n", "text_config": common(spec) | own}
+
+
 def llama4(spec: ModelSpec) -> Arguments:
     """Llama 4's text model, without experts: the layer that would have the first is never built."""
     own = {

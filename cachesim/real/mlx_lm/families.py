@@ -269,6 +269,7 @@ they have one group; its LFM2 has no window, and none of its classes has an MTP 
 OTHERS: Final[Mapping[str, ModelClass]] = {
     "falcon_h1": ModelClass("hybrid", arguments.falcon_h1, None, {"groups": 1}),
     "plamo2": ModelClass("hybrid", arguments.plamo2, None, {"groups": 1}),
+    "gemma3n": ModelClass("swa", arguments.gemma3n, None, {}),
     "jamba": ModelClass("hybrid", arguments.jamba, None, {"groups": 1}),
 }
 """Classes whose layers no toy of ours has: other weights, the same caches and the same rules."""

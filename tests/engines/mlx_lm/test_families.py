@@ -108,6 +108,29 @@ def test_a_newcomers_class_is_served_by_its_own_rules(
     assert expected == served(spec, "0.32.2", GROUPS)
 
 
+def gemma3n(release: str, **options: int) -> tuple[str | None, bool]:
+    """A fresh prompt of 20 tokens: its error, and whether its answer is the cold one."""
+    spec = tiny("swa", family="gemma3n", window=64)
+    engine = Engine.create(f"mlx-lm@{release}", model=spec, arithmetic="ring")
+    prompt = as_tokens(list(range(300, 320)))
+    ticket = engine.submit(Request(prompt=prompt, predict=2, reply=SAID, options=options))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    cold = cold_logits(spec, (*prompt, SAID[0]), arithmetic="ring")[-2:]
+    return reply.error, np.array_equal(cold, reply.logits)
+
+
+@pytest.mark.parametrize("release", ["0.30.7", "0.31.3"])
+def test_gemma3n_dies_of_a_batch_and_is_wrong_alone(release: str) -> None:
+    assert gemma3n(release)[0] == "worker died: ValueError"
+    assert gemma3n(release, seed=1) == (None, False)
+
+
+def test_gemma3n_is_right_from_0_32_0_on() -> None:
+    assert gemma3n("0.32.0") == gemma3n("0.32.0", seed=1) == (None, True)
+
+
 ROOT = Path(__file__).parents[3]
 ROOMS = ("cachesim/engines/mlx_lm", "cachesim/real", "tests/engines/mlx_lm", "tests/real")
 

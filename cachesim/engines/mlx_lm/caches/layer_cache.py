@@ -175,6 +175,11 @@ class LayerCache:
         self.lacks("advance")
 
 
+def is_batch(cache: LayerCache) -> bool:
+    """Whether a cache holds the rows of several single ones."""
+    return any(type(cache) is each.batch_form for each in LayerCache.classes.values())
+
+
 def inherit_bytes(cache: LayerCache, source: LayerCache) -> None:
     """Rows of a cache that is made of another cost what that one's cost."""
     cache.row_bytes, cache.wide_row_bytes = source.row_bytes, source.wide_row_bytes

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
+from cachesim.engines.mlx_lm.caches.layer_cache import is_batch
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.lanes import lanes_of
@@ -61,6 +62,9 @@ class Forward:
         if inputs.shape[1] == 0:  # an empty list becomes an array of floats
             msg = "[gather] Got indices with invalid dtype. Indices must be integral."
             raise UpstreamValueError(msg)
+        if not self.layout.recurrent.shares_in_batches and any(map(is_batch, cache)):
+            msg = "too many values to unpack (expected 2)"  # a batch's state has more than two
+            raise UpstreamValueError(msg)
         call = _Call(self.network, self.layout, inputs, cache)
         for group in call.groups():
             call.run(*group, max(1, outputs))
@@ -92,6 +96,7 @@ class _Call:
             if isinstance(layer, ArraysCache)
         }
         self.first = self._positions_of_first_columns(batch)
+        self.late = 0 if layout.recurrent.shares_in_time else columns  # how far queries are off
         self.logits: Array = np.zeros(0)
         self.several: Array = np.zeros(0)  # of the last columns of the last group's rows
         self._rows: dict[int, Array] = {}
@@ -132,7 +137,7 @@ class _Call:
         ends = np.arange(1, len(rows) + 1) * length - 1
         ubatch = Ubatch(
             tokens=self.inputs[np.array(rows)[:, None], columns].reshape(-1),
-            positions=positions.reshape(-1),
+            positions=positions.reshape(-1) + self.late,
             sets=len(rows),
             outputs=(ends[:, None] + np.arange(1 - outputs, 1)).reshape(-1),
             padding=next((each.padding(rows, columns) for each in self.recurrent.values()), None),
@@ -173,8 +178,9 @@ class _GroupStore:
             mine = slice(index * length, (index + 1) * length)
             shift = int(shifts[index])
             written = keys[mine]
-            if shift:
-                written = self._call.network.rotate(layer, written, np.full(length, shift))
+            if shift != self._call.late:
+                back = np.full(length, shift - self._call.late)
+                written = self._call.network.rotate(layer, written, back)
             positions = self._positions[index] + shift
             cached.write(row, self._columns[index], positions, written, values[mine])
             if not self._call.computes:
