@@ -10,10 +10,12 @@ byte (13) is never written: so equal texts are equal tokens.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, Self
 
+from cachesim.engines.chat import thinks_on
 from cachesim.engines.chat_templates import (
     TEMPLATES,
     THINK_END,
@@ -22,6 +24,7 @@ from cachesim.engines.chat_templates import (
     TURN_START,
     Message,
     Template,
+    turn,
 )
 from cachesim.errors import TokenError
 from cachesim.units import Count, Token, Tokens
@@ -42,6 +45,8 @@ class ByteTokenizer:
             msg = f"there is no chat template {template!r}; there are {', '.join(TEMPLATES)}"
             raise TokenError(msg)
         self.template = TEMPLATES[template] if isinstance(template, str) else template
+        self.tools: tuple[str, ...] = ()
+        self.thinks = True  # a reasoning part is left open
 
     @property
     def eos(self) -> Token:
@@ -106,13 +111,27 @@ class ByteTokenizer:
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> Tokens:
         """The prompt of a conversation."""
-        text = "".join(shown for _, shown in self.template.show(messages))
-        return self.encode(text + self.template.generation_prompt * add_generation_prompt)
+        text = self._tools_turn + "".join(shown for _, shown in self.template.show(messages))
+        prompt = self.template.generation_prompt
+        if self.template.thinks and not self.thinks:
+            prompt += f"{THINK_END}\n"
+        return self.encode(text + prompt * add_generation_prompt)
+
+    def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
+        """The same for a request with tools and arguments of the template."""
+        bound = copy(self)
+        bound.tools, bound.thinks = tuple(tools), thinks_on(arguments)
+        return bound
+
+    @property
+    def _tools_turn(self) -> str:
+        """What the model may call: a system turn of its own, before all others."""
+        return turn("system", "\n".join(self.tools)) if self.tools else ""
 
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
         """Role and first token of every message in the rendered prompt."""
         starts: list[tuple[str, Count]] = []
-        at = 0
+        at = len(self.encode(self._tools_turn))
         for role, shown in self.template.show(messages):
             starts.append((role, Count(at)))
             at += len(self.encode(shown))

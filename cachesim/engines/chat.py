@@ -1,9 +1,10 @@
 """What an engine needs of a tokenizer when requests come as messages."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
 
 from cachesim.engines.chat_templates import Message
+from cachesim.errors import OptionError
 from cachesim.units import Count, Token, Tokens
 
 
@@ -43,3 +44,31 @@ class ChatTokenizer(Protocol):
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
         """Role and first token of every message in the rendered prompt, where they are known."""
         ...
+
+
+@runtime_checkable
+class TemplateArguments(Protocol):
+    """A tokenizer whose template reads more of a request than its messages."""
+
+    def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
+        """The same with tools, which stand before the messages, and arguments of the template."""
+        ...
+
+
+@runtime_checkable
+class LongMarks(Protocol):
+    """A tokenizer whose thinking mark may be several tokens."""
+
+    @property
+    def think_start_tokens(self) -> Tokens:
+        """The tokens that open a reasoning part, none if the template does not think."""
+        ...
+
+
+def thinks_on(arguments: Mapping[str, Any]) -> bool:
+    """Whether a reasoning part is left open; what no template here reads is refused."""
+    for name, value in arguments.items():
+        if name != "enable_thinking" or not isinstance(value, bool):
+            msg = f"no chat template here reads {name} = {value!r}; write enable_thinking = false"
+            raise OptionError(msg)
+    return bool(arguments.get("enable_thinking", True))

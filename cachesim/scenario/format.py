@@ -48,9 +48,10 @@ _text_or_table = Either(
 _request_option = Either(
     (
         *_scalar.readers,
+        (dict, Table(_scalar, 16)),
         ((list, tuple), Each(_text_or_table, 64)),
     ),
-    "a boolean, a number, a string or a list of tables or strings",
+    "a boolean, a number, a string, a table or a list of tables or strings",
 )
 
 _per_step_word = Either(

@@ -80,7 +80,8 @@ class Vocabulary:
         messages = self.messages(step.messages)
         if self.server is not None:
             return self.server(messages)
-        tokenizer = self.tokenizer
+        told = (step.options.get("tools", ()), step.options.get("chat_template_kwargs", {}))
+        tokenizer = self.tokenizer.with_arguments(*told) if any(told) else self.tokenizer
         return tokenizer.apply_chat_template(messages), tokenizer.message_starts(messages)
 
     def parts(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
@@ -89,7 +90,9 @@ class Vocabulary:
             starts = self._rendered(step)[1]
             named = [(f"{role} message {i + 1}", int(at)) for i, (role, at) in enumerate(starts)]
             ends = [at for _, at in named[1:]] + [len(prompt)]
-            return tuple(
+            before = named[0][1] if named else 0
+            first = (Part(name="tools", start=0, end=before),) if before else ()
+            return first + tuple(
                 Part(name=name, start=start, end=end)
                 for (name, start), end in zip(named, ends, strict=True)
             )

@@ -57,7 +57,6 @@ class MlxLm(Engine):
         self.server = ResponseGenerator(
             model=self.model,
             draft=self._draft(rules),
-            tokenizer=self.tokenizer,
             options=self.options,
             rules=rules,
             tell=self._events.append,

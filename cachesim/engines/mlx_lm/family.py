@@ -14,7 +14,8 @@ ELSEWHERE: Final = {
     **dict.fromkeys(("temp", "temperature", "top_p", "top_k", "min_p", "logit_bias"), _SAMPLING),
     **dict.fromkeys(("host", "port", "log_level", "allowed_origins", "pipeline"), _PLACE),
     **dict.fromkeys(("model", "adapter_path", "trust_remote_code"), _MODEL),
-    "chat_template_args": "no template here takes any",
+    "chat_template_args": "say it with each request: chat_template_kwargs",
+    "max_kv_size": "mlx_lm.server has no such flag: only mlx_lm.generate, which stores nothing",
     "use_default_chat_template": "name a template with chat_template",
 }
 """Flags and fields of the real server that are not simulated, and why."""

@@ -186,5 +186,15 @@ FIELDS: Final = (
         kind="texts",
         about="texts that end the reply",
     ),
+    Option(
+        name="tools",
+        kind="texts",
+        about="what a chat's model may call: texts that the template puts before the messages",
+    ),
+    Option(
+        name="chat_template_kwargs",
+        kind="any",
+        about="what the chat template is told: { enable_thinking = false } closes the thoughts",
+    ),
 )
 """Fields of a request that decide how it is served; those of sampling do not."""

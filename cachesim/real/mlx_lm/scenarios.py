@@ -154,6 +154,8 @@ class Words:
             "reply": self.ids([*said, *[FILLER] * (limit - len(said))]),
             **(asked.options or {}),
         }
+        if "tools" in request:
+            request["tools"] = [self.text(self.tokenizer.encode("\n".join(request["tools"])))]
         if "draft_model" in session.scenario.engine.options:
             request["drafts"] = [self.ids(draft) for draft in asked.drafts or ()]
         if asked.messages:

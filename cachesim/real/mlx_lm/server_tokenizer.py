@@ -9,12 +9,20 @@ from pathlib import Path
 
 MARKS = ["<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool"]
 THINK = ["<think>", "</think>"]
+CHANNEL = ["<|channel>", "<channel|>", "thought"]
 END_MARK = "<|im_end|>"
 
 TURN = "<|im_start|> {{ message['role'] }} {{ '\\n' }} %s <|im_end|> {{ '\\n ' }}"
 AS_SENT = "{% for message in messages %}" + TURN % "{{ message['content'] }}" + "{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|> assistant {{ '\\n ' }}"
-THINKS = "<think> {{ '\\n ' }}"
+CLOSED = "{%% if enable_thinking is defined and not enable_thinking %%}%s {{ '\\n ' }}{%% endif %%}"
+THINKS = "<think> {{ '\\n ' }}" + CLOSED % THINK[1]
+CHANNELS = "<|channel> thought {{ '\\n ' }}" + CLOSED % CHANNEL[1]
+TOOLS = (
+    "{% if tools %}<|im_start|> system {{ '\\n' }} "
+    "{% for tool in tools %}{{ tool['function']['name'] }} {% endfor %}"
+    "<|im_end|> {{ '\\n ' }}{% endif %}"
+)
 CUT = "{{ message['content'].split('</think>')[-1] }}"
 SHOWN = {
     "think": CUT,
@@ -39,10 +47,18 @@ NEEDS_USER = (
 END = "{% endif %}"
 
 TEMPLATES = {
-    "chatml": AS_SENT + PROMPT + END,
-    "needs-user": NEEDS_USER + AS_SENT + PROMPT + END,
+    "chatml": TOOLS + AS_SENT + PROMPT + END,
+    "channel": TOOLS
+    + "{% for message in messages %}"
+    + TURN % "{{ message['content'].split('<channel|>')[-1] }}"
+    + "{% endfor %}"
+    + PROMPT
+    + CHANNELS
+    + END,
+    "needs-user": NEEDS_USER + TOOLS + AS_SENT + PROMPT + END,
     **{
-        name: LAST_USER
+        name: TOOLS
+        + LAST_USER
         + "{% for message in messages %}"
         + TURN % shown
         + "{% endfor %}"
@@ -57,7 +73,7 @@ TEMPLATES = {
 
 def texts_of(template: str, size: int) -> list[str]:
     """The words, in the order of their tokens."""
-    marks = MARKS + (THINK if template in SHOWN else [])
+    marks = MARKS + (THINK if template in SHOWN else CHANNEL if template == "channel" else [])
     return [*marks, *(f"w{i}" for i in range(size - len(marks)))]
 
 
@@ -66,7 +82,13 @@ def write_tokenizer(folder: Path, template: str, size: int) -> None:
     tokens = {text: token for token, text in enumerate(texts_of(template, size))}
     words = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
     model = {"type": "WordLevel", "vocab": tokens, "unk_token": MARKS[0]}
-    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": words, "model": model}
+    added = [
+        {"id": tokens[text], "content": text, "special": False, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for text in CHANNEL[:2]
+        if text in tokens
+    ]
+    whole = {"version": "1.0", "added_tokens": added, "pre_tokenizer": words, "model": model}
     more = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
     (folder / "tokenizer.json").write_text(json.dumps(whole | more))
     config = {

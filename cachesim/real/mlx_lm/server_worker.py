@@ -251,6 +251,11 @@ class Server:
             body["seed"] = request["seed"]
         if "stop_words" in request:
             body["stop"] = request["stop_words"]
+        if "tools" in request:
+            named = [{"name": text} for text in request["tools"]]
+            body["tools"] = [{"type": "function", "function": each} for each in named]
+        if "chat_template_kwargs" in request:
+            body["chat_template_kwargs"] = request["chat_template_kwargs"]
         body |= request.get("body", {})
         path = "/v1/chat/completions" if chat else "/v1/completions"
         client = self.http.Client(self.httpd.server_address[1], path, body)

@@ -107,6 +107,10 @@ class Drawer:
     def request(self) -> Request:
         """A turn of a conversation, or a text to complete."""
         request = self.text() if self.random.random() < 0.2 else self.chat()
+        if "messages" in request and self.random.random() < 0.15:
+            request["tools"] = self.random.choice((["w1 w2"], ["w1 w2", "w3"], ["w4"]))
+        if "messages" in request and self.random.random() < 0.08:
+            request["chat_template_kwargs"] = {"enable_thinking": self.random.random() < 0.3}
         request["max_tokens"] = self.random.choice((1, 2, 3, 5, 8, 12))
         request["stream"] = self.random.random() < 0.5
         if self.random.random() < 0.08:
@@ -233,7 +237,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     family = played[number % len(played)]
     windows = windows_at(release, family)
     model = {"family": family} | ({"window": random.choice(windows)} if windows else {})
-    template = random.choice(("chatml", "chatml", "think", "think-tools"))
+    template = random.choice(("chatml", "chatml", "chatml", "think", "think-tools", "channel"))
     options: dict[str, Any] = {
         name: random.choice(values)
         for name, values in OPTIONS.items()

@@ -55,6 +55,7 @@ TOLERANCE: Final = 1e-3
 PACKED: Final = 0.1
 """The same where keys and values are packed: one between two steps is rounded up or down."""
 
+FIELDS: Final = tuple(each.name for each in FAMILY.fields)
 BY_SIZE: Final = ("nbytes",)
 """What classes with layers of their own have otherwise."""
 
@@ -174,7 +175,7 @@ class ServerPlayer:
         said = read_row(result["generated"] or "")
         if result.get("error") or result.get("finish") == DISCONNECTED:
             said += [FILLER] * (max(1, request["max_tokens"]) - len(said))
-        options = {name: request[name] for name in ("seed", "stop_words") if name in request}
+        options = {name: request[name] for name in FIELDS if name in request}
         tokenizer = self.engine.tokenizer
         return Request(
             prompt=tokenizer.encode(request["text"]) if "text" in request else (),

@@ -9,6 +9,7 @@ from cachesim.engines.base import Message, Reply, Request, Ticket
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.options import FIELDS
 from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.real.mlx_lm.state import ColdStates
@@ -132,5 +133,5 @@ def _request(engine: MlxLm, request: Mapping[str, Any]) -> Request:
         predict=request["max_tokens"],
         reply=as_tokens(request["reply"]),
         drafts=tuple(map(as_tokens, request["drafts"])) if "drafts" in request else None,
-        options={name: request[name] for name in ("seed", "stop_words") if name in request},
+        options={each.name: request[each.name] for each in FIELDS if each.name in request},
     )

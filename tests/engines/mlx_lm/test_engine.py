@@ -278,7 +278,7 @@ def test_two_runs_give_the_same_events() -> None:
     [
         ("temp", "sampling changes nothing"),
         ("port", "the machine"),
-        ("max_kv_size", "has no option"),
+        ("max_kv_size", "only mlx_lm.generate"),
     ],
 )
 def test_a_flag_of_the_real_server_is_not_denied(name: str, says: str) -> None:

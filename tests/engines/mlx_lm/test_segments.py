@@ -48,6 +48,41 @@ def test_segments_of_prompts(
     assert thinking == segments(THINKS, *messages)
 
 
+CHANNEL = WordTokenizer("channel")
+
+
+def test_a_mark_of_two_tokens_opens_a_tail_from_0_31_2_on() -> None:
+    messages = [S, user(5, 20)]
+    prompt = CHANNEL.apply_chat_template(messages)
+    rules = FAMILY.release("0.31.1").rules.server
+
+    assert CHANNEL.encode("<|channel> thought \n") == prompt[-3:]
+    assert [(18, "system"), (10, "user"), (3, "assistant")] == segments(CHANNEL, *messages)
+    assert None is CHANNEL.think_start
+    assert Checkpoint(store=True, position=-1) == prompt_checkpoint(
+        rules, CHANNEL, messages, prompt, trimmable=False
+    )
+
+
+def test_half_a_mark_at_the_end_opens_nothing() -> None:
+    assert 4 == tail_start(as_tokens([8, 10]), as_tokens([20, 10, 21, 8]))
+    assert 1 == tail_start(as_tokens([8, 10]), as_tokens([20, 8, 10, 8]))
+
+
+def test_a_closed_reasoning_part_is_a_tail_too() -> None:
+    closed = THINKS.with_arguments((), {"enable_thinking": False})
+
+    assert [(13, "user"), (4, "assistant")] == segments(closed, user(5, 20))
+    assert [(13, "user"), (2, "assistant")] == segments(THINKS, user(5, 20))
+
+
+def test_tools_belong_to_the_system_segment_if_there_is_one() -> None:
+    tools = PLAIN.with_arguments(["w1 w2", "w3"], {})
+
+    assert [(26, "system"), (10, "user")] == segments(tools, S, user(5, 20))
+    assert [(21, "user")] == segments(tools, user(5, 20))
+
+
 def test_a_text_completion_is_one_segment() -> None:
     found = cut(PLAIN, (), as_tokens([20, 21, 22]))
 
@@ -67,8 +102,8 @@ def test_the_tail_begins_at_the_last_mark_near_the_end() -> None:
     near = as_tokens([8, *range(20, 30)])
     twice = as_tokens([20, 8, 21, 8, 9, 22])
 
-    assert (13, 0, 3) == tuple(tail_start(mark, each) for each in (far, near, twice))
-    assert 3 == tail_start(None, as_tokens([20, 21, 22]))
+    assert (13, 0, 3) == tuple(tail_start((mark,), each) for each in (far, near, twice))
+    assert 3 == tail_start((), as_tokens([20, 21, 22]))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from chat_kit import said, system, user
 
 from cachesim.engines.base import Message
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
-from cachesim.errors import TokenError
+from cachesim.errors import OptionError, TokenError
 
 THOUGHT = Message(role="assistant", content="w1 w2 </think> w3")
 
@@ -49,7 +49,12 @@ def test_thoughts_are_dropped_or_kept_after_the_last_user_message() -> None:
         for name in WORD_TEMPLATES
     }
 
-    assert {"chatml": [15, 15], "think": [12, 12], "think-tools": [12, 17]} == lengths
+    assert {
+        "chatml": [15, 15],
+        "think": [12, 12],
+        "think-tools": [12, 17],
+        "channel": [15, 15],  # `</think>` is no mark of its
+    } == lengths
 
 
 def test_messages_start_where_they_stand_in_the_prompt() -> None:
@@ -64,3 +69,19 @@ def test_templates_and_roles_that_do_not_exist_are_refused() -> None:
         WordTokenizer("none")
     with pytest.raises(TokenError, match="developer"):
         WordTokenizer().apply_chat_template([Message(role="developer", content="w1")])
+
+
+def test_tools_are_a_system_turn_before_all_others() -> None:
+    plain = WordTokenizer("chatml")
+    tools = plain.with_arguments(["w1 w2", "w3"], {})
+    prompt = tools.apply_chat_template([user(5, 20)])
+
+    assert plain.encode("<|im_start|> system \n w1 w2 w3 <|im_end|> \n") == prompt[:8]
+    assert plain.apply_chat_template([user(5, 20)]) == prompt[8:]
+    assert (("user", 8),) == tools.message_starts([user(5, 20)])
+
+
+@pytest.mark.parametrize("arguments", [{"think": True}, {"enable_thinking": 1}])
+def test_arguments_that_no_template_reads_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="no chat template here reads"):
+        WordTokenizer("think").with_arguments((), arguments)

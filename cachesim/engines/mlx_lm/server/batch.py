@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches.prompt_cache import can_trim_prompt_cache
 from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted, RequestDropped
@@ -37,7 +36,6 @@ class Serving:
     """What everybody needs who serves a request."""
 
     model: Forward
-    tokenizer: ChatTokenizer
     options: MlxOptions
     rules: ServerRules
     store: ServerStore
@@ -97,7 +95,7 @@ class SegmentBatch(ServedBatch):
     def admit(self, job: Job) -> None:
         """Follows `_generate`: tokenise, fetch, drop what is cached, insert, trim the store."""
         serving = self.serving
-        segments = cut(serving.tokenizer, job.messages, job.prompt)
+        segments = cut(job.tokenizer, job.messages, job.prompt)
         cache, _ = serving.store.look_up(job, job.prompt, self.jobs.values())
         cached = job.cached or Count(0)
         serving.tell(
@@ -173,9 +171,7 @@ class OldBatch(ServedBatch):
     def admit(self, job: Job) -> None:
         """Follows `_generate` of those releases, #923 included."""
         serving = self.serving
-        key, job.boundaries = snapshot_key(
-            serving.rules, serving.tokenizer, job.messages, job.prompt
-        )
+        key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
         cache, found = serving.store.look_up(job, key, self.jobs.values())
         cached = job.cached or Count(0)
         job.old_position = found.position
@@ -210,7 +206,7 @@ class OldBatch(ServedBatch):
         if serving.rules.checkpoint:
             job.checkpoint = prompt_checkpoint(
                 serving.rules,
-                serving.tokenizer,
+                job.tokenizer,
                 job.messages,
                 job.prompt,
                 trimmable=can_trim_prompt_cache(serving.model.make_cache()),

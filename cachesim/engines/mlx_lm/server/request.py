@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cachesim.engines.base import Reply, Request, Ticket
-from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.chat import ChatTokenizer, TemplateArguments
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
@@ -30,6 +30,7 @@ class Job:
 
     ticket: Ticket
     messages: tuple[Message, ...]
+    tokenizer: ChatTokenizer  # with what the request tells the template
     prompt: Tokens
     seeded: bool
     max_tokens: int
@@ -96,6 +97,7 @@ def job_of(
 ) -> Job:
     """Read a request; what mlx-lm's server does not know is refused."""
     _refuse_foreign(request, drafts=options.draft_model is not None)
+    tokenizer = _with_arguments(tokenizer, fields)
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
         msg = (
@@ -124,6 +126,7 @@ def job_of(
     job = Job(
         ticket=ticket,
         messages=request.messages,
+        tokenizer=tokenizer,
         prompt=prompt,
         seeded="seed" in fields,
         max_tokens=limit,
@@ -138,6 +141,21 @@ def job_of(
         job.error = "ValueError"
         job.message = "max_tokens must be at least 1"
     return job
+
+
+def _with_arguments(tokenizer: ChatTokenizer, fields: Mapping[str, Any]) -> ChatTokenizer:
+    """The tokenizer as `tools` and `chat_template_kwargs` have it, with every rendering of it."""
+    tools, arguments = fields.get("tools", ()), fields.get("chat_template_kwargs", {})
+    if not tools and not arguments:
+        return tokenizer
+    if not isinstance(arguments, Mapping):
+        msg = f"chat_template_kwargs is {arguments!r}; write {{ enable_thinking = false }}"
+        raise OptionError(msg)
+    if not isinstance(tokenizer, TemplateArguments):
+        msg = "this tokenizer's chat template takes neither tools nor arguments: leave them out"
+        raise OptionError(msg)
+    bound: ChatTokenizer = tokenizer.with_arguments(tools, arguments)
+    return bound
 
 
 def _refuse_foreign(request: Request, *, drafts: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from cachesim.engines.chat import ChatTokenizer
+from cachesim.engines.chat import ChatTokenizer, LongMarks
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.tokens import get_common_prefix
@@ -64,14 +64,21 @@ def system_end(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: To
     return next((i for i, (one, other) in pairs if one != other), 0)
 
 
-def tail_start(think_start: Token | None, prompt: Tokens) -> int:
+def opening_mark(tokenizer: ChatTokenizer) -> Tokens:
+    """The tokens that open a reasoning part; before #1072 only a mark of one token was known."""
+    if isinstance(tokenizer, LongMarks):
+        return tokenizer.think_start_tokens
+    return () if tokenizer.think_start is None else (tokenizer.think_start,)
+
+
+def tail_start(mark: Tokens, prompt: Tokens) -> int:
     """Where a thinking mark near the end opens a tail; the prompt's length if none does.
 
     Follows `rfind_think_start` with `start = n - 11`, which does not go below 0.
     """
-    first = max(0, len(prompt) - LONGEST_TAIL)
-    marks = [i for i in range(first, len(prompt)) if prompt[i] == think_start]
-    return marks[-1] if marks else len(prompt)
+    first, last = max(0, len(prompt) - LONGEST_TAIL), len(prompt) - len(mark)
+    places = range(last, first - 1, -1) if mark else ()
+    return next((i for i in places if prompt[i : i + len(mark)] == mark), len(prompt))
 
 
 def cut(
@@ -82,7 +89,7 @@ def cut(
     if not messages or messages[-1].role != "user":
         return whole
     start = system_end(tokenizer, messages, prompt)
-    tail = tail_start(tokenizer.think_start, prompt)
+    tail = tail_start(opening_mark(tokenizer), prompt)
     segments = []
     if 0 < start < len(prompt):
         segments.append(Segment(type="system", tokens=prompt[:start]))

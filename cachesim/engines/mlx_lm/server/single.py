@@ -38,12 +38,12 @@ def serve_single(serving: Serving, job: Job) -> None:
 
 
 def _serve(serving: Serving, job: Job) -> None:
-    key, job.boundaries = snapshot_key(serving.rules, serving.tokenizer, job.messages, job.prompt)
+    key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
     cache, found = serving.store.look_up(job, key)
     cached = job.cached or Count(0)
     job.old_position = found.position
     job.cache_key = list(key)
-    segments = cut(serving.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
+    segments = cut(job.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
     sound = serving.store.soundness(cache, key[:cached])
     serving.tell(
         RequestAdmitted(

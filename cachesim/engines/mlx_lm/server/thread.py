@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.events import RequestFinished, WorkerDied
@@ -34,7 +33,6 @@ class ResponseGenerator:
         self,
         *,
         model: Forward,
-        tokenizer: ChatTokenizer,
         options: MlxOptions,
         rules: MlxRules,
         tell: Callable[[Event], None],
@@ -44,7 +42,6 @@ class ResponseGenerator:
         self.store = ServerStore(model.network, options, rules, tell)
         self.serving = Serving(
             model=model,
-            tokenizer=tokenizer,
             options=options,
             rules=rules.server,
             store=self.store,

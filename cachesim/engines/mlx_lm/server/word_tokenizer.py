@@ -2,21 +2,25 @@
 
     0 unknown   1 start mark   2 newline   3 end mark   4 system   5 user   6 assistant   7 tool
 
-then, where the template thinks, 8 `<think>` and 9 `</think>`; then the words `w0`, `w1`, ... One
+then, where the template thinks, 8 `<think>` and 9 `</think>`, or, where its marks are those of
+Gemma 4, 8 `<|channel>`, 9 `<channel|>` and 10 `thought`; then the words `w0`, `w1`, ... One
 message costs five tokens and its words; the generation prompt three, or five where it thinks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final, Self
 
+from cachesim.engines.chat import thinks_on
 from cachesim.engines.chat_templates import Message
 from cachesim.errors import TokenError
 from cachesim.units import Count, Token, Tokens
 
 MARKS: Final = ("<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool")
 THINK_MARKS: Final = ("<think>", "</think>")
+CHANNEL_MARKS: Final = ("<|channel>", "<channel|>", "thought")
 START, NEWLINE, END = Token(1), Token(2), Token(3)
 ROLES: Final = {name: Token(MARKS.index(name)) for name in ("system", "user", "assistant", "tool")}
 
@@ -31,6 +35,12 @@ def without_thoughts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """Of each content only what follows its last closing think mark."""
     for message in messages:
         yield message.role, message.content.rpartition(THINK_MARKS[1])[2]
+
+
+def without_channels(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """As `without_thoughts`, with Gemma 4's marks."""
+    for message in messages:
+        yield message.role, message.content.rpartition(CHANNEL_MARKS[1])[2]
 
 
 def with_thoughts_since_the_user(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
@@ -49,15 +59,23 @@ class WordTemplate:
 
     name: str
     show: Callable[[Sequence[Message]], Iterator[tuple[str, str]]]
-    thinks: bool
+    marks: tuple[
+        str, ...
+    ] = ()  # that open and close a reasoning part; a third belongs to the first
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it has reasoning parts."""
+        return bool(self.marks)
 
 
 WORD_TEMPLATES: Final = {
     each.name: each
     for each in (
-        WordTemplate(name="chatml", show=as_sent, thinks=False),
-        WordTemplate(name="think", show=without_thoughts, thinks=True),
-        WordTemplate(name="think-tools", show=with_thoughts_since_the_user, thinks=True),
+        WordTemplate(name="chatml", show=as_sent),
+        WordTemplate(name="think", show=without_thoughts, marks=THINK_MARKS),
+        WordTemplate(name="think-tools", show=with_thoughts_since_the_user, marks=THINK_MARKS),
+        WordTemplate(name="channel", show=without_channels, marks=CHANNEL_MARKS),
     )
 }
 
@@ -70,7 +88,9 @@ class WordTokenizer:
             msg = f"there is no chat template {template!r}; there are {', '.join(WORD_TEMPLATES)}"
             raise TokenError(msg)
         self.template = WORD_TEMPLATES[template]
-        marks = MARKS + THINK_MARKS * self.template.thinks
+        self.tools: tuple[str, ...] = ()
+        self.thinks = True  # a reasoning part is left open
+        marks = MARKS + self.template.marks
         words = tuple(f"w{index}" for index in range(vocabulary - len(marks)))
         self._texts = marks + words
         self._tokens = {text: Token(index) for index, text in enumerate(self._texts)}
@@ -82,13 +102,25 @@ class WordTokenizer:
 
     @property
     def think_start(self) -> Token | None:
-        """`<think>`, where the template thinks."""
-        return self._tokens.get(THINK_MARKS[0])
+        """`<think>`, where the template thinks in marks of one token."""
+        return self.think_start_tokens[0] if len(self.think_start_tokens) == 1 else None
+
+    @property
+    def think_start_tokens(self) -> Tokens:
+        """`<think>`, or `<|channel>thought`, where the template thinks."""
+        opening = self.template.marks[:1] + self.template.marks[2:]
+        return tuple(self._tokens[text] for text in opening)
 
     @property
     def think_end(self) -> Token | None:
-        """`</think>`, where the template thinks."""
-        return self._tokens.get(THINK_MARKS[1])
+        """`</think>` or `<channel|>`, where the template thinks."""
+        return self._tokens[self.template.marks[1]] if self.template.marks else None
+
+    def with_arguments(self, tools: Sequence[str], arguments: Mapping[str, Any]) -> Self:
+        """The same for a request with tools and `chat_template_kwargs`."""
+        bound = copy(self)
+        bound.tools, bound.thinks = tuple(tools), thinks_on(arguments)
+        return bound
 
     def encode(self, text: str) -> Tokens:
         """Words separated by blanks; a word that nobody knows is token 0."""
@@ -102,16 +134,26 @@ class WordTokenizer:
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> Tokens:
         """Per message: start mark, role, newline, words, end mark, newline."""
-        prompt = tuple(token for turn in self._turns(messages) for token in turn)
+        prompt = self._tools_turn + tuple(token for turn in self._turns(messages) for token in turn)
         if not add_generation_prompt:
             return prompt
-        thinking = () if self.think_start is None else (self.think_start, NEWLINE)
+        thinking: Tokens = ()
+        if self.think_end is not None:
+            thinking = (*self.think_start_tokens, NEWLINE)
+            thinking += () if self.thinks else (self.think_end, NEWLINE)
         return (*prompt, START, ROLES["assistant"], NEWLINE, *thinking)
+
+    @property
+    def _tools_turn(self) -> Tokens:
+        """What the model may call: a system turn of its own, before all others."""
+        if not self.tools:
+            return ()
+        return (START, ROLES["system"], NEWLINE, *self.encode(" ".join(self.tools)), END, NEWLINE)
 
     def message_starts(self, messages: Sequence[Message]) -> tuple[tuple[str, Count], ...]:
         """Role and first token of every message in the rendered prompt."""
         ends = accumulate(len(turn) for turn in self._turns(messages))
-        starts = (0, *ends)
+        starts = (len(self._tools_turn), *(len(self._tools_turn) + end for end in ends))
         return tuple(
             (message.role, Count(at)) for message, at in zip(messages, starts, strict=False)
         )
