@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -16,6 +15,7 @@ from cachesim.cli.inputs import Given, given, requests_in
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.logs.extract import worst_scenario
+from cachesim.logs.following import Following
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
@@ -164,28 +164,21 @@ def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Repla
         return read, replays_of(read, wanted, lambda line: bar.update(task, completed=line))
 
 
+MOST_AT_ONCE: Final = 1 << 24
+"""Bytes of a log that are read at once."""
+
+
 def follow_command(files: Sequence[str], wanted: Wanted) -> int:
     """Tell each request of a log that grows, when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
         msg = "--follow takes one file"
         raise InputError(msg)
-    told = 0
-    name, file = open_log(files[0])
-    text = b""
-    while True:
-        more = file.read()
-        if more:
-            text += more
-            told = _tell_new(name, text, wanted, told)
-        time.sleep(LOOKS_AGAIN)
-
-
-def _tell_new(name: str, text: bytes, wanted: Wanted, told: int) -> int:
-    read = read_files([(name, BytesIO(text))])
-    if not read.servers:
-        return told
-    found = why_of(read, replays_of(read, wanted))
-    ended = [each for server in read.servers for each in server.requests if each.ended]
-    for each in found["requests"][told : len(ended)]:
-        show(results(), request_text(each))
-    return max(told, len(ended))
+    _, file = open_log(files[0])
+    following = Following(wanted)
+    with file:
+        while True:
+            data = file.read(MOST_AT_ONCE)
+            for each in following.take(data):
+                show(results(), request_text(each))
+            if not data:
+                time.sleep(LOOKS_AGAIN)

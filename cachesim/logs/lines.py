@@ -54,16 +54,19 @@ OURS: Final = re.compile(
 """What a line has that tells of something; all others are only counted."""
 
 
-def lines_of(file: BinaryIO, tally: Tally | None = None) -> Iterator[Line]:
-    """The lines that may tell something; a log of any size takes little memory."""
-    number = 0
-    for number, raw in enumerate(pieces_of(file), 1):
+def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> Iterator[Line]:
+    """The lines that may tell something; a log of any size takes little memory.
+
+    `after`: so many lines came before.
+    """
+    number = after
+    for number, raw in enumerate(pieces_of(file), after + 1):
         if OURS.search(raw) is not None:
             line = read_line(number, raw)
             if line is not None:
                 yield line
     if tally is not None:
-        tally.lines += number
+        tally.lines += number - after
 
 
 def pieces_of(file: BinaryIO) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from cachesim.engines.rope import Rope
 from cachesim.logs.evidence import common_with_holder, lengths_of
-from cachesim.logs.observed import ServerLog
+from cachesim.logs.observed import Observed, ServerLog
 from cachesim.logs.rebuild import FRESH, Rebuilder
 from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
 from cachesim.logs.settings import Settings
@@ -50,14 +50,15 @@ def rebuild(
 
 def unplayed(log: ServerLog, settings: Settings) -> Replay:
     """A log whose lines print all that is told of it; nothing is rebuilt or played."""
-    replay = Replay(log, settings)
-    for request in log.requests:
-        lengths = lengths_of(request)
-        common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
-        holder = f"slot {request.slot}" if common.value else "nothing"
-        rebuilt = Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
-        replay.requests.append(rebuilt)
-    return replay
+    return Replay(log, settings, requests=[as_printed(each) for each in log.requests])
+
+
+def as_printed(request: Observed) -> Rebuilt:
+    """A request of which nothing but its own lines is told."""
+    lengths = lengths_of(request)
+    common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
+    holder = f"slot {request.slot}" if common.value else "nothing"
+    return Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
 
 
 def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:

@@ -75,29 +75,48 @@ class Rebuilder:
         self.player.saved_after = frozenset(hints.files.values())
         self.replay = Replay(log, settings, hints=hints, marks=marks)
         self.progress = progress
+        self._next = 0  # the moment to play next
+        self._running: list[int] = []
 
     def play(self) -> Replay:
         """Every moment in order."""
-        for request in self.log.requests:
-            rebuilt = Rebuilt(request, self._lengths(request), is_told=self.verbose)
-            self.replay.requests.append(rebuilt)
-        running: list[int] = []
-        for moment in self.log.moments:
+        self.advance(whole=True)
+        for number in self._running:
+            self._finish(number)
+        return self.replay
+
+    def advance(self, *, whole: bool = False) -> list[int]:
+        """Play on, and name the requests that ended.
+
+        Unless the log is `whole`, up to the first request whose lines are still being written.
+        """
+        ended: list[int] = []
+        while self._next < len(self.log.moments):
+            moment = self.log.moments[self._next]
             if moment.what == "launched":
-                self._arrive(running, moment)
-                if self._launch(self.replay.requests[moment.request]):
-                    running.append(moment.request)
+                request = self.log.requests[moment.request]
+                if not (whole or request.ended):
+                    break
+                rebuilt = Rebuilt(request, self._lengths(request), is_told=self.verbose)
+                self.replay.requests.append(rebuilt)
+                self._arrive(self._running, moment)
+                if self._launch(rebuilt):
+                    self._running.append(moment.request)
             elif moment.what == "erased" and moment.slot < len(self.player.held()[0]):
                 self.player.erase(moment.slot)
                 self.replay.order.append(("erase", moment.slot))
-            elif moment.request in running:
-                self._finish(moment.request)
-                running.remove(moment.request)
+            elif moment.what != "erased":
+                self._end(moment.request)
+                ended.append(moment.request)
+            self._next += 1
             if self.progress is not None:
                 self.progress(moment.line)
-        for number in running:
+        return ended
+
+    def _end(self, number: int) -> None:
+        if number in self._running:
             self._finish(number)
-        return self.replay
+            self._running.remove(number)
 
     def _lengths(self, request: Observed) -> Lengths:
         lengths = lengths_of(request)

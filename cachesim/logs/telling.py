@@ -1,6 +1,6 @@
 """What a replayed log shows, as plain data: totals, causes, requests, and how each is known."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -119,10 +119,10 @@ def missing_of(replay: Replay) -> list[str]:
 
 def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, Any]]:
     """The requests of one server in order of launch."""
-    stale = dict(stale_requests(replay))
+    states = States()
     return [
         request_entry(each, server=server, number=first + each.observed.number)
-        | {"stale": stale.get(each.observed.number)}
+        | {"stale": states.stale(each)}
         for each in replay.requests
     ]
 
@@ -199,18 +199,23 @@ def bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
     return {name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"}
 
 
-def stale_requests(replay: Replay) -> Iterator[tuple[int, str]]:
-    """Requests that were answered from a checkpoint whose tokens are not the prompt's."""
-    kept: dict[int, dict[int, str]] = {}
-    for each in replay.requests:
+@dataclass(slots=True)
+class States:
+    """Checkpoints that outlived the tokens they were made of, slot by slot."""
+
+    kept: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    def stale(self, each: Rebuilt) -> str | None:
+        """Why one more request was answered from a state that is not the prompt's, if it was."""
         slot = each.replayed.slot if each.replayed.slot is not None else each.observed.slot
+        found: str | None = None
         for event in each.replayed.events:
             if isinstance(event, CheckpointRestored):
-                reason = kept.get(slot, {}).get(int(event.n_tokens))
-                if reason is not None and each.agrees:
-                    yield each.observed.number, reason
+                reason = self.kept.get(slot, {}).get(int(event.n_tokens))
+                found = reason if reason is not None and each.agrees else found
             elif isinstance(event, CheckpointKept):
-                kept.setdefault(slot, {})[int(event.n_tokens)] = str(event.sentence)
+                self.kept.setdefault(slot, {})[int(event.n_tokens)] = str(event.sentence)
+        return found
 
 
 def agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

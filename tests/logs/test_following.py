@@ -1,0 +1,73 @@
+"""A log that grows is told request by request, and nothing is played twice."""
+
+import gzip
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.logs.following import Following
+from cachesim.logs.player import Player
+from cachesim.logs.whole import Wanted, read_files, replays_of, why
+
+DATA = Path(__file__).parent / "data"
+
+
+def a_log() -> bytes:
+    """Twelve lives of June's server, one after the other."""
+    text = gzip.decompress((DATA / "b9538-3.json.gz").read_bytes())
+    return b"".join(each["log"].encode() for each in json.loads(text)["servers"][:12])
+
+
+def followed(log: bytes, *, at_once: int) -> list[dict[str, Any]]:
+    following = Following(Wanted())
+    pieces = [log[at : at + at_once] for at in range(0, len(log), at_once)]
+    return [entry for piece in pieces for entry in following.take(piece)]
+
+
+def at_the_end(log: bytes) -> list[dict[str, Any]]:
+    read = read_files([("a.log", BytesIO(log))])
+    entries: list[dict[str, Any]] = why(read, replays_of(read, Wanted()))["requests"]
+    return entries
+
+
+@pytest.mark.parametrize("at_once", [700, 5000, 1 << 20])
+def test_a_request_is_told_once_and_as_at_the_end(at_once: int) -> None:
+    log = a_log()
+    whole = at_the_end(log)
+    told = followed(log, at_once=at_once)
+
+    names = ("number", "line", "prompt_tokens", "cached", "processed", "slot")
+    assert {each["number"] for each in told} == {each["number"] for each in whole}
+    assert len(told) == len(whole)
+    for each in told:
+        assert {name: each[name] for name in names} == {
+            name: whole[each["number"]][name] for name in names
+        }
+    agreeing = sum(each["agrees"] is True for each in told)
+    assert agreeing >= len(whole) - 2  # what only later requests show is not known yet
+
+
+def test_what_was_played_is_not_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, launches = a_log(), 0
+    launch = Player.launch
+
+    def counted(player: Player, asked: Any) -> None:
+        nonlocal launches
+        launches += 1
+        launch(player, asked)
+
+    monkeypatch.setattr(Player, "launch", counted)
+    at_once = len(followed(log, at_once=1 << 20))
+    few, launches = launches, 0
+    assert len(followed(log, at_once=500)) == at_once
+    assert launches <= 2 * few
+
+
+def test_a_line_that_never_ends_is_not_kept() -> None:
+    following = Following(Wanted())
+    for _ in range(8):
+        assert following.take(b"x" * (1 << 20)) == []
+    assert len(following._rest) == 1 << 20
