@@ -227,3 +227,14 @@ def test_outcomes_come_back_from_their_line() -> None:
     recording = replace(recorded(0, KNOWN["b9538"]), outcomes=(outcome,))
 
     assert recording == Recording.from_line(recording.line())
+
+
+def test_a_single_workload_is_played_once_too(tmp_path: Path) -> None:
+    first, again = wheel(tmp_path), wheel(tmp_path)
+
+    assert first.play(5) == again.play(5)
+    assert (1, 0) == (first.plays, again.plays)
+
+    again.singles.write_text("5 {")  # cut short by an interruption
+    assert again.play(5) == first.play(5)
+    assert 1 == again.plays

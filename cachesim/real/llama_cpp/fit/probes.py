@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cachesim.real.llama_cpp.compare import Difference
 from cachesim.real.llama_cpp.fit.fields import Change, Value, changes, value_of
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
 from cachesim.real.llama_cpp.fit.search import play_under
@@ -23,6 +24,9 @@ from cachesim.real.llama_cpp.workloads import Setting, draw_setting, grow
 
 DRAWN: Final = 400
 """So many workloads are drawn for the rules that are open."""
+
+PLAYS: Final = 8_000
+"""After so many plays on the simulator no more are drawn: a quarter of an hour or less."""
 
 PLAYED: Final = 3
 """So many of those on which a rule turns are played on the wheel."""
@@ -52,20 +56,21 @@ def open_changes(
     """One change for each rule that no recording turns on: a value that some release has."""
     found: dict[tuple[str, str], Change] = {}
     turned: set[tuple[str, str]] = set()
+    played = [(each, play_under(each, trial)) for each in recordings]
     for change in changes(known):
         rule = (change.part, change.field)
         if change.holds(trial) or rule in turned or not any(map(change.holds, known)):
             continue
-        if any(parts(each, trial, change) for each in recordings):
+        if any(parts(*each, change.of(trial)) for each in played):
             turned.add(rule)
         else:
             found.setdefault(rule, change)
     return tuple(change for rule, change in found.items() if rule not in turned)
 
 
-def parts(recording: Recording, trial: Trial, change: Change) -> bool:
-    """Whether the answers, or where they first fail to be the wheel's, depend on a rule."""
-    ours, theirs = play_under(recording, trial), play_under(recording, change.of(trial))
+def parts(recording: Recording, ours: Difference | None, trial: Trial) -> bool:
+    """Whether the answers, or where they first fail to be the wheel's, are others than `ours`."""
+    theirs = play_under(recording, trial)
     if ours is None or theirs is None:
         return ours is not theirs
     return (ours.step, ours.simulated) != (theirs.step, theirs.simulated)
@@ -77,17 +82,20 @@ def probe(
     """Draw workloads for open rules; play those on which one turns, until the wheel tells."""
     turned: Counter[Change] = Counter()
     told: dict[Change, Recording] = {}
+    plays = 0
     for number in range(most):
         waiting = [each for each in rules if each not in told and turned[each] < PLAYED]
-        if not waiting:
+        if not waiting or plays > PLAYS:
             break
         drawn = _simulated(number, trial, recordings)
-        turning = [each for each in waiting if parts(drawn, trial, each)]
+        turning = [each for each in waiting if parts(drawn, None, each.of(trial))]
+        plays += 1 + len(waiting)
         if not turning:
             continue
         turned.update(turning)
         heard = recordings.play(number)
-        told |= {each: heard for each in turning if parts(heard, trial, each)}
+        ours = play_under(heard, trial)
+        told |= {each: heard for each in turning if parts(heard, ours, each.of(trial))}
     return tuple(Probed(change=each, turned=turned[each], told=told.get(each)) for each in rules)
 
 

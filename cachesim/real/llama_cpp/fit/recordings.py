@@ -88,6 +88,7 @@ class Recordings:
         self.seed = seed
         kept = folder or environments_folder() / "recordings"
         self.file = kept / f"{release}-seed-{seed}.jsonl"
+        self.singles = kept / f"{release}-seed-{seed}-singles.jsonl"
 
     def take(self, count: int) -> Iterator[Recording]:
         """The first so many, one after the other: from disk, or played now and kept."""
@@ -108,9 +109,27 @@ class Recordings:
                 yield recording
 
     def play(self, number: int) -> Recording:
-        """One workload, played now and not kept."""
+        """One workload out of the row: from disk, or played now and kept by its number."""
+        kept = next((each for at, each in self._singles() if at == number), None)
+        if kept is not None and self._still_asked(kept, number):
+            return kept
         with SideBySide(self.release, version=self.version) as pair:
-            return self._played(pair, number)
+            recording = self._played(pair, number)
+        self.singles.parent.mkdir(parents=True, exist_ok=True)
+        with self.singles.open("a") as file:
+            file.write(f"{number} {recording.line()}\n")
+        return recording
+
+    def _singles(self) -> Iterator[tuple[int, Recording]]:
+        """Workloads that were played one by one, the latest first."""
+        if not self.singles.exists():
+            return
+        for line in reversed(self.singles.read_text().splitlines()):
+            number, _, rest = line.partition(" ")
+            try:
+                yield int(number), Recording.from_line(rest)
+            except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
+                continue
 
     def _kept(self, count: int) -> list[Recording]:
         """Those on disk that are still what the generator would ask."""
