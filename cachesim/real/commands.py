@@ -24,7 +24,7 @@ from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.command import real_fit
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
-from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements
+from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from cachesim.real.llama_cpp.newest import real_newest
 from cachesim.real.llama_cpp.scenarios import StepPlayed, hurdle, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
@@ -39,6 +39,9 @@ from cachesim.scenario.format import Scenario
 
 PROVEN: Final = (FAMILY.name, "mlx-lm", "vllm")
 """Engines whose real server plays a scenario's file."""
+
+USUAL: Final = "b9538"
+"""The release that is played where none is named."""
 
 
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
@@ -75,7 +78,7 @@ def real_vectors(*files: Path) -> int:
 
 def real_llama_cpp(
     *,
-    release: str = "b9538",
+    release: str = "",
     seed: int = 0,
     workloads: int = 100,
     models: Sequence[str] = (),
@@ -96,7 +99,8 @@ def real_llama_cpp(
     Parameters
     ----------
     release
-        A build such as b9538; a scenario is played on every release that it names.
+        A build such as b9873, b9538 if left out; a scenario is played on every release that it
+        names. With `logs`: whose logs, instead of those of May, June and October.
     seed
         What the workloads are drawn from.
     workloads
@@ -130,7 +134,7 @@ def real_llama_cpp(
     if fit is not None:
         return real_fit(fit, workloads=workloads, seed=seed)
     if logs:
-        return real_logs(seed=seed, requests=requests)
+        return real_logs(release, seed=seed, requests=requests)
     if scenario is not None:
         return Stage(
             family=FAMILY,
@@ -138,6 +142,7 @@ def real_llama_cpp(
             play=play_scenario,
             table=scenario_table,
         ).play_named(scenario)
+    release = release or USUAL
     if logits:
         return real_logits(release=release, seed=seed)
     numbers = range(first, first + workloads)
@@ -157,18 +162,19 @@ def proof_command(scenario: Scenario, profile: Profile, path: Path) -> str:
     return f"cachesim real {profile.engine} --scenario {path}"
 
 
-def real_logs(*, seed: int, requests: int) -> int:
+def real_logs(release: str, *, seed: int, requests: int) -> int:
     """Logs of the real servers, replayed: a table of what was right."""
+    columns = columns_of(as_release(release)) if release else COLUMNS
     try:
-        for release in sorted({each for one, _, other in COLUMNS for each in (one, other)}):
-            environment_for(release).ready()
+        for name in sorted({name for one, _, other in columns for name in (one, other)}):
+            environment_for(as_release(name)).ready()
     except EnvironmentUnavailableError as error:
         return not_compared(error)
     table = Table(title=f"logs of the real servers, replayed, seed {seed}", title_style="")
     for head in HEADS:
         table.add_column(head, justify="left" if head in {"log", "other release"} else "right")
     wrong: list[str] = []
-    for each in agreements(seed=seed, requests=requests):
+    for each in agreements(columns, seed=seed, requests=requests):
         table.add_row(*each.row())
         wrong += each.wrong
     console().print(table)

@@ -15,8 +15,9 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import sleep
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.logs.doubt import cached_over, workloads_of
 from cachesim.logs.lines import lines_of
 from cachesim.logs.other import default_step, options_for, play_workload
@@ -24,6 +25,7 @@ from cachesim.logs.passes import rebuild
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
+from cachesim.logs.styles import prints_checkpoints
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.random_flags import draw_preset
@@ -34,13 +36,15 @@ from cachesim.real.llama_cpp.workloads import Setting, grow
 DEFAULT, MORE = 3, 4
 """`-lv`: what a server prints unasked, and what October's prints of its caches."""
 
-COLUMNS: Final[Sequence[tuple[Release, int, Release]]] = (
+Column: TypeAlias = tuple[Release, int, Release]
+"""Whose log, at which verbosity, and the release that is foretold from it."""
+
+COLUMNS: Final[Sequence[Column]] = (
     ("b9093", DEFAULT, "b9538"),
     ("b9538", DEFAULT, "b11549"),
     ("b11549", MORE, "b9538"),
     ("b11549", DEFAULT, "b9538"),
 )
-"""Whose log, at which verbosity, and the release that is foretold from it."""
 
 HEADS: Final = (
     "log",
@@ -207,16 +211,25 @@ def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
     given: Mapping[str, Any] = {}
     model: str | None = None
     window: int | None = None
-    if told and workload.release == "b11549":
+    if told and not prints_checkpoints(server.styles):
         given = {k: v for k, v in workload.options.items() if k != "spec_type"}
     if told:
         model, window = workload.preset, workload.window or None
     return rebuild(server, settings_of(server, model=model, window=window, given=given))
 
 
-def agreements(*, seed: int, requests: int) -> Iterator[Agreement]:
+def columns_of(release: Release) -> tuple[Column, ...]:
+    """One release's logs at both levels; the newest release is foretold from them, or June's."""
+    newest = FAMILY.real()[-1]
+    other = newest if release != newest else "b9538"
+    return (release, DEFAULT, other), (release, MORE, other)
+
+
+def agreements(
+    columns: Sequence[Column] = COLUMNS, *, seed: int, requests: int
+) -> Iterator[Agreement]:
     """The table's rows, each as soon as it is done."""
-    for release, verbosity, other in COLUMNS:
+    for release, verbosity, other in columns:
         with LogMaker(release, verbosity, other) as maker:
             number = 0
             while maker.agreement.counts["requests"] < requests:
