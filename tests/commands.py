@@ -21,7 +21,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 PLAYS: Final = {"run", "explain", "diff"}
-LEFT_OUT: Final = {"real", "bench", "record"}
+LEFT_OUT: Final = {"real", "bench", "record", "hunt"}
 """Commands that need a real engine, the source tree, or a server."""
 
 NEWER: Final = ("3.15", "3.14", "3.13", "3.12")

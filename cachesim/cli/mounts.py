@@ -31,6 +31,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         help="Search random workloads for an answer that is not the cold answer.",
     )
     app.command(
+        "cachesim.cli.hunt:hunt_command",
+        name="hunt",
+        help="Search a release for wrong answers, prove them on the real engine, write reports.",
+    )
+    app.command(
         "cachesim.cli.why:why",
         name="why",
         help="Read a llama-server's log, explain every miss, and say what would have helped.",

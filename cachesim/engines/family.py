@@ -11,12 +11,11 @@ no engine is loaded for them.
 """
 
 import importlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from cachesim.engines.nearest import did_you_mean, near_release
 from cachesim.engines.option import Option, options_of
 from cachesim.errors import OptionError, ProfileError, SpecError
 
@@ -107,6 +106,7 @@ class Family(Generic[R, S]):
     elsewhere: Mapping[str, str] = field(
         default_factory=dict
     )  # real flags: why none of them is here
+    hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
 
@@ -145,7 +145,7 @@ class Family(Generic[R, S]):
         for each in self.releases:
             if each.name == own:
                 return each
-        msg = f"there is no {self.name} release {name!r}; {_near_release(name, self.names())}"
+        msg = f"there is no {self.name} release {name!r}; {near_release(name, self.names())}"
         raise ProfileError(msg)
 
     # -- patches -----------------------------------------------------------------------------
@@ -380,41 +380,3 @@ def family_of(engine: str) -> Family[Any, Any]:
         msg = f"there is no engine {engine!r}; {hint}"
         raise ProfileError(msg)
     return family
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` where a known name is so near that it must have been meant."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"did you mean {near[0]!r}?" if near else ""
-
-
-def _near_release(name: str, known: tuple[str, ...]) -> str:
-    """The releases beside an unknown one, where both are numbered alike, else all of them."""
-    neighbours = list(_beside(name, known))
-    if neighbours:
-        return (
-            f"the nearest are {' and '.join(neighbours)}"
-            if len(neighbours) > 1
-            else (f"the nearest is {neighbours[0]}")
-        )
-    return did_you_mean(name, known) or f"there are {', '.join(known)}"
-
-
-def _beside(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    """The last release with smaller numbers, and the first with larger ones."""
-    alike = {_numbers(each): each for each in known if _form(each) == _form(name)}
-    wanted = _numbers(name)
-    below = [numbers for numbers in alike if numbers < wanted]
-    above = [numbers for numbers in alike if numbers > wanted]
-    if wanted and below:
-        yield alike[max(below)]
-    if wanted and above:
-        yield alike[min(above)]
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(digits[:18]) for digits in re.findall(r"\d+", name))
-
-
-def _form(name: str) -> str:
-    return re.sub(r"\d+", "#", name)

@@ -163,7 +163,7 @@ def _wrong(
         else:
             played = played or run(scenario, profile, arithmetic=arithmetic)
             if not _inherited(played, each.step):
-                marks = tuple(_marks(played, each.step))
+                marks = tuple(_marks(played, scenario, each.step))
                 yield Cause("wrong answer", marks), each.step, each.detail
 
 
@@ -207,9 +207,12 @@ def _inherited(played: Run, index: int) -> bool:
     return bool(before) and before[-1].answer == "diverged" and not _brought(played, index)
 
 
-def _marks(played: Run, index: int) -> Iterator[str]:
+def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
     """Which memory was wrong, how, and what had brought it back."""
     step = played.steps[index]
+    if _named_while_at_work(scenario, index):
+        yield "a request that names the slot came while it was at work"
+        return
     fault = None if step.explanation is None else step.explanation.fault
     if fault is None:
         yield "no wrong memory was read"
@@ -222,6 +225,16 @@ def _marks(played: Run, index: int) -> Iterator[str]:
     )
     if not brought and any(restored):
         yield "a slot file was restored before"
+
+
+def _named_while_at_work(scenario: Scenario, index: int) -> bool:
+    """Whether one of the next steps arrived during this one, and named a slot."""
+    for later in scenario.step[index + 1 :]:
+        if not later.with_previous:
+            return False
+        if later.turns and later.slot >= 0:
+            return True
+    return False
 
 
 def _brought(played: Run, index: int) -> list[str]:
@@ -272,12 +285,21 @@ def _unnumbered(text: str) -> str:
 
 
 def made_small(
-    cause: Cause, sighting: Sighting, profile: Profile, arithmetic: ArithmeticName, find: Find
+    cause: Cause,
+    sighting: Sighting,
+    profile: Profile,
+    arithmetic: ArithmeticName,
+    find: Find,
+    *,
+    fits: Callable[[Scenario], bool] = lambda _: True,
+    trials: int | None = None,
 ) -> Counterexample:
-    """The smallest workload found that still shows the cause."""
+    """The smallest workload found that still shows the cause, of those that fit."""
 
     def shows(candidate: Scenario) -> bool:
         try:
+            if not fits(candidate):
+                return False
             if find == "wrong":
                 trial = play(candidate, profile, arithmetic=arithmetic, stop_early=False)
                 if trial.finding is None:
@@ -286,7 +308,7 @@ def made_small(
         except InputError:  # what was simplified no longer fits together
             return False
 
-    smallest = shrink(sighting.scenario, shows, trials=TRIALS)
+    smallest = shrink(sighting.scenario, shows, trials=trials or TRIALS)
     step, detail = causes(smallest, profile, arithmetic, find)[cause]
     about = f"Found by search on {profile}: {cause}; {detail}."
     expected: dict[str, Any] = {"expect": (Expect(answer="same"),)} if find == "wrong" else {}

@@ -5,7 +5,7 @@ again, cut, edited in the middle, branched off an older turn, or has nothing to 
 favour the places where caches keep checkpoints: the end, the last tokens, what an ubatch leaves.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ NEAR_THE_END: Final = (1, 2, 4, 5, 6, 8, 12)
 SHORT, MIDDLE, LONG = (1, 8), (9, 60), (61, 200)
 MOST_RIGHT: Final = 2
 """Drafts in a row that are what the reply goes on with."""
+MOST_TRIPS: Final = 3
+"""How often a conversation is parked and comes back."""
 MOST_MORE: Final = 60
 """Tokens that make a reply a long one."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)
@@ -38,6 +40,9 @@ class Shape:
     together: bool = True
     replies: int = 4
     incidents: bool = False  # cancels, slot files, completions, arrivals, long replies too
+    kinds: tuple[str, ...] = ()  # of incidents; the engine's own where none is named
+    window: int = 0  # of layers that have one; 0: the preset's own
+    alike: bool = False  # requests that come together ask for the same, as those of one call do
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
 
@@ -70,17 +75,34 @@ def draw_workload(
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
     if shape.incidents and draws.integer(0, 1):
-        steps = _with_incident(draws, steps, family.incidents, slots)
+        steps = _with_incident(draws, steps, shape.kinds or family.incidents, slots)
+    if shape.alike:
+        steps = _alike(steps)
     return Scenario(
         format=FORMAT,
         name=name,
         about=f"Drawn for {profile} on {model}.",
-        model=Model(preset=model),
+        model=Model(preset=model, window=shape.window or None),
         engine=Server(
             name=profile.engine, profiles=(str(profile).partition("@")[2],), options=options
         ),
         step=tuple(steps),
     )
+
+
+def _alike(steps: Sequence[Step]) -> list[Step]:
+    """The steps, of which those that come together differ in their prompts alone."""
+    found: list[Step] = []
+    for step in steps:
+        if step.with_previous and not step.turns and found:
+            first = found[-1]
+            same = {
+                each: getattr(first, each) for each in ("slot", "cache_prompt", "reply", "options")
+            }
+            found.append(replace(step, **same))
+        else:
+            found.append(step)
+    return found
 
 
 def _with_incident(
@@ -103,11 +125,27 @@ def _with_incident(
         here += [Step(name="save", do="slot-save", slot=slot, file="slot")]
         later = draws.integer(0, len(after))
         after.insert(later, Step(name="restore", do="slot-restore", slot=slot, file="slot"))
+    elif kind == "trips":
+        here += list(_trips(draws, step))
     elif kind == "completions" and slots > 1 and not step.with_previous and step.drafts is None:
         here = [replace(step, completions=2)]
     elif kind == "arrival" and before and before[-1].do == "complete":
         here = [replace(step, with_previous=True, turns=draws.integer(1, 6))]
     return [*before, *here, *after]
+
+
+def _trips(draws: Draws, step: Step) -> Iterator[Step]:
+    """Two conversations in turn: each is parked while the other is asked, and comes back shorter.
+
+    A . B . A[:-3] . B . A . B ...
+    """
+    prompt = step.prompt if isinstance(step.prompt, tuple) else ()
+    other = draws.tokens(draws.integer(*MIDDLE), FIRST_WORD, LAST_WORD)
+    for number in range(draws.integer(1, MOST_TRIPS)):
+        shorter = draws.one_of((0, 0, *NEAR_THE_END))
+        again = prompt[: max(1, len(prompt) - shorter)]
+        yield replace(step, name=f"{step.name}b{number}", prompt=other, with_previous=False)
+        yield replace(step, name=f"{step.name}a{number}", prompt=again, with_previous=False)
 
 
 def _drafted(draws: Draws, step: Step) -> Step:

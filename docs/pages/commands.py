@@ -10,6 +10,8 @@ from cachesim.cli.main import main
 from cachesim.cli.mounts import real_functions
 from cachesim.real import commands as real_commands
 
+MOUNTED = ("check", "hunt", "why", "tune", "record", "replay", "sweep", "bench")
+
 INTRODUCTION = """\
 # Commands
 
@@ -36,12 +38,7 @@ def _sections() -> Iterator[str]:
     known = real_functions(real_commands)
     real = [("real", name) for name in ("gguf", *known)]
     for words in [
-        *(
-            (name,)
-            for name in sorted(
-                [*COMMANDS, "check", "why", "tune", "record", "replay", "sweep", "bench"]
-            )
-        ),
+        *((name,) for name in sorted((*COMMANDS, *MOUNTED))),
         ("real",),
         *real,
     ]:

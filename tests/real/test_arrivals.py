@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.real.llama_cpp.arrivals import CONTEXT, draw_arrival
+from cachesim.real.llama_cpp.arrivals import CONTEXT, draw_arrival, draw_pinned
 from cachesim.real.llama_cpp.calls import grouped
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Release
@@ -40,3 +40,18 @@ def test_some_meet_a_slot_at_work(release: Release) -> None:
                 break
         met += any(event.name() == "task-deferred" for event in server.engine.events)
     assert met >= 3
+
+
+def test_somebody_names_the_slot_that_reads_and_goes_on_with_what_is_parked() -> None:
+    drawn = [draw_pinned(0, number, release="b11549") for number in range(40)]
+
+    for each in drawn:
+        parked, reading, arriving = each.steps
+        assert parked.prompt == arriving.prompt[: len(parked.prompt)]
+        assert len(reading.prompt) > BATCH
+        assert {-1: True, 0: True}[arriving.slot]
+    assert {-1, 0, 1} == {
+        (len(each.steps[0].prompt) > len(each.steps[1].prompt))
+        - (len(each.steps[0].prompt) < len(each.steps[1].prompt))
+        for each in drawn
+    }

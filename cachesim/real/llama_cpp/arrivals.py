@@ -53,12 +53,43 @@ def draw_arrival(
     )
 
 
+def draw_pinned(
+    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
+) -> Workload:
+    """A conversation; a prompt about as long; and somebody who names the slot and goes on with it.
+
+    parked      [ .................. )       shorter than what is read, as long, or longer
+    reading     [ 0 .. 2047 ][ 2048 .. )
+    arriving    [ parked .......... more )   names the slot that is at work
+    """
+    rng = Random(f"pinned {release} {seed} {number}")
+    preset, window = draw_preset(rng, abilities=Abilities(release), presets=presets)
+    talk = _Talk(rng)
+    parked = talk.words(rng.choice(EARLIER[2:]))
+    lengths = (len(parked) - 300, len(parked), len(parked), rng.randint(*READING))
+    reading = talk.words(max(READING[0], rng.choice(lengths)))
+    slot = rng.choice((0, 0, -1))
+    asked = (parked, reading, parked + talk.words(rng.choice((1, 5, 300))))
+    return Workload(
+        name=f"{preset}-pinned-{seed}-{number}",
+        release=release,
+        preset=preset,
+        window=window,
+        options={"ctx_size": CONTEXT},
+        steps=(
+            Step(name="parked", prompt=asked[0]),
+            Step(name="reading", prompt=asked[1]),
+            Step(name="arriving", prompt=asked[2], slot=slot, with_previous=True, turns=1),
+        ),
+    )
+
+
 class _Talk:
     """A few conversations, and prompts that go on from them."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._earlier = [self._words(rng.choice(EARLIER)) for _ in range(3)]
+        self._earlier = [self.words(rng.choice(EARLIER)) for _ in range(3)]
 
     def step(self, name: str) -> Step:
         """A request that is alone."""
@@ -67,7 +98,10 @@ class _Talk:
     def reading(self, slot: int) -> Step:
         """A prompt that takes two batches; it may begin like a conversation."""
         known = self._earlier[0][: self._rng.choice((0, 0, 1_500))]
-        fresh = self._words(self._rng.randint(*READING))
+        fresh = self.words(self._rng.randint(*READING))
+        alike = self._rng.choice(self._earlier)  # as long as what may be loaded meanwhile
+        if len(alike) > len(known) + READING[0] and self._rng.random() < 0.5:
+            fresh = self.words(len(alike) - len(known))
         return Step(name="reading", prompt=known + fresh, predict=1, slot=slot)
 
     def arriving(self, slot: int) -> Step:
@@ -88,11 +122,11 @@ class _Talk:
             case "same":
                 return earlier
             case "more":
-                return earlier + self._words(rng.choice((5, 300)))
+                return earlier + self.words(rng.choice((5, 300)))
             case "cut":
                 return earlier[: rng.randint(1, len(earlier))]
             case _:
-                return self._words(rng.choice((20, 2_000)))
+                return self.words(rng.choice((20, 2_000)))
 
-    def _words(self, count: int) -> Tokens:
+    def words(self, count: int) -> Tokens:
         return as_tokens([self._rng.randint(FIRST_WORD, LAST_WORD) for _ in range(count)])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
 from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, Source, Turn
 from cachesim.scenario.format import Step as ScenarioStep
+from cachesim.units import Tokens
 
 
 def as_scenario(
@@ -19,7 +20,10 @@ def as_scenario(
         source=Source(upstream=workload.release, note="expected: what the real server answered"),
         model=Model(preset=workload.preset, window=workload.window or None),
         engine=Server(name="llama.cpp", profiles=(profile,), options=dict(workload.options)),
-        step=tuple(_step(*each) for each in zip(steps, outcomes, strict=True)),
+        step=tuple(
+            step_of(step, outcome.reply, outcome.drafts)
+            for step, outcome in zip(steps, outcomes, strict=True)
+        ),
         expect=(
             Expect(
                 cached=tuple(_count(each.cached) for each in outcomes),
@@ -29,7 +33,8 @@ def as_scenario(
     )
 
 
-def _step(step: Step, outcome: Outcome) -> ScenarioStep:
+def step_of(step: Step, reply: Tokens, drafts: tuple[Tokens, ...] | None = None) -> ScenarioStep:
+    """A step with what was said to it, as a scenario writes it."""
     if step.do != "complete":
         return ScenarioStep(name=step.name, do=step.do, slot=step.slot, file=step.file or None)
     turns = tuple(Turn(role=each.role, content=each.content) for each in step.messages)
@@ -38,8 +43,8 @@ def _step(step: Step, outcome: Outcome) -> ScenarioStep:
         prompt=None if turns else tuple(map(int, step.prompt)),
         messages=turns,
         predict=step.predict,
-        reply=tuple(map(int, outcome.reply)) or None,
-        drafts=outcome.drafts or None,
+        reply=tuple(map(int, reply)) or None,
+        drafts=drafts or None,
         slot=step.slot,
         cache_prompt=step.cache_prompt,
         with_previous=step.with_previous,

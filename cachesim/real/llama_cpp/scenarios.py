@@ -12,9 +12,17 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
-from cachesim.real.llama_cpp.server import RealServer
+from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer
 from cachesim.real.llama_cpp.simulated import SimulatedServer
-from cachesim.real.llama_cpp.workload import Action, Outcome, Release, Step
+from cachesim.real.llama_cpp.workload import (
+    CRASH,
+    ENDLESS,
+    SILENT,
+    Action,
+    Outcome,
+    Release,
+    Step,
+)
 from cachesim.real.llama_cpp.wrong_answers import VOCABULARY
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario
@@ -25,6 +33,9 @@ from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, judge
 
 PLAYABLE: Final = get_args(Action)
+
+GONE: Final = (CRASH, ENDLESS, SILENT)
+"""Errors of a server that is asked no more."""
 
 ROOM: Final = (1, 2)
 """What a limit in bytes is multiplied by, for exact keys and values are twice as large."""
@@ -51,17 +62,24 @@ class StepPlayed:
         return self.real.agrees_with(self.simulated)
 
 
-def play_scenario(scenario: Scenario, release: Release) -> tuple[StepPlayed, ...]:
+def play_scenario(
+    scenario: Scenario, release: Release, *, patience: float = SECONDS_FOR_ONE_CALL
+) -> tuple[StepPlayed, ...]:
     """Play a scenario on the real server, and on the simulator with the real replies.
 
     Then it is played with exact numbers, and every prompt goes to fresh servers of its own: the
     real server's answers are held against its own cold ones. Where a server with exact numbers
     reuses something else, for its states are larger, no answer is proven.
     """
-    with TemporaryDirectory(prefix="cachesim-models-") as folder, RealServer(release) as real:
+    with (
+        TemporaryDirectory(prefix="cachesim-models-") as folder,
+        RealServer(release, patience=patience) as real,
+    ):
         model = Path(folder) / "model.gguf"
         write_model(spec_of(scenario.model), model)
         played = tuple(_steps(scenario, release, real, model))
+        if played and played[-1].real.error in GONE:
+            return played
         for times in ROOM:
             exact = _with_flags(scenario, times)
             answers = tuple(_steps(exact, release, real, model))
@@ -102,7 +120,7 @@ def _steps(
     vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
         for numbers in groups_of(scenario):
-            group = [_resolved(scenario, number, vocabulary) for number in numbers]
+            group = [resolved(scenario, number, vocabulary) for number in numbers]
             answers = server.ask(group)
             ours = simulated.ask(group, answers)
             replies = (*simulated.replies, *(None for _ in group))
@@ -115,7 +133,7 @@ def _steps(
                 return
 
 
-def _resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
+def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     """A step with its prompt as tokens; what it says of other replies is what was really said.
 
     A reply of its own is forced on the real server too, which can be told one for each call.
@@ -179,6 +197,7 @@ def hurdle(scenario: Scenario, number: int) -> str:
         (len(lengths) > 1, "what goes out in one call gets replies of one length"),
         (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
         (bool(step.messages), "messages are rendered by the real server's own template"),
+        (bool(scenario.model.sizes), "bytes are those of another model"),
         (step.completions > 1, "several completions of one prompt are not compared"),
     )
     return next((why for stands, why in hurdles if stands), "")

@@ -55,7 +55,7 @@ class ScenarioStep:
 
 def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
     """Play a scenario on the simulator, then on the real server with the same replies."""
-    family = _family_of(scenario)
+    family = playable_family(scenario)
     session = Session(scenario, Profile(FAMILY.name, release))
     records = list(session.run())
     oracle = Oracle(session.network)
@@ -104,7 +104,7 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
     return reply.cached, "same" if same else "diverged", None
 
 
-def _family_of(scenario: Scenario) -> str:
+def playable_family(scenario: Scenario) -> str:
     """The model class for a scenario; what cannot be played there is refused."""
     spec = spec_of(scenario.model)
     family = family_of(spec).name

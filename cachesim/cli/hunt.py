@@ -1,0 +1,86 @@
+"""`cachesim hunt`: wrong answers of a release, found by search and proven on the real engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from cachesim.cli.check.budget import Budget, bar
+from cachesim.cli.check.plan import MOST_MINUTES
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.model.presets import PRESETS
+from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.hunt.loop import Bag, Trophy, hunt
+from cachesim.real.hunt.proof import prover_of
+from cachesim.real.hunt.report import write
+from cachesim.real.playing import not_compared
+from cachesim.report.consoles import results, show
+
+
+def hunt_command(
+    profile: Annotated[str, Parameter(help="A release such as llama.cpp@b11549.")],
+    *,
+    minutes: Annotated[float, Parameter(help="How long to search.")] = 10,
+    seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
+    models: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="Presets to search; all that the real engine loads."),
+    ] = None,
+    emit: Annotated[Path, Parameter(help="Where reports and scenarios are written.")] = Path(
+        "hunt"
+    ),
+) -> int:
+    """Search a release for wrong answers, prove them on the real engine, and write reports.
+
+    Example: cachesim hunt llama.cpp@b11549 --minutes 10
+    """
+    wanted = Profile.parse(profile)
+    if wanted.patches:
+        msg = f"{wanted} has patches: a hunt is for a release as it is, such as {wanted.engine}@..."
+        raise InputError(msg)
+    if not 0 < minutes <= MOST_MINUTES:
+        msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
+        raise InputError(msg)
+    for unknown in sorted(set(models or ()) - set(PRESETS)):
+        msg = f"there is no preset {unknown!r}; there are {', '.join(PRESETS)}"
+        raise InputError(msg)
+    emit.mkdir(parents=True, exist_ok=True)
+    where, budget = prover_of(wanted, ()).where, Budget(minutes)
+    reports: list[tuple[Trophy, Path]] = []
+    with bar(f"{wanted}") as advance:
+
+        def going(bag: Bag) -> bool:
+            advance(bag.workloads, bag.requests)
+            return budget.left()
+
+        def told(trophy: Trophy) -> None:
+            if trophy.word.confirmed:
+                number = len(reports) + 1
+                reports.append((trophy, write(trophy, wanted, emit, number, where)))
+
+        try:
+            bag = hunt(wanted, seed=seed, models=models or (), going=going, told=told)
+        except EnvironmentUnavailableError as error:
+            return not_compared(error)
+    return _told(wanted, bag, reports, where)
+
+
+def _told(profile: Profile, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
+    """A table of what was proven, and what was not."""
+    count = f"{bag.workloads} workloads, {bag.requests} requests"
+    table = Table(title=f"{profile}: {count}", title_style="", box=None, pad_edge=False)
+    for head in ("cause", "workloads", f"seen on {where}", "known as"):
+        table.add_column(head, justify="right" if head == "workloads" else "left")
+    for trophy, _ in reports:
+        table.add_row(
+            str(trophy.cause), str(bag.counts[trophy.cause]), trophy.word.seen, trophy.known or "-"
+        )
+    lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
+    lines += [f"  {path}" for _, path in reports]
+    lines += [f"  not confirmed: {each.cause}: {each.word.seen}" for each in bag.missed.values()]
+    show(results(), *([table] if reports else []), *lines)
+    return NOT_AS_EXPECTED if reports else AS_EXPECTED

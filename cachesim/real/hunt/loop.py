@@ -1,0 +1,217 @@
+"""The hunt itself: search from every angle, make small, prove, and go on past what is known."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final
+
+from cachesim.engines.family import family_of
+from cachesim.engines.profile import Profile
+from cachesim.errors import InputError
+from cachesim.model.presets import PRESETS, preset
+from cachesim.real.hunt.angles import Angle, angles
+from cachesim.real.hunt.arrivals import arrival_workloads
+from cachesim.real.hunt.proof import Prover, Word, prover_of
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.format import Expect, Scenario, Source
+from cachesim.scenario.shipped import load_all, shipped_folder
+from cachesim.testing.flags import try_flags
+from cachesim.testing.search import Counterexample, Report
+from cachesim.testing.survey import Cause, Sighting, Survey, causes, made_small, survey
+from cachesim.testing.trial import play
+from cachesim.testing.workloads import Shape
+
+WORKLOADS: Final = 25
+"""How many are played from one angle before the next."""
+
+SHAPE: Final = Shape(longest=80, alike=True)
+"""Small prompts: a defect that needs long ones is rare, and ten short ones cost no more."""
+
+ARRIVALS: Final = 2
+"""How many with requests that arrive while another is read: they are long."""
+
+MOST_TRIES: Final = 3
+"""Sightings of a cause that are tried before the real engine's no is taken."""
+
+SMALL: Final = 220
+"""Simplifications tried of each cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trophy:
+    """A cause, its smallest workload, and what the real engine did with it."""
+
+    cause: Cause
+    found: Counterexample
+    word: Word
+    angle: Profile  # the release with the fixes under which it was seen
+    known: str = ""  # the shipped scenario that shows the same
+
+
+@dataclass(slots=True)
+class Bag:
+    """What a hunt has seen so far."""
+
+    trophies: dict[Cause, Trophy] = field(default_factory=dict)
+    missed: dict[Cause, Trophy] = field(default_factory=dict)
+    tries: Counter[Cause] = field(default_factory=Counter)
+    counts: Counter[Cause] = field(default_factory=Counter)
+    workloads: int = 0
+    requests: int = 0
+
+    def wanted(self, cause: Cause) -> bool:
+        """Whether a sighting of a cause is worth a proof."""
+        return cause not in self.trophies and self.tries[cause] < MOST_TRIES
+
+    def put(self, trophy: Trophy) -> None:
+        """Keep a proof, or that there was none."""
+        self.tries[trophy.cause] += 1
+        kept = self.trophies if trophy.word.confirmed else self.missed
+        kept[trophy.cause] = trophy
+        if trophy.word.confirmed:
+            self.missed.pop(trophy.cause, None)
+
+
+def hunt(
+    profile: Profile,
+    *,
+    seed: int = 0,
+    models: Sequence[str] = (),
+    going: Callable[[Bag], bool],
+    told: Callable[[Trophy], None] = lambda _: None,
+) -> Bag:
+    """Search a release until told to stop; what is found is proven on its real engine."""
+    prover = prover_of(profile, tuple(PRESETS))
+    prover.ready(profile.release)
+    playable = [each for each in models or prover.models if _takes(profile, each)]
+    known, bag = known_causes(profile), Bag()
+    for angle, found in _seen(profile, playable, prover, seed=seed, bag=bag, going=going):
+        bag.workloads += found.report.workloads
+        bag.requests += found.report.requests
+        bag.counts.update(found.counts)
+        for cause, sighting in found.first.items():
+            if not bag.wanted(cause) or not going(bag):
+                continue
+            trophy = _brought_home(cause, sighting, angle, profile, prover)
+            if trophy is None:
+                bag.tries[cause] += 1
+                continue
+            trophy = replace(trophy, known=known.get(cause, ""))
+            bag.put(trophy)
+            told(trophy)
+    return bag
+
+
+def _seen(
+    profile: Profile,
+    models: Sequence[str],
+    prover: Prover,
+    *,
+    seed: int,
+    bag: Bag,
+    going: Callable[[Bag], bool],
+) -> Iterator[tuple[Profile, Survey]]:
+    """Round after round, what each angle shows; arrivals in between.
+
+    An angle from which one defect alone is seen is left out as soon as that one is proven.
+    """
+    for turn in count():
+        for number, angle in enumerate(angles(profile, models)):
+            if not going(bag):
+                return
+            if angle.seeks in {each.cure for each in bag.trophies} - {""} or _refused(angle):
+                continue
+            windowed = "window" in preset(angle.model).layers
+            shape = replace(
+                SHAPE,
+                fixed=angle.flags,
+                incidents=bool(prover.kinds),
+                kinds=prover.kinds,
+                window=prover.window if windowed else 0,
+            )
+            yield (
+                angle.profile,
+                survey(
+                    angle.profile,
+                    angle.model,
+                    examples=WORKLOADS,
+                    first=turn * WORKLOADS,
+                    seed=seed,
+                    shape=shape,
+                    going=lambda _: going(bag),
+                ),
+            )
+            if family_of(profile.engine).has_slots and number % 3 == 0:
+                first = (turn * 1000 + number) * ARRIVALS
+                yield profile, _arrived(profile, models, seed, range(first, first + ARRIVALS))
+
+
+def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range) -> Survey:
+    found = Survey(report=Report(profile=profile, model="arrivals"))
+    for number, scenario in arrival_workloads(profile, models, seed, numbers):
+        found.report.add(scenario, play(scenario, profile, stop_early=False))
+        for cause, (step, detail) in causes(scenario, profile, "ring", "wrong").items():
+            found.see(cause, Sighting(number=number, scenario=scenario, step=step, detail=detail))
+    return found
+
+
+def _brought_home(
+    cause: Cause, sighting: Sighting, angle: Profile, profile: Profile, prover: Prover
+) -> Trophy | None:
+    """Make a sighting small and prove it; None where the release itself does not show it."""
+
+    def fits(candidate: Scenario) -> bool:
+        return prover.fits(candidate) and (angle == profile or _shown_by(profile, candidate, angle))
+
+    if not fits(sighting.scenario):
+        return None
+    small = made_small(cause, sighting, angle, "ring", "wrong", fits=fits, trials=SMALL)
+    scenario = replace(
+        small.scenario,
+        name=f"hunt-{profile.engine}-{profile.release}-{small.scenario.name}",
+        about=f"{cause}. {small.finding.detail}.",
+        source=Source(upstream=profile.release, note="found by search"),
+        engine=replace(small.scenario.engine, profiles=(profile.release,)),
+        expect=(Expect(answer="same"),),
+    )
+    small = replace(small, scenario=scenario)
+    return Trophy(cause=cause, found=small, word=prover.prove(small, profile), angle=angle)
+
+
+def _shown_by(profile: Profile, candidate: Scenario, angle: Profile) -> bool:
+    """Whether the release is wrong where the angle is: other defects may have moved it."""
+    seen = play(candidate, angle, stop_early=False).findings
+    plain = play(candidate, profile, stop_early=False).findings
+    return bool(
+        {(each.kind, each.step) for each in seen} & {(each.kind, each.step) for each in plain}
+    )
+
+
+def _refused(angle: Angle) -> bool:
+    """Whether the release has no such flags, or the model cannot take them."""
+    try:
+        try_flags(angle.profile, angle.model, angle.flags)
+    except InputError:
+        return True
+    return False
+
+
+def _takes(profile: Profile, model: str) -> bool:
+    try:
+        try_flags(profile, model, {})
+    except InputError:
+        return False
+    return True
+
+
+def known_causes(profile: Profile) -> dict[Cause, str]:
+    """The causes that shipped scenarios show on a release, each with the first that does."""
+    folder = shipped_folder()
+    found: dict[Cause, str] = {}
+    for _, scenario in load_all([str(folder / profile.engine)]) if folder else ():
+        listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+        if profile in listed:
+            for cause in causes(scenario, profile, "ring", "wrong"):
+                found.setdefault(cause, scenario.name)
+    return found

@@ -1,0 +1,152 @@
+"""What the real engine says of a workload: each engine's own way to prove a finding."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.profile import Profile
+from cachesim.errors import CachesimError, InputError
+from cachesim.real.llama_cpp.abilities import PRESETS
+from cachesim.real.llama_cpp.scenarios import GONE, hurdle, play_scenario
+from cachesim.real.llama_cpp.server import environment_for as llama_environment
+from cachesim.real.mlx_lm.process import environment_for as mlx_environment
+from cachesim.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
+from cachesim.scenario.format import Scenario
+from cachesim.testing.search import Counterexample
+
+BATCH: Final = 2048
+"""Tokens that a server reads before it looks for further requests, by default."""
+
+PATIENCE: Final = 10.0
+"""Seconds after which a toy model's server is asked no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """Whether the real engine is as wrong as the simulator says, and what it did."""
+
+    confirmed: bool
+    seen: str
+    real: bool = True  # False: the simulator alone says so
+
+
+Prove: TypeAlias = Callable[[Counterexample, Profile], Word]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prover:
+    """How the findings of an engine are proven."""
+
+    where: str
+    models: tuple[str, ...]  # that the real engine loads
+    kinds: tuple[str, ...]  # incidents that can be played there
+    fits: Callable[[Scenario], bool]  # whether a workload can be
+    prove: Prove
+    ready: Callable[[str], object]  # set the release's environment up
+    window: int = 8  # of models that have one: small, so that short prompts cross it
+
+
+def on_the_wheel(scenario: Scenario) -> bool:
+    """Whether the real llama-server plays a workload, and no clock decides how it ends."""
+    steps = scenario.step
+    if scenario.engine.options.get("spec_type", "none") != "none":
+        return False  # drafts are the companion's own there
+    if any(hurdle(scenario, number) for number in range(len(steps))):
+        return False
+    return all(
+        step.turns == 1
+        and "batch_size" not in scenario.engine.options
+        and len(before.prompt or ()) > BATCH
+        for before, step in pairwise(steps)
+        if step.turns
+    )
+
+
+def proven_on_the_wheel(found: Counterexample, profile: Profile) -> Word:
+    """Play it on the release's wheel: the answer against a cold one, or the process's end."""
+    try:
+        played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
+    except CachesimError as error:
+        return Word(confirmed=False, seen=str(error))
+    at = played[min(found.finding.step, len(played) - 1)]
+    if at.real.error in GONE:
+        same = found.finding.kind == "crash" and at.agrees
+        return Word(confirmed=same, seen=f"{at.step.name}: {at.real.error}")
+    differing = next((each for each in played if not each.agrees), None)
+    if differing is not None:
+        theirs, ours = differing.real.as_dict(), differing.simulated.as_dict()
+        return Word(confirmed=False, seen=f"{differing.step.name}: {theirs}, simulated {ours}")
+    if found.finding.kind == "crash" or at.proof is None:
+        return Word(confirmed=False, seen=f"{at.step.name}: {at.real.error or 'answered'}")
+    seen = f"{at.step.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"
+    return Word(confirmed=at.proof.wrong, seen=seen)
+
+
+def on_the_package(scenario: Scenario) -> bool:
+    """Whether the real mlx-lm plays a workload."""
+    try:
+        playable_family(scenario)
+    except InputError:
+        return False
+    return True
+
+
+def proven_on_the_package(found: Counterexample, profile: Profile) -> Word:
+    """Play it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
+    try:
+        played = play_mlx_scenario(found.scenario, profile.release)
+    except CachesimError as error:
+        return Word(confirmed=False, seen=str(error))
+    at = played[min(found.finding.step, len(played) - 1)]
+    cached, answer, refusal = at.real
+    wrong = answer == "diverged" or (found.finding.kind == "crash" and refusal is not None)
+    seen = f"{at.name}: {cached} cached, {answer or refusal}"
+    return Word(confirmed=wrong and at.agrees, seen=seen)
+
+
+PROVERS: Final[Mapping[str, Prover]] = {
+    LLAMA_CPP.name: Prover(
+        where="the wheel",
+        models=tuple(each for each in PRESETS if each != "hybrid-mtp"),
+        kinds=("slot file", "trips", "trips"),
+        fits=on_the_wheel,
+        prove=proven_on_the_wheel,
+        ready=lambda release: llama_environment(release).ready(),
+    ),
+    MLX_LM.name: Prover(
+        where="the real package",
+        models=("swa", "recurrent", "hybrid", "hybrid-delta"),
+        kinds=("long reply",),
+        fits=on_the_package,
+        prove=proven_on_the_package,
+        ready=lambda release: mlx_environment(release).ready(),
+    ),
+}
+"""Engine -> its prover; of any other engine the simulator alone is asked."""
+
+
+def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
+    """The engine's prover, or one that takes the simulator's word."""
+    found = PROVERS.get(profile.engine)
+    if found is not None:
+        return found
+    return Prover(
+        where="the simulator",
+        models=models,
+        kinds=(),
+        fits=partial(_any),
+        prove=_simulated,
+        ready=lambda _: None,
+    )
+
+
+def _any(_: Scenario) -> bool:
+    return True
+
+
+def _simulated(found: Counterexample, _: Profile) -> Word:
+    return Word(confirmed=True, real=False, seen=found.finding.detail)
