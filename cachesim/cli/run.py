@@ -110,17 +110,17 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     """The page of some runs, as one file; its name goes to standard error."""
     from cachesim.report import html
 
-    text, left_out = html.page_of_most(runs)
+    fitted = html.page_of_most(runs)
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(fitted.text, encoding="utf-8")
     except OSError as error:
         msg = f"--report {path}: cannot be written: {error.strerror or error}"
         raise InputError(msg) from None
     told = f"report: {path}"
-    if left_out:
-        told += (
-            f", with {len(runs) - left_out} of {len(runs)} runs: those of most interest that fit"
-        )
+    if fitted.runs:
+        fit = len(runs) - fitted.runs
+        told += f", with {fit} of {len(runs)} runs: those of most interest that fit"
+    told += f"; {fitted.told}" if fitted.told else ""
     show(notes(), Text(told))
 
 

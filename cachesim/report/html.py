@@ -11,6 +11,7 @@ of a scenario into the page as text, never as markup.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -49,8 +50,17 @@ class TooLargeError(InputError):
         self.size = size
 
 
-def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> tuple[str, int]:
-    """One page of as many runs as fit into the limit, and how many were left out.
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A page, and what had no place on it."""
+
+    text: str
+    runs: int  # so many runs are left out
+    told: str  # which steps of a run are there, where not all of them are
+
+
+def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
+    """One page of as many runs as fit into the limit; of a single long one its first steps.
 
     Runs that were not as expected come first, then those that show a wrong answer.
     """
@@ -58,12 +68,38 @@ def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> tuple[str, int]:
     urgent = sorted(kept, key=lambda i: (runs[i].as_expected, not is_wrong(runs[i]), i))
     while True:
         try:
-            return page([runs[i] for i in kept], limit=limit), len(runs) - len(kept)
+            return Fitted(page([runs[i] for i in kept], limit=limit), len(runs) - len(kept), "")
         except TooLargeError as error:
             if len(kept) == 1:
-                raise
+                return _beginning(runs[kept[0]], error, len(runs) - 1, limit)
             fits = int(0.9 * len(kept) * limit / error.size)
             kept = sorted(urgent[: min(max(1, fits), len(kept) - 1)])
+
+
+def _beginning(run: Run, error: TooLargeError, left_out: int, limit: int) -> Fitted:
+    """A page of the first steps of a run, as many as fit."""
+    steps = len(run.steps)
+    while steps > 1:
+        steps = min(steps - 1, max(1, int(0.9 * steps * limit / error.size)))
+        try:
+            return Fitted(page([run], limit=limit, steps=steps), left_out, cut_told(run, steps))
+        except TooLargeError as again:
+            error = again
+    raise error
+
+
+def cut_told(run: Run, steps: int) -> str:
+    """Which steps a page has, and what may be missed."""
+    others = run.steps[steps:]
+    wrong = sum(step.answer == "diverged" for step in others)
+    lost = sum(step.reuse == "lost" for step in others)
+    told = f"the first {steps} of {len(run.steps)} steps are on this page"
+    if all(step.answer is None for step in others):
+        return told
+    return (
+        f"{told}; of the others {wrong or 'none'} with a wrong answer, {lost or 'none'} that lost"
+        " tokens"
+    )
 
 
 def is_wrong(run: Run) -> bool:
@@ -71,15 +107,39 @@ def is_wrong(run: Run) -> bool:
     return any(step.answer == "diverged" for step in run.steps)
 
 
-def page(runs: Sequence[Run], *, limit: int = LIMIT) -> str:
-    """One page of all runs; what is too much for the limit is told less often."""
-    plain = "\n".join(fragment(run, styled=False) for run in runs)
-    for each in thinner([run.to_json() | {"picture": drawn(run)} for run in runs]):
+def page(runs: Sequence[Run], *, limit: int = LIMIT, steps: int | None = None) -> str:
+    """One page of all runs; what is too much for the limit is told less often.
+
+    With `steps` only so many of each run are on it, and the page says so.
+    """
+    plain = "\n".join(fragment(run, styled=False, steps=steps) for run in runs)
+    for each in thinner([_entry(run, steps) for run in runs]):
         text = _filled(each, plain)
         size = len(text.encode())
         if size <= limit:
             return text
     raise TooLargeError(size, limit)
+
+
+def _entry(run: Run, steps: int | None) -> dict[str, Any]:
+    """A run as JSON has it, or its beginning."""
+    shown = run if steps is None else beginning(run, steps)
+    entry = shown.to_json() | {"picture": drawn(shown)}
+    if steps is not None and steps < len(run.steps):
+        entry["cut"] = cut_told(run, steps)
+    return entry
+
+
+def beginning(run: Run, steps: int) -> Run:
+    """The first steps of a run, with the states that they went through."""
+    kept = run.steps[:steps]
+    if run.detail is None:
+        return replace(run, steps=kept)
+    known = [step.detail for step in kept if step.detail is not None]
+    last = max((n for each in known for n in (each.before, *each.at)), default=-1)
+    return replace(
+        run, steps=kept, detail=replace(run.detail, states=run.detail.states[: last + 1])
+    )
 
 
 def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:

@@ -32,11 +32,17 @@ WIDEST: Final = 48
 """Letters of a ribbon."""
 
 
-def fragment(run: Run, *, styled: bool = True) -> str:
-    """One entry of "runs": its verdict, a row per step, and the facts of steps of interest."""
+def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
+    """One entry of "runs": its verdict, a row per step, and the facts of steps of interest.
+
+    The verdict is of all steps; `steps` says how many of them are shown.
+    """
     name, profile = escape(run.scenario), escape(run.profile)
-    rows = "".join(map(_row, run.steps))
-    told = "".join(_facts(run))
+    shown = run.steps[:steps]
+    rows = "".join(map(_row, shown))
+    told = "".join(_facts(shown))
+    if len(shown) < len(run.steps):
+        told += f"<p>The first {len(shown)} of {len(run.steps)} steps.</p>"
     tone = worst_answer(run.steps) or ""
     if tone == "same" and any(step.reuse == "lost" for step in run.steps):
         tone = "lost"
@@ -85,8 +91,8 @@ def ribbon_letters(step: Step) -> str:
     return "".join(f'<span class="{style}">{word}</span>' for word, style in shown)
 
 
-def _facts(run: Run) -> Iterator[str]:
-    for step in run.steps:
+def _facts(steps: Sequence[Step]) -> Iterator[str]:
+    for step in steps:
         if is_of_interest(step):
             told = "".join(
                 f"<dt>{escape(each.word)}</dt><dd>{escape(each.sentence)}</dd>"

@@ -6,10 +6,11 @@
 The text of a step is its prompt and all that it generated.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -53,6 +54,7 @@ class Provenance:
         self._born: list[Piece] = [{"tokens": [-1]}]
         self._firsts = [0]  # the first birth of each piece
         self._nodes: dict[NodeId, list[tuple[int, Origin]]] = {}  # births of equal histories
+        self._of_step: dict[tuple[NodeId, int], list[tuple[int, Origin]]] = {}
         self._spelled: dict[Tokens, list[Piece]] = {}
         self._chains: dict[tuple[NodeId, int], list[Piece]] = {}
 
@@ -72,6 +74,7 @@ class Provenance:
         for birth, node in enumerate(self.trace.nodes_of_births(births).tolist(), self._births):
             origin = clean.get(node) or self._by_place(node, group)
             self._nodes.setdefault(node, []).append((birth, origin))
+            self._of_step.setdefault((node, origin.step), []).append((birth, origin))
             origins.append(origin)
         for piece in pieces(origins):
             self._firsts.append(self._births)
@@ -128,10 +131,11 @@ class Provenance:
 
     def _origin(self, node: NodeId, step: int, until: int) -> Origin:
         """Who computed a history before a birth: this step if it did, else the last that did."""
-        born = [origin for birth, origin in self._nodes.get(node, ()) if birth < until]
-        own = [origin for origin in born if origin.step == step]
-        unknown = Origin(NOBODY, 0, int(self.trace.histories.token(node)))
-        return (own or born or [unknown])[-1]
+        for born in (self._of_step.get((node, step), ()), self._nodes.get(node, ())):
+            at = bisect_left(born, until, key=itemgetter(0))
+            if at:
+                return born[at - 1][1]
+        return Origin(NOBODY, 0, int(self.trace.histories.token(node)))
 
     def spelled(self, tokens: Tokens) -> list[Piece]:
         """Tokens as pieces of texts, each the longest that some step has at that very place.

@@ -2,7 +2,9 @@
 
 import json
 import re
+import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ from hypothesis import strategies as st
 import cachesim
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.report.html import LIMIT, SCRIPTS, island, page
+from cachesim.report.html import LIMIT, SCRIPTS, island, page, page_of_most
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
-from cachesim.scenario import full_profile, load, run
+from cachesim.scenario import full_profile, load, loads, run
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
 from tests.report.hostile import hostile_runs
@@ -170,6 +172,46 @@ def test_what_is_too_much_is_told_less_often_and_at_last_refused(
     assert less < whole
     with pytest.raises(InputError, match="name fewer scenarios or profiles"):
         page(three, limit=whole // 3)
+
+
+def long_run(steps: int) -> Run:
+    lines = ["format = 1", 'name = "long"', "[model]", 'preset = "hybrid"', "[engine]"]
+    lines += ['name = "llama.cpp"', 'profiles = ["b9538"]', "[spans]", "S = 60"]
+    lines += [f"u{i} = 20" for i in range(10)]
+    for i in range(steps):
+        prompt = f"S u{i % 10} u{(i * 7 + 1) % 10}"
+        lines += ["[[step]]", f'name = "s{i}"', f'prompt = "{prompt}"', "predict = 2"]
+    scenario = loads("\n".join(lines).encode(), name="long")
+    return run(scenario, full_profile("llama.cpp", "b9538"), arithmetic="ring", detail=True)
+
+
+def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
+    told = long_run(40)
+    steps = replace(told, steps=told.steps[:4])
+    least = len(page([steps]).encode())
+
+    fitted = page_of_most([told], limit=least)
+
+    shown = json.loads(Elements(fitted.text).scripts[0])
+    (entry,) = unpacked(shown)["runs"]
+    assert len(fitted.text.encode()) <= least
+    assert 1 <= len(entry["steps"]) < 40
+    assert entry["cut"] == fitted.told
+    assert f"the first {len(entry['steps'])} of 40 steps are on this page" in fitted.told
+    left = told.steps[len(entry["steps"]) :]
+    lost = sum(step.reuse == "lost" for step in left)
+    assert f"none with a wrong answer, {lost} that lost tokens" in fitted.told
+
+
+def test_what_a_page_needs_of_memory_grows_no_faster_than_its_run() -> None:
+    peaks = []
+    for steps in (8, 16):
+        tracemalloc.start()
+        page_of_most([long_run(steps)])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+    assert peaks[1] <= 2.5 * peaks[0]
 
 
 def test_thinned_runs_keep_what_each_step_left_behind(three: list[Run]) -> None:

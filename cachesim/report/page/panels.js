@@ -57,7 +57,8 @@ function flawless(runs) {
   const steps = runs.flatMap((run) => run.steps);
   if (steps.every((step) => step.answer === null)) return "No answer was compared with a cold run.";
   const missed = steps.some((step) => step.reuse === "lost");
-  return `Every answer is the cold answer, and ${missed ? "hardly a token" : "all"} that could be reused was ${missed ? "lost" : "reused"}.`;
+  const which = runs.some((run) => run.cut) ? "Every answer on this page" : "Every answer";
+  return `${which} is the cold answer, and ${missed ? "hardly a token" : "all"} that could be reused was ${missed ? "lost" : "reused"}.`;
 }
 
 /** A row per step, a column per profile; each cell leads to its step. */

@@ -45,6 +45,7 @@ function titleView(detail) {
     { class: "title", "aria-label": "the scenario" },
     h("p", { class: "facts" }, [...facts, ...options].map((fact) => h("span", {}, fact)), detail.issue && issueView(detail.issue)),
     detail.about && h("p", { class: "about" }, detail.about),
+    run.cut && h("p", { class: "about" }, `Of the run on ${run.profile} ${run.cut}.`),
   );
 }
 
