@@ -11,7 +11,7 @@ of a scenario into the page as text, never as markup.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -20,6 +20,7 @@ from cachesim.errors import InputError
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
 from cachesim.report.html_picture import drawn
+from cachesim.report.picture_rows import Texts
 from cachesim.report.svg import STYLE, patterns
 from cachesim.scenario.result import Run
 
@@ -137,9 +138,25 @@ def beginning(run: Run, steps: int) -> Run:
         return replace(run, steps=kept)
     known = [step.detail for step in kept if step.detail is not None]
     last = max((n for each in known for n in (each.before, *each.at)), default=-1)
-    return replace(
-        run, steps=kept, detail=replace(run.detail, states=run.detail.states[: last + 1])
-    )
+    texts = Texts(run)
+    states = tuple(_spelled_out(each, texts, steps) for each in run.detail.states[: last + 1])
+    return replace(run, steps=kept, detail=replace(run.detail, states=states))
+
+
+def _spelled_out(value: Any, texts: Texts, steps: int) -> Any:  # noqa: ANN401 - a part of a state
+    """The same with the tokens themselves where they are named as those of a step left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        return replace(
+            value, **{name: _spelled_out(each, texts, steps) for name, each in parts.items()}
+        )
+    if isinstance(value, dict):
+        if "count" in value and value["step"] >= steps:
+            return {"tokens": list(texts.tokens(value))}
+        return {key: _spelled_out(each, texts, steps) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_spelled_out(each, texts, steps) for each in value)
+    return value
 
 
 def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:

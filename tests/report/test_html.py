@@ -4,7 +4,6 @@ import json
 import re
 import tracemalloc
 from collections.abc import Mapping
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 import cachesim
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.report.html import LIMIT, SCRIPTS, island, page, page_of_most
+from cachesim.report.html import LIMIT, SCRIPTS, beginning, island, page, page_of_most
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
 from cachesim.scenario import full_profile, load, loads, run
@@ -187,8 +186,7 @@ def long_run(steps: int) -> Run:
 
 def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
     told = long_run(40)
-    steps = replace(told, steps=told.steps[:4])
-    least = len(page([steps]).encode())
+    least = len(page([beginning(told, 4)]).encode())
 
     fitted = page_of_most([told], limit=least)
 
