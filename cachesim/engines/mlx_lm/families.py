@@ -42,6 +42,9 @@ class RecurrentRules:
     float32_state: bool = True
     """The state is in float32 whatever the model's type is; the convolution's rows never are."""
 
+    sparse: bool = False
+    """Every layer has one cache of the class's own, with a window and groups."""
+
     shares_in_batches: bool = True
     """Layers that use another layer's keys take them from a batch too; those that cannot raise."""
 
@@ -74,6 +77,7 @@ class ModelFamily:
     until: tuple[Until, ...] = ()
     since: str = ""  # the first release that has the class; empty: the oldest known
     chunked: bool = False  # its windows are chunks
+    batches: bool = True  # its caches have a batch form
 
     def is_at(self, release: str, order: tuple[str, ...]) -> bool:
         """True where a release has the class."""
@@ -113,7 +117,21 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
                 ),
             ),
         ),
-        ModelFamily(name="llama4", about="Llama 4", layers=("window", "attention"), chunked=True),
+        ModelFamily(
+            name="llama4",
+            about="Llama 4",
+            layers=("window", "attention"),
+            chunked=True,
+            batches=False,
+        ),
+        ModelFamily(
+            name="deepseek_v41",
+            about="DeepSeek V4.1",
+            layers=("window", "attention"),
+            rules=RecurrentRules(sparse=True),
+            since="0.32.0",
+            batches=False,
+        ),
         ModelFamily(
             name="qwen3_next",
             about="Qwen3-Next",

@@ -2,6 +2,7 @@
 
 from typing import Any, TypeAlias
 
+from cachesim.engines.mlx_lm.caches.sparse_cache import RATIO
 from cachesim.model.spec import ModelSpec
 
 Arguments: TypeAlias = dict[str, Any]
@@ -188,6 +189,30 @@ def lfm2(spec: ModelSpec) -> Arguments:
         "block_ffn_dim_multiplier": 1.0,
         "block_auto_adjust_ff_dim": False,
         "full_attn_idxs": [i for i, kind in enumerate(spec.layers) if kind == "attention"],
+    }
+
+
+def deepseek_v41(spec: ModelSpec) -> Arguments:
+    """DeepSeek V4.1 with two small experts; full attention is a window with groups beside it."""
+    ratios = [0 if kind == "window" else RATIO for kind in spec.layers]
+    with_groups = [layer for layer, ratio in enumerate(ratios) if ratio]
+    return common(spec) | {
+        "model_type": "deepseek_v41",
+        "q_lora_rank": spec.head_size,
+        "qk_rope_head_dim": spec.head_size // 2,
+        "o_groups": 1,
+        "o_lora_rank": spec.head_size,
+        "moe_intermediate_size": spec.width,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "sliding_window": spec.window,
+        "compress_ratios": ratios,
+        "kv_source_layer_ids": with_groups,
+        "index_source_layer_ids": with_groups,
+        "index_n_heads": spec.heads,
+        "index_head_dim": spec.head_size,
+        "hc_mult": 2,
+        "hc_sinkhorn_iters": 2,
     }
 
 

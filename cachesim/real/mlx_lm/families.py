@@ -270,6 +270,7 @@ OTHERS: Final[Mapping[str, ModelClass]] = {
     "falcon_h1": ModelClass("hybrid", arguments.falcon_h1, None, {"groups": 1}),
     "plamo2": ModelClass("hybrid", arguments.plamo2, None, {"groups": 1}),
     "gemma3n": ModelClass("swa", arguments.gemma3n, None, {}),
+    "deepseek_v41": ModelClass("swa", arguments.deepseek_v41, None, {}),
     "jamba": ModelClass("hybrid", arguments.jamba, None, {"groups": 1}),
 }
 """Classes whose layers no toy of ours has: other weights, the same caches and the same rules."""
@@ -287,7 +288,7 @@ def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:
 
 def alone(family: str) -> bool:
     """Whether a class's requests are served one at a time, for its caches have no batch."""
-    return FAMILIES[family].chunked
+    return not FAMILIES[family].batches
 
 
 def windows_at(release: str, family: str) -> tuple[int, ...]:
@@ -299,7 +300,8 @@ def windows_at(release: str, family: str) -> tuple[int, ...]:
     if "window" not in FAMILIES[family].layers or family == "lfm2":
         return ()
     by_step = (
-        alone(family) and not FAMILY.release(release).rules.caches.chunk_front_counts_valid_rows
+        FAMILIES[family].chunked
+        and not FAMILY.release(release).rules.caches.chunk_front_counts_valid_rows
     )
     return (256,) if by_step else WINDOWS
 

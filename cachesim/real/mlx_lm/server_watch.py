@@ -113,9 +113,8 @@ class StoreWatch:
         entry: Json = {"class": type(layer).__name__, "trimmable": layer.is_trimmable()}
         at_end = True
         if hasattr(layer, "offset"):
-            keys = layer.keys[0] if isinstance(layer.keys, (list, tuple)) else layer.keys
             entry["offset"] = layer.offset
-            entry["rows"] = 0 if keys is None else keys.shape[2]
+            entry["rows"] = _rows(layer)
             at_end = layer.offset == len(key)
         else:
             entry["filled"] = [each is not None for each in layer.cache]
@@ -144,6 +143,14 @@ class StoreWatch:
         return bool(difference <= TOLERANCE * max(largest, 1e-6))
 
 
+def _rows(layer: Real) -> int:
+    """Rows that a cache has allocated; of DeepSeek's own class those of its window."""
+    if hasattr(layer, "window"):
+        return 0 if layer.window is None else int(layer.window.shape[1])
+    keys = layer.keys[0] if isinstance(layer.keys, (list, tuple)) else layer.keys
+    return 0 if keys is None else int(keys.shape[2])
+
+
 def _leaves(cache: Sequence[Real]) -> list[Real]:
     """The layer caches one by one, those of a `CacheList` too."""
     return [each for layer in cache for each in getattr(layer, "caches", (layer,))]
@@ -153,6 +160,8 @@ def _content(layer: Real) -> list[Real]:
     """What a query may still see, oldest first; the slots of a recurrent layer."""
     if not hasattr(layer, "offset"):
         return list(layer.cache)
+    if hasattr(layer, "window"):
+        return [layer.window, layer.compress_kv, layer.index_k, layer.pending_kv]
     if layer.keys is None:
         return [None, None]
     if hasattr(layer, "chunk_size"):

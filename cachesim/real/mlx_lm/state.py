@@ -8,6 +8,7 @@ from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
@@ -68,6 +69,6 @@ def rows(layer: LayerCache) -> tuple[Array | None, Array | None]:
         first = layer.offset // layer.chunk_size * layer.chunk_size  # of the chunk that goes on
         kept = slice(first - layer.start_position, layer.offset - layer.start_position)
         return layer.keys[:, :, kept], layer.values[:, :, kept]
-    if isinstance(layer, KVCache) and layer.keys is not None:
+    if isinstance(layer, KVCache | SparseCache) and layer.keys is not None:
         return layer.keys_and_values()
     return None, None

@@ -33,6 +33,9 @@ class LayerCache:
     batch_form: ClassVar["type[LayerCache] | None"] = None
     """The class that holds several rows of this one; it registers itself."""
 
+    upstream_name: ClassVar[str] = ""
+    """What upstream calls the class, where that is another name than ours."""
+
     row_bytes: int | None = None
     """What one row costs in the real model (one state, for recurrent slots); None: what the
     arrays take. It decides evictions and nothing else."""

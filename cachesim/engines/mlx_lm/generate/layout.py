@@ -6,6 +6,7 @@ from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.rules import CacheRules
@@ -51,6 +52,9 @@ class Layout:
     def _cache(self, shape: LayerShape) -> LayerCache:
         cache: LayerCache
         match shape.place:
+            case "attention" | "window" if self.recurrent.sparse:
+                window = self.network.spec.window
+                cache = SparseCache(self.rules, window, groups=shape.place == "attention")
             case "attention":
                 cache = KVCache(self.rules)
             case "window" if self.network.spec.chunked:
@@ -71,5 +75,7 @@ class Layout:
         if shape.place == "recurrent":
             state = F32_BYTES if self.recurrent.float32_state else element_bytes
             return element_bytes * spec.conv_row(shape.layer) + state * spec.state_row(shape.layer)
+        if self.recurrent.sparse:
+            return spec.head_size * element_bytes  # one latent, keys and values at once
         halves = spec.key_bytes(shape.layer) + spec.value_bytes(shape.layer)
         return halves * element_bytes // F16_BYTES

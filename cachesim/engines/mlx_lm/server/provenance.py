@@ -15,6 +15,7 @@ from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.sparse_cache import SparseCache
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.histories import NodeId
@@ -76,7 +77,7 @@ def _holding(
 
 def _seen_next(layer: LayerCache, count: int) -> int:
     """How many of so many tokens the next one may see: a window, what is there of a chunk, all."""
-    if isinstance(layer, RotatingKVCache):
+    if isinstance(layer, RotatingKVCache) or (isinstance(layer, SparseCache) and not layer.groups):
         return min(count, layer.max_size)
     return count % layer.chunk_size if isinstance(layer, ChunkedKVCache) else count
 
@@ -109,13 +110,15 @@ def described(network: Network, cache: PromptCache) -> tuple[dict[str, Any], ...
 
 
 def _described(layer: LayerCache) -> dict[str, Any]:
-    entry: dict[str, Any] = {"class": type(layer).__name__}
+    entry: dict[str, Any] = {"class": layer.upstream_name or type(layer).__name__}
     if isinstance(layer, ArraysCache):
         entry["filled"] = [state is not None for state in layer.cache]
     else:
         keys = getattr(layer, "keys", None)
         entry["offset"] = int(getattr(layer, "offset", 0))
         entry["rows"] = 0 if keys is None else int(keys.shape[2])  # allocated ones
+        if isinstance(layer, SparseCache):
+            entry["rows"] = layer.window_rows
     entry["trimmable"] = layer.is_trimmable()
     entry["nbytes"] = nbytes_or_error(layer)
     return entry
