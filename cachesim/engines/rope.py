@@ -120,7 +120,9 @@ class Rope:
         self.runs, self._length = [], 0
 
     def common(self, other: "Rope") -> int:
-        """How many leading tokens are equal."""
+        """How many leading tokens are equal; most ropes differ in their first text."""
+        if not self.runs or not other.runs or self.runs[0][:2] != other.runs[0][:2]:
+            return 0
         equal = 0
         for one, two in zip(self.runs, other.runs, strict=False):
             if one == two:

@@ -13,11 +13,11 @@ def get_common_prefix(one: Sequence[int], other: Sequence[int]) -> Count:
 
     Halves the range by comparing slices, which run in C, until a short walk settles it.
     """
-    if not one or not other:
-        return Count(0)
     rope, another = as_rope(one), as_rope(other)
     if rope is not None and another is not None:
         return Count(rope.common(another))
+    if not one or not other:
+        return Count(0)
     if type(one) is not type(other):  # slices of a list and a tuple are never equal
         one, other = list(one), list(other)
     low, high = 0, min(len(one), len(other))

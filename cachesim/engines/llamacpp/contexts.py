@@ -1,6 +1,6 @@
 """The target's memory and its companion's, moved together (upstream: `common_memory`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from cachesim.engines.llamacpp.memory.blob import Blob
@@ -16,6 +16,11 @@ class SavedState:
 
     target: Blob | None
     companion: Blob | None
+    size: int = field(init=False, compare=False)
+    """Bytes of both: asked for at every look at the prompt cache, so counted once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.target_size + self.companion_size)
 
     @property
     def target_size(self) -> int:
@@ -26,11 +31,6 @@ class SavedState:
     def companion_size(self) -> int:
         """Bytes of the companion's blob."""
         return 0 if self.companion is None else self.companion.size + SEQ_HEADER
-
-    @property
-    def size(self) -> int:
-        """Bytes of both."""
-        return self.target_size + self.companion_size
 
     def __deepcopy__(self, memo: object) -> "SavedState":
         """It never changes."""

@@ -1,7 +1,7 @@
 """The prompt cache: whole conversations parked in host memory (`--cache-ram`)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,16 +34,17 @@ class Entry:
     state: SavedState
     checkpoints: tuple[Checkpoint, ...]
     approximate: Approximation | None
+    n_tokens: Count = field(init=False)
+    checkpoint_size: int = field(init=False)
 
-    @property
-    def n_tokens(self) -> Count:
-        """How many tokens the conversation has."""
-        return Count(len(self.tokens))
+    def __post_init__(self) -> None:
+        self.n_tokens = Count(len(self.tokens))  # nothing is ever added to them
+        self.checkpoint_size = sum(each.size for each in self.checkpoints)
 
     @property
     def size(self) -> int:
         """Bytes of the blobs and of all checkpoints."""
-        return self.state.size + sum(each.size for each in self.checkpoints)
+        return self.state.size + self.checkpoint_size
 
 
 @dataclass(frozen=True, slots=True)
