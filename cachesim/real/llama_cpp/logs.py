@@ -25,7 +25,7 @@ from cachesim.logs.passes import rebuild
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
-from cachesim.logs.styles import prints_checkpoints
+from cachesim.logs.styles import BY_NAME, prints_checkpoints
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.random_flags import draw_preset
@@ -215,7 +215,10 @@ def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
         given = {k: v for k, v in workload.options.items() if k != "spec_type"}
     if told:
         model, window = workload.preset, workload.window or None
-    return rebuild(server, settings_of(server, model=model, window=window, given=given))
+    styled = workload.release in BY_NAME  # the wheels print no build; other releases look like one
+    profile = None if styled else f"{FAMILY.name}@{workload.release}"
+    settings = settings_of(server, profile=profile, model=model, window=window, given=given)
+    return rebuild(server, settings)
 
 
 def columns_of(release: Release) -> tuple[Column, ...]:
