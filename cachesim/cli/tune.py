@@ -35,8 +35,9 @@ from cachesim.scenario.shipped import STDIN, load_all, shipped_files
 
 PAGE: Final = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cachesim tune</title>'
-    "<style>body{{font:15px/1.4 ui-monospace,monospace;margin:2rem;white-space:pre}}</style>"
-    "</head><body>{text}</body></html>\n"
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<style>body{{margin:1rem}}pre{{font:15px/1.4 ui-monospace,monospace;overflow-x:auto}}</style>"
+    "</head><body><pre>{text}</pre></body></html>\n"
 )
 
 

@@ -30,6 +30,7 @@ class Reader:
         self.server = ServerLog(first_line=line)
         self.servers.append(self.server)
         self._active: dict[int, Observed] = {}
+        self._last: dict[int, int] = {}  # slot -> the task that it was released from
         self._chosen: dict[int, tuple[Road, Fields]] = {}
         self._search = Search()
         self._slot_common: dict[int, int] = {}
@@ -109,8 +110,8 @@ class Reader:
             self.server.moments.append(Moment("erased", -1, slot, line.number))
         request = self._active.get(slot)
         if request is None or (line.task not in {None, -1} and request.task != line.task):
-            if line.task in {None, -1}:
-                return
+            if line.task in {None, -1} or self._last.get(slot) == line.task:
+                return  # of no request, or of one that has ended
             request = self._found_running(line, slot)
         self._timed = request
         if self._found is not None:
@@ -176,6 +177,7 @@ class Reader:
             Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
         )
         self._active.pop(slot, None)
+        self._last[slot] = request.task
 
     # --- the server as a whole
 

@@ -1,5 +1,6 @@
 """What a log tells, as one HTML page without scripts or anything from elsewhere."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any, Final
@@ -18,6 +19,14 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 tr.differs td { background: #fff4e5; }
 .bar { background: #dde2ea; height: .6rem; width: 8rem; } .bar i { display: block; height: 100%;
   background: #2f6fb0; }
+p, h1, td { overflow-wrap: anywhere; }
+@media (max-width: 48rem) { thead { display: none; } table, tbody, tr, td { display: block; }
+  tr { padding: .5rem 0; border-bottom: 1px solid #dde2ea; }
+  td, td.n { border: 0; padding: .1rem 0; text-align: left; }
+  td.n { display: inline-block; margin-right: 1rem; }
+  td:empty { display: none; }
+  td[data-head]::before { content: attr(data-head) ": "; color: #5b6576; }
+  .bar { width: 100%; } }
 @media (prefers-color-scheme: dark) { body { color: #e5e9f0; background: #14181f; }
   th, td { border-color: #303846; } tr.differs td { background: #3a2d16; }
   .quiet { color: #98a2b3; } .wrong { color: #ff8b8b; } .bar { background: #303846; } }
@@ -102,6 +111,9 @@ def _request(each: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
+NUMBER: Final = re.compile(r"[\d,.]+( to [\d,.]+)?|-|not judged")
+
+
 class Bar(float):
     """A part of one, drawn."""
 
@@ -109,21 +121,34 @@ class Bar(float):
 def _table(
     heads: Iterable[str], rows: Iterable[tuple[object, ...]], classes: list[str] | None = None
 ) -> str:
-    head = "".join(f"<th>{_text(each)}</th>" for each in heads)
+    names, rows = tuple(heads), list(rows)
+    numbers = [bool(rows) and all(map(_is_number, column)) for column in zip(*rows, strict=True)]
+    marks = [" class='n'" if each else "" for each in numbers] or [""] * len(names)
+    pairs = zip(names, marks, strict=True)
+    head = "".join(f"<th{mark}>{_text(name)}</th>" for name, mark in pairs)
     lines = []
     for index, row in enumerate(rows):
-        cells = "".join(map(_cell, row))
+        cells = "".join(map(_cell, names, row))
         name = classes[index] if classes else ""
         lines.append(f"<tr{f' class={name!r}' if name else ''}>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
+    """A cell; narrow screens show a row as a list, with the column's name before each."""
+    label = f" data-head='{_text(name)}'" if name else ""
     if isinstance(value, Bar):
-        return f"<td><div class='bar'><i style='width:{100 * value:.0f}%'></i></div></td>"
-    if isinstance(value, int | float):
-        return f"<td class='n'>{value:,}</td>"
-    return f"<td>{_text(str(value))}</td>"
+        return f"<td{label}><div class='bar'><i style='width:{100 * value:.0f}%'></i></div></td>"
+    words = f"{value:,}" if isinstance(value, int | float) else str(value)
+    mark = " class='n'" if _is_number(value) else ""
+    return f"<td{mark}{label}>{_text(words)}</td>"
+
+
+def _is_number(value: object) -> bool:
+    """Whether a cell shows a number, or a dash where one is not known."""
+    if isinstance(value, Bar):
+        return False
+    return isinstance(value, int | float) or bool(NUMBER.fullmatch(str(value)))
 
 
 def _text(text: str) -> str:

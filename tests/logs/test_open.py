@@ -317,3 +317,15 @@ def test_an_idle_slot_that_is_cleared_was_emptied_by_a_client() -> None:
 
     assert ("erase", 0) in replay.order
     assert cached(replay) == [(0, 0), (0, 0)]
+
+
+def test_what_is_printed_of_a_request_after_its_end_is_no_other_request() -> None:
+    reset = "slot        reset: id  0 | task {0} | \n"
+    replay = of_may(
+        may(1, NEVER, length=60, read=60, said=4)
+        + reset.format(1)
+        + may(2, MAYS_SIMILAR.format(sim="0.926", keep="1.000"), length=68, read=5, said=2)
+        + reset.format(2)
+    )
+
+    assert cached(replay) == [(0, 0), (63, 63)]
