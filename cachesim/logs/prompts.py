@@ -23,6 +23,9 @@ Anchor: TypeAlias = tuple[int, int]
 PER_CHARACTER: Final = 0.27
 """Tokens of a character of English and code, until the first request tells better."""
 
+LONGEST_OPENING: Final = 512
+"""Tokens that templates put before the first text, at most: more was said by somebody."""
+
 SLACK: Final = 24
 SHARE: Final = 0.03
 """An estimate that is so near to what the server reused is taken to be that."""
@@ -36,6 +39,7 @@ class Prompt:
     rope: Rope
     reply: Rope
     equal: int  # tokens equal to the beginning of an earlier request
+    equal_characters: int  # of texts, what templates write between them left out
     anchors: tuple[Anchor, ...]
     user_starts: tuple[int, ...]
     how: How
@@ -54,7 +58,8 @@ class Prompts:
 
     made: dict[int, Prompt] = field(default_factory=dict)
     per_character: float = PER_CHARACTER
-    _exact: int = 0
+    _openings: dict[str, int] = field(default_factory=dict)
+    _openers: dict[str, Prompt] = field(default_factory=dict)
 
     def add(self, request: Recorded, base: Recorded | None, equal_characters: int) -> Prompt:
         """The rope of one more request; `base` is the earlier one that it begins like."""
@@ -63,8 +68,22 @@ class Prompts:
             prompt = self._with_tokens(request, earlier)
         else:
             prompt = self._estimated(request, earlier, equal_characters)
+            self._learn_opening(request, prompt)
         self.made[request.number] = prompt
         return prompt
+
+    def _learn_opening(self, request: Recorded, prompt: Prompt) -> None:
+        """What is reused where no text is equal is what the template writes before the first text.
+
+        chat 3   <|im_start|> system <nl> Be kind ...
+        chat 4   <|im_start|> system <nl> You write titles ...      cached 3, though no text matches
+        """
+        first = opening_of(request)
+        if first not in self._openers:
+            self._openers[first] = prompt
+        elif prompt.equal_characters == 0 and 0 < (request.cached or 0) <= LONGEST_OPENING:
+            least = self._openings.get(first, LONGEST_OPENING)
+            self._openings[first] = min(least, request.cached or 0)
 
     def forget(self, number: int) -> None:
         """Let go of an early request."""
@@ -78,6 +97,7 @@ class Prompts:
             rope=rope,
             reply=reply_of(request),
             equal=equal,
+            equal_characters=0,
             anchors=((0, 0), (request.characters, len(rope))),
             user_starts=request.user_starts,
             how="computed",
@@ -86,10 +106,12 @@ class Prompts:
     def _estimated(
         self, request: Recorded, earlier: Prompt | None, equal_characters: int
     ) -> Prompt:
-        before: tuple[Anchor, ...] = ((0, 0),)
-        begin = Rope()
+        first = opening_of(request)
+        opening = self._openings.get(first, 0)
+        before: tuple[Anchor, ...] = ((0, opening),)
+        begin = self._openers[first].rope if opening else Rope()
         if earlier is not None:
-            before = anchors_with_reply(earlier)
+            before = ((0, opening), *anchors_with_reply(earlier)[1:])
             begin = earlier.whole
         characters = request.characters
         equal = min(tokens_at(before, equal_characters), len(begin))
@@ -98,7 +120,8 @@ class Prompts:
             total = equal + round((characters - equal_characters) * self.per_character) + 1
         else:
             self.per_character = max(0.01, total / max(1, characters))
-            equal = nearest(equal, total, len(begin), request.cached)
+            if equal_characters:
+                equal = nearest(equal, total, len(begin), request.cached)
         equal = min(equal, total)
         kept = tuple(each for each in before if each[0] < equal_characters and each[1] <= equal)
         anchors = (*(kept or ((0, 0),)), (equal_characters, equal), (characters, total))
@@ -109,10 +132,16 @@ class Prompts:
             rope=rope,
             reply=reply_of(request),
             equal=equal,
+            equal_characters=equal_characters,
             anchors=anchors,
             user_starts=tuple(starts_of(request, anchors)),
             how="assumed",
         )
+
+
+def opening_of(request: Recorded) -> str:
+    """What decides how a template begins: whose text comes first."""
+    return f"{request.segments[0].kind} {request.segments[0].role}" if request.segments else ""
 
 
 def reply_of(request: Recorded) -> Rope:
@@ -136,7 +165,7 @@ def with_reply(request: Recorded) -> Recorded:
 
 def tokens_at(anchors: Sequence[Anchor], characters: int) -> int:
     """How many tokens so many characters make."""
-    low, tokens = 0, 0
+    low, tokens = anchors[0]
     for at, count in anchors:
         if at >= characters:
             between = max(1, at - low)

@@ -116,6 +116,23 @@ def test_hashes_without_text_give_the_place_to_a_block() -> None:
     assert found["requests"][1]["equal_characters"] == 128
 
 
+def test_what_a_template_writes_before_the_first_text_is_learned_from_unrelated_chats() -> None:
+    systems = ("You write code.", "Titles, please.", "Be brief. Be kind.", "As a pirate:")
+    lines = [
+        {
+            "request": {"messages": [{"role": "system", "content": system}]},
+            "usage": {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": cached}},
+            "server": {"profile": "mlx-lm@0.32.2"},
+        }
+        for system, cached in zip(systems, (0, 3, 3, 3), strict=True)
+    ]
+    requests = read_dump("recorded.jsonl", BytesIO("\n".join(map(json.dumps, lines)).encode()))
+
+    told = Live(Wanted()).add_all(requests)
+
+    assert [0, 0, 3, 3] == [each["replayed"]["cached"] for each in told]
+
+
 def test_a_number_that_no_request_reaches_is_no_count() -> None:
     entry = {"request": {"prompt": "a b"}, "usage": {"prompt_tokens": 10**20}}
     second = {**entry, "number": 1, "seen": {"begins_like": 0, "characters": 10**30}}
