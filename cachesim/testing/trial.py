@@ -11,7 +11,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import ABORTED, ENDLESS, Record, Session
+from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
@@ -27,6 +27,7 @@ EXERCISED: Final = (
     "rollback",
     "worker death",
     "full re-read",
+    "cancel",
 )
 """What a search says it has exercised; each engine says which of its events count for it."""
 
@@ -96,7 +97,7 @@ def _look(record: Record, oracle: Oracle, trial: Trial, family: Family[Any, Any]
     trial.requests += 1
     reply = record.reply
     if reply is None or reply.error is not None:
-        trial.exercised["refusal"] += 1
+        trial.exercised["cancel" if record.error == CANCELLED else "refusal"] += 1
         trial.cached.append(None)
         return _broken_batch(record, reply)
     trial.cached.append(reply.cached)

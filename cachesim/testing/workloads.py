@@ -41,6 +41,7 @@ class Shape:
     replies: int = 4
     incidents: bool = False  # cancels, slot files, completions, arrivals, long replies too
     kinds: tuple[str, ...] = ()  # of incidents; the engine's own where none is named
+    cancels: bool = False  # where nothing else happens: some requests are given up
     window: int = 0  # of layers that have one; 0: the preset's own
     alike: bool = False  # requests that come together ask for the same, as those of one call do
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
@@ -75,7 +76,10 @@ def draw_workload(
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
     if shape.incidents and draws.integer(0, 1):
-        steps = _with_incident(draws, steps, shape.kinds or family.incidents, slots)
+        kind = draws.one_of(("long reply", *(shape.kinds or family.incidents)))
+        steps = _with_incident(draws, steps, kind, slots)
+    elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
+        steps = _with_incident(draws, steps, "cancel", slots)
     if shape.alike:
         steps = _alike(steps)
     return Scenario(
@@ -105,11 +109,8 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _with_incident(
-    draws: Draws, steps: Sequence[Step], kinds: Sequence[str], slots: int
-) -> list[Step]:
+def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -> list[Step]:
     """The steps, and something that users do and a plain conversation does not."""
-    kind = draws.one_of(("long reply", *kinds))
     at = draws.integer(0, len(steps) - 1)
     step, before, after = steps[at], list(steps[:at]), list(steps[at + 1 :])
     here = [step]

@@ -87,3 +87,8 @@ def test_a_comparison_of_nothing_is_no_success() -> None:
 
     with pytest.raises(InputError, match="no workload could be played on both"):
         tell_comparison(Comparison(one=sides[0], other=sides[1]))
+
+
+def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", SOUND, "--examples", "30", "--jobs", "1", "--require", "cancel"]) == 0
+    assert "cancel" in capsys.readouterr().out.partition("never exercised")[0]

@@ -1,6 +1,6 @@
 """The command itself: the search of each profile, or its comparison with another."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -66,25 +66,31 @@ def check(
         minutes=minutes,
         seed=seed,
         arithmetic=arithmetic,
-        shape=Shape(
-            fixed=dict(map(setting, settings or ())), incidents=everything or find == "lost"
-        ),
+        shape=shape_for(settings or (), goes_on=everything or find == "lost"),
         jobs=workers_for(jobs),
         emit=emit,
         require=frozenset(require or ()),
         find=find,
         everything=everything,
     )
+    return carried_out(plan)
+
+
+def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
+    """What happens in workloads: a search that goes on past findings tries everything."""
+    return Shape(fixed=dict(map(setting, settings)), incidents=goes_on, cancels=not goes_on)
+
+
+def carried_out(plan: Plan) -> int:
+    """Search or compare each profile; the worst status."""
     status = AS_EXPECTED
     for profile in plan.profiles:
         if plan.goes_on:
             status |= _survey(profile, plan)
-            continue
-        status |= (
-            _search(profile, plan)
-            if plan.against is None
-            else _compare(profile, plan.against, plan)
-        )
+        elif plan.against is None:
+            status |= _search(profile, plan)
+        else:
+            status |= _compare(profile, plan.against, plan)
     return status
 
 
