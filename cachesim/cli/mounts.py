@@ -6,14 +6,46 @@ They are imported when they are called: a plain `cachesim run` pays for none of 
 import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 import cachesim
 from cachesim.errors import InputError
+
+MOUNTED: Final[Mapping[str, tuple[str, str]]] = {
+    "check": (
+        "cachesim.cli.check:check",
+        "Search random workloads for an answer that is not the cold answer.",
+    ),
+    "hunt": (
+        "cachesim.cli.hunt:hunt_command",
+        "Search a release for wrong answers, prove them on the real engine, write reports.",
+    ),
+    "why": (
+        "cachesim.cli.why:why",
+        "Read a llama-server's log, explain every miss, and say what would have helped.",
+    ),
+    "tune": (
+        "cachesim.cli.tune:tune",
+        "Play a log's requests with other settings, and recommend the best.",
+    ),
+    "record": (
+        "cachesim.cli.record:record",
+        "Pass requests on to a server, record them, and say why each was read again.",
+    ),
+    "replay": (
+        "cachesim.cli.replay:replay_command",
+        "Play a production trace on servers, and count what is reused and what is lost.",
+    ),
+    "sweep": (
+        "cachesim.cli.sweep:sweep_command",
+        "Play traces on a grid of servers and flags, over processes or machines.",
+    ),
+}
+"""Commands by name: where they are, and what a list of all says of them."""
 
 
 def mount(app: App, arguments: Sequence[str]) -> None:
@@ -25,41 +57,11 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         for name, function in real_functions(commands).items():
             real.command(function, name=name)
     app.command(real)
-    app.command(
-        "cachesim.cli.check:check",
-        name="check",
-        help="Search random workloads for an answer that is not the cold answer.",
-    )
-    app.command(
-        "cachesim.cli.hunt:hunt_command",
-        name="hunt",
-        help="Search a release for wrong answers, prove them on the real engine, write reports.",
-    )
-    app.command(
-        "cachesim.cli.why:why",
-        name="why",
-        help="Read a llama-server's log, explain every miss, and say what would have helped.",
-    )
-    app.command(
-        "cachesim.cli.tune:tune",
-        name="tune",
-        help="Play a log's requests with other settings, and recommend the best.",
-    )
-    app.command(
-        "cachesim.cli.record:record",
-        name="record",
-        help="Pass requests on to a server, record them, and say why each was read again.",
-    )
-    app.command(
-        "cachesim.cli.replay:replay_command",
-        name="replay",
-        help="Play a production trace on servers, and count what is reused and what is lost.",
-    )
-    app.command(
-        "cachesim.cli.sweep:sweep_command",
-        name="sweep",
-        help="Play traces on a grid of servers and flags, over processes or machines.",
-    )
+    for name, (where, about) in MOUNTED.items():
+        if arguments[:1] == [name]:
+            app.command(where, name=name)  # its docstring says more, and has an example
+        else:
+            app.command(where, name=name, help=about)
     if benchmarks_folder() is not None:
         app.command(bench, name="bench")
 

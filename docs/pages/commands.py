@@ -7,10 +7,8 @@ from contextlib import redirect_stdout
 
 from cachesim.cli.app import COMMANDS
 from cachesim.cli.main import main
-from cachesim.cli.mounts import real_functions
+from cachesim.cli.mounts import MOUNTED, real_functions
 from cachesim.real import commands as real_commands
-
-MOUNTED = ("check", "hunt", "why", "tune", "record", "replay", "sweep", "bench")
 
 INTRODUCTION = """\
 # Commands
@@ -38,7 +36,7 @@ def _sections() -> Iterator[str]:
     known = real_functions(real_commands)
     real = [("real", name) for name in ("gguf", *known)]
     for words in [
-        *((name,) for name in sorted((*COMMANDS, *MOUNTED))),
+        *((name,) for name in sorted((*COMMANDS, *MOUNTED, "bench"))),
         ("real",),
         *real,
     ]:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from cachesim.cli import run as run_module
+from cachesim.cli.app import COMMANDS
 from cachesim.cli.main import main
+from cachesim.cli.mounts import MOUNTED
 from cachesim.errors import ContractError
 from cachesim.scenario import load, output_schema
 from cachesim.scenario.shipped import shipped_file
@@ -248,7 +250,7 @@ def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
     assert main(["diff", "b9538", "b11549", DENSE, "--arithmetic", "ring"]) == 0
 
 
-@pytest.mark.parametrize("command", ["run", "explain", "diff", "list", "show", "new", "schema"])
+@pytest.mark.parametrize("command", sorted([*COMMANDS, *MOUNTED]))
 def test_every_command_has_help_that_ends_with_an_example(command: str, capsys: Capture) -> None:
     assert main([command, "--help"]) == 0
     assert "Example: cachesim" in spoken(capsys)[0]
