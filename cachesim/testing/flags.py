@@ -44,8 +44,13 @@ def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
     return flags if _accepts(profile, model, flags) else {}
 
 
-def draw_flags(draws: Draws, profile: Profile, model: str) -> dict[str, Any]:
-    """Some flags with values other than the default; often none at all."""
+def draw_flags(
+    draws: Draws, profile: Profile, model: str, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Some flags with values other than the default, which go together; often none at all.
+
+    They go with those that are given, too.
+    """
     chosen: dict[str, Any] = {}
     if preset(model).mtp_depth and draws.integer(0, 1):
         chosen |= drafting(profile, model)
@@ -54,6 +59,14 @@ def draw_flags(draws: Draws, profile: Profile, model: str) -> dict[str, Any]:
         return chosen
     for name, values in flags_of(profile).items():
         value = draws.one_of(values) if draws.integer(0, 2) == 2 else values[0]
-        if value != values[0] and name not in fixed:
+        if value == values[0] or name in fixed:
+            continue
+        if _go_together(profile, model, tuple((chosen | {name: value} | dict(given)).items())):
             chosen[name] = value
     return chosen
+
+
+@cache
+def _go_together(profile: Profile, model: str, options: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether a server takes these flags at once; a page may be too long for a chunk."""
+    return _accepts(profile, model, dict(options))

@@ -67,7 +67,7 @@ def option_sets(
     draw: st.DrawFn, profile: str | Profile, *, model: str = "hybrid"
 ) -> dict[str, Any]:
     """Flags that a profile accepts, with values other than the default; often none."""
-    return draw_flags(Drawn(draw), _profile(profile), model)
+    return draw_flags(Drawn(draw), _profile(profile), model, {})
 
 
 @st.composite

@@ -55,7 +55,7 @@ def draw_workload(
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
     family = family_of(profile.engine)
-    options = draw_flags(draws, profile, model) if shape.flags else {}
+    options = draw_flags(draws, profile, model, shape.fixed) if shape.flags else {}
     options |= shape.fixed
     slots = options.get("parallel", 1)
     drafting = options.get(family.draft_flag, "none") != "none"

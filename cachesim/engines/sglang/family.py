@@ -34,6 +34,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     ),
     has_slots=False,
     may_decline=False,
+    incidents=("cancel", "arrival"),
     exercised={
         "node-evicted": "eviction",
         "state-evicted": "eviction",

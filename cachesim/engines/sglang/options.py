@@ -25,7 +25,7 @@ class SglangOptions:
         low=1,
         high=4096,
         unit="tokens",
-        tried=(1, 4, 16),
+        tried=(1, 4, 16, 32),
     )
     max_total_tokens: int = option(
         "--max-total-tokens",
@@ -144,6 +144,13 @@ class SglangOptions:
             msg = (
                 f"option 'max_total_tokens' is {self.max_total_tokens}: write at least a page, "
                 f"{page}"
+            )
+            raise OptionError(msg)
+        chunk = self.chunked_prefill_size
+        if chunk > 0 and chunk % page:
+            msg = (
+                f"option 'chunked_prefill_size' is {chunk}: it must be a multiple of the page, "
+                f"{page}; -1 cuts no prompt"
             )
             raise OptionError(msg)
         if states and page > 1 and not self.extra_buffer(rules):

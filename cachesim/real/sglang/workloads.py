@@ -76,7 +76,8 @@ def _config(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any
         strategy = kind.replace("-", "_")
     paged = kind in {"pages", "window-pages"} or (kind != "policy" and rng.random() < 0.3)
     if paged and (model in {"full", "window"} or strategy == "extra_buffer"):
-        config["page"] = rng.choice((2, 4, 16, 64))
+        config["page"] = page = rng.choice((2, 4, 16, 64))
+        config["chunk"] = -(-config["chunk"] // page) * page  # the server takes no other
     if kind == "policy" or (kind in CROWDS and model == "full" and rng.random() < 0.5):
         config["policy"] = rng.choice(policies(rules))
     if kind == "pairs" or (kind in CROWDS and model in {"full", "window"} and rng.random() < 0.2):
