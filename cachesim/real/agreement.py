@@ -24,6 +24,7 @@ class Agreement:
 
     engine: str
     release: str
+    fails_alike: bool = False  # where the release raises, the simulator must end, too
     workloads: Counter[str] = field(default_factory=Counter)
     agreeing: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -43,7 +44,9 @@ class Agreement:
         raised = real and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
         if raised:  # the release itself fails on it: what came before is compared
             self.raised[kind] += 1
-            real, simulated = real[:-1], simulated[: len(real) - 1]
+            last = simulated[len(real) - 1 :]
+            if not self.fails_alike or (last and "error" in last[0]):
+                real, simulated = real[:-1], simulated[: len(real) - 1]
         requests = [each for group in real for each in group.get("requests", ())]
         self.requests[kind] += len(requests)
         self.cached[kind] += sum(each["cached"] or 0 for each in requests)

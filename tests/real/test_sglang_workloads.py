@@ -60,6 +60,32 @@ def test_a_prompt_whose_client_goes_while_it_is_read_ends_there_since_0523() -> 
     assert [[0, 64, 64]] == told["0.5.23"]["tree"]
 
 
+def test_a_prefill_that_leaves_no_page_for_each_request_ends_059() -> None:
+    """Eight prompts in pages of 64 with windows: 0.5.9 wants a page more for each of them."""
+    config = {"kind": "window", "page": 64, "tokens": 576, "window": 8, "window_tokens": 512}
+    group = [
+        {"prompt": f"{first}-{first + 19}", "generate": 1, "reply": "9999"}
+        for first in range(10, 410, 50)
+    ]
+    workload = {"config": config | {"ignore_eos": False}, "steps": [group]}
+
+    old, new = (play(workload, FAMILY.release(name).rules)[0] for name in FAMILY.names())
+
+    assert "Prefill out of memory" in old["error"]
+    assert [[[0, 20]]] * 8 == [each["chunks"] for each in new["requests"]]
+
+
+def test_where_the_release_raises_and_the_simulator_does_not_they_differ() -> None:
+    workload = {"id": "full-0"}
+    found = Agreement("sglang", "0.5.9", fails_alike=True)
+    found.count(workload, [{"error": "RuntimeError: out"}], [{"error": "out of memory"}])
+    assert (1, True) == (found.raised.total(), found.all_agree)
+
+    found.count(workload, [{"error": "RuntimeError: out"}], [{"requests": []}])
+
+    assert not found.all_agree
+
+
 def test_a_running_request_whose_client_goes_makes_one_more_token_and_is_kept() -> None:
     config = {"kind": "full", "tokens": 2000}
     gone = {"prompt": "1-100", "generate": 40, "reply": "200-239", "aborted": 3}
@@ -116,7 +142,7 @@ def test_a_scenario_is_told_to_the_real_scheduler_with_its_own_settings() -> Non
 
 
 def test_a_scenario_with_a_client_that_goes_is_refused() -> None:
-    [(_, scenario)] = load_all(["vllm-56525-published-not-written"])
+    [(_, scenario)] = load_all(["llama.cpp-cancel-and-retry"])
 
     with pytest.raises(ScenarioError, match="never left half done"):
         play_scenario(scenario, "0.5.23")

@@ -52,8 +52,11 @@ class Allocation:
             self.make_room(total)
             slots = self.pool.alloc(total)
         else:
-            self.make_room(total + len(reqs) * page)
-            slots = self.pool.alloc_extend([self._span(req) for req in reqs])
+            most = total + len(reqs) * page
+            self.make_room(most)
+            counted = self.rules.scheduler.window_pages_are_counted
+            fits = counted or not isinstance(self.pool, WindowPool) or most <= self.available()
+            slots = self.pool.alloc_extend([self._span(req) for req in reqs]) if fits else None
         if slots is None:
             where = "alloc_for_extend"
             raise UpstreamAbort(where, "RuntimeError: Prefill out of memory")

@@ -70,6 +70,10 @@ class SchedulerRules:
     windows_have_their_budget: bool = True
     """0.5.23: windows are budgeted on their own; before, by the smaller of both pools."""
 
+    window_pages_are_counted: bool = True
+    """0.5.23 counts the pages that a prefill takes of both pools; 0.5.9 wants a page more for each
+    request, and raises where there is none."""
+
     ignoring_eos_counts_in_full: bool = True
     """0.5.23: requests that ignore the end of text are counted with all tokens they may make."""
 
@@ -150,6 +154,7 @@ RULES_059 = Rules(
         returns_unused_state=False,
         reserves_a_page=False,
         windows_have_their_budget=False,
+        window_pages_are_counted=False,
         ignoring_eos_counts_in_full=False,
         states_per_request=3,
         evicts="whole-demand",
