@@ -55,6 +55,7 @@ class Reply:
     truncated: bool = False
     error: str | None = None  # the server's own word for a refusal
     message: str = ""  # its sentence
+    strengths: tuple[float, ...] = ()  # of the adapters that it was to be computed under
     approximated: str | None = None  # set when the server knowingly kept values of another context
 
 

@@ -102,6 +102,7 @@ class Family(Generic[R, S]):
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
     draft_flag: str = ""  # the flag that names who drafts: a search then brings drafts of its own
+    adapter_flag: str = ""  # the flag that names adapters; requests bring strengths in such a field
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that a search turns on
     elsewhere: Mapping[str, str] = field(
         default_factory=dict

@@ -21,6 +21,7 @@ class Cure:
 CURES: Final[Mapping[str, Cure]] = {
     "last-token": Cure("design", "Nothing: one token is always processed for its logits."),
     "cache-prompt-off": Cure("client", "Send the request without `cache_prompt: false`."),
+    "adapters-changed": Cure("client", "Give requests with other adapters a slot of their own."),
     "slot-busy": Cure("flag", "Start the server with more slots (`--parallel`)."),
     "slot-pinned": Cure("client", "Leave `id_slot` out, so that the server may choose."),
     "slot-similarity": Cure(

@@ -40,7 +40,8 @@ THERE_AND_BACK: Final[Integers] = np.array([[1], [-1]])
 class RingNetwork:
     """A spec's network in words: a pure function of the spec, like the float one."""
 
-    def __init__(self, spec: ModelSpec, *, mtp: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, *, mtp: bool = False, flavour: str = "") -> None:
+        """`flavour`: what is laid over the weights; keys, values and states are others then."""
         self._spec = spec
         self._mtp = mtp
         count = len(spec.layers)
@@ -48,7 +49,7 @@ class RingNetwork:
         self._layers = tuple(_layer(spec, number) for number in numbers)
         self._powers = powers(1 if spec.rope == "none" else BASE)
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
-        self._tokens = mix(mix(ids + salt(spec.seed, "tokens")))
+        self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
 
     @property

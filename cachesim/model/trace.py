@@ -61,6 +61,11 @@ class Traced:
         self._answers: dict[bytes, dict[Pos, NodeId]] = {}
 
     @property
+    def inner(self) -> Network:
+        """The wrapped network."""
+        return self._network
+
+    @property
     def spec(self) -> ModelSpec:
         """What the wrapped network was built from."""
         return self._network.spec

@@ -31,6 +31,7 @@ NEEDS: Final = {
     "slot-save": ("file",),
     "slot-restore": ("file",),
     "slot-erase": (),
+    "set-lora": ("options",),
     "cancel": (),
 }
 """What an action cannot do without."""
@@ -41,7 +42,7 @@ ONLY_FOR: Final = {
     "reply": ("complete",),
     "drafts": ("complete",),
     "predict": ("complete",),
-    "options": ("complete",),
+    "options": ("complete", "set-lora"),
     "file": ("slot-save", "slot-restore"),
     "of": ("cancel",),
 }

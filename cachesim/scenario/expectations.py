@@ -65,7 +65,7 @@ def _went_wrong(step: Step) -> bool:
 
     A refused request is an answer; a scenario that means it says so or not, as it likes.
     """
-    if step.do in {"slot-save", "slot-restore", "slot-erase"}:
+    if step.do in {"slot-save", "slot-restore", "slot-erase", "set-lora"}:
         return step.error is not None
     return step.error in {ABORTED, ENDLESS, NOT_RUN, TIMEOUT}
 

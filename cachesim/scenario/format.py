@@ -19,7 +19,7 @@ WORD_SHAPE: Final = r"[A-Za-z_][A-Za-z0-9_-]*"
 FILE_SHAPE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 CLASSES: Final = ("lost-reuse", "stale-state", "crash", "limits", "accounting")
 ANSWERS: Final = ("same", "rounding", "by-design", "diverged", "any", "none")
-ACTIONS: Final = ("complete", "slot-save", "slot-restore", "slot-erase", "cancel")
+ACTIONS: Final = ("complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "cancel")
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 LAYER_KINDS: Final = ("attention", "window", "ssm", "delta", "conv")
 
@@ -224,7 +224,7 @@ class Step:
     options: Annotated[
         Mapping[str, Any],
         Table(_request_option, 32),
-        "Further fields of the request under upstream's names.",
+        "Further fields of the request under upstream's names; of `set-lora`: `lora`.",
     ] = field(default_factory=dict)
 
 

@@ -11,7 +11,8 @@ from cachesim.engines.events import Event
 from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbort, UpstreamEndless
-from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.adapters import adapted
+from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.trace import Traced
 from cachesim.scenario import limits
@@ -54,6 +55,15 @@ class SlotActions(Protocol):
 
     def slot_erase(self, slot: int) -> Ticket:
         """Empty a slot."""
+        ...
+
+
+@runtime_checkable
+class Adapting(Protocol):
+    """A server whose own set of adapters can be replaced while it runs."""
+
+    def set_lora(self, given: object) -> Ticket:
+        """Replace it."""
         ...
 
 
@@ -143,7 +153,7 @@ class Session:
         self.scenario = scenario
         self.profile = profile
         self.family = family_of(profile.engine)
-        self.network = build(spec_of(scenario.model), arithmetic)
+        self.network = self._network(arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
         self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
@@ -153,6 +163,12 @@ class Session:
         self.seen = 0  # events that already belong to a step
         self.turns = 0
         self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
+
+    def _network(self, arithmetic: ArithmeticName) -> Network:
+        """The scenario's network, under the adapters that its server is started with."""
+        names = str(self.scenario.engine.options.get("lora", ""))
+        network = build(spec_of(self.scenario.model), arithmetic)
+        return adapted(network, [each.strip() for each in names.split(",") if each.strip()])
 
     def _create(self) -> Engine:
         try:
@@ -254,6 +270,8 @@ class Session:
             record.ticket = self._submit(record)
         elif step.do == "cancel":
             self._cancel(record, group)
+        elif step.do == "set-lora":
+            self._set_lora(record)
         else:
             self._slot_action(record)
 
@@ -297,6 +315,15 @@ class Session:
         ticket = next(each.ticket for each in earlier if each.name == wanted)
         if ticket is not None:
             self.engine.cancel(ticket)
+
+    def _set_lora(self, record: Record) -> None:
+        if not isinstance(self.engine, Adapting):
+            text = f"{self.profile.engine} has no adapters"
+            raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
+        try:
+            record.ticket = self.engine.set_lora(record.step.options.get("lora", ()))
+        except InputError as error:
+            raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
 
     def _slot_action(self, record: Record) -> None:
         step, engine = record.step, self.engine

@@ -215,7 +215,9 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         return
     fault = None if step.explanation is None else step.explanation.fault
     if fault is None:
-        yield "no wrong memory was read"
+        adapters = family_of(Profile.parse(played.profile).engine).adapter_flag
+        under = scenario.engine.options.get(adapters)
+        yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
     else:
         yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
     brought = _brought(played, index)

@@ -67,6 +67,9 @@ def draw_workload(
         step = tree.next_step(index)
         if drafting and draws.integer(0, 1):
             step = _drafted(draws, step)
+        if options.get(family.adapter_flag) and draws.integer(0, 2) == 2:
+            off = ({"id": 0, "scale": 0.0},)
+            step = replace(step, options={family.adapter_flag: off})
         alone = index == 0 or not shape.together
         if slots > 1:
             step = _placed(draws, step, slots, first=alone)

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.errors import TokenError
+from cachesim.model.adapters import Strengths, adapted_in
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
@@ -43,13 +44,28 @@ class Oracle:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._runs: list[_ColdRun] = []
+        self._others: list[Oracle] = []
 
-    def logits(self, prompt: Tokens, generated: Tokens) -> Array:
-        """The row that each generated token should have been taken from, (len(generated), ...)."""
+    def logits(self, prompt: Tokens, generated: Tokens, strengths: Strengths = ()) -> Array:
+        """The row that each generated token should have been taken from, (len(generated), ...).
+
+        `strengths` of adapters: those are laid over the network from the first token on.
+        """
+        adapters = adapted_in(self.network)
+        if adapters is not None:
+            return self._under(adapters.under(strengths)).logits(prompt, generated)
         tokens = prompt + generated[:-1]
         rows = range(len(prompt) - 1, len(prompt) + len(generated) - 1)
         run = self._run_for(tokens, rows)
         return run.extend(tokens, rows)
+
+    def _under(self, network: Network) -> "Oracle":
+        """An oracle of its own for a network under adapters."""
+        found = next((each for each in self._others if each.network is network), None)
+        if found is None:
+            found = Oracle(network)
+            self._others.append(found)
+        return found
 
     def _run_for(self, tokens: Tokens, rows: range) -> "_ColdRun":
         able = [run for run in self._runs if run.can_answer(tokens, rows)]

@@ -71,7 +71,9 @@ def judge(
     if len(reply.logits) != len(reply.generated):
         msg = f"{len(reply.logits)} rows of logits for {len(reply.generated)} generated tokens"
         raise ContractError(msg)
-    cold = oracle.logits(reply.prompt, reply.generated) if reply.generated else reply.logits
+    cold = reply.logits
+    if reply.generated:
+        cold = oracle.logits(reply.prompt, reply.generated, reply.strengths)
     differences = _differences(oracle.network, reply.logits, cold)
     largest = max(differences, default=0.0)
     answer = _answer(reply, cold, differences)

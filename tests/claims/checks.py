@@ -323,6 +323,8 @@ def _choice_of(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> 
             case.claim("list", bool(slot_events) and after == 0, said)
         case "slot-pinned":
             case.claim("pinned", detail["chosen"] == case.step.slot != detail["slot"], said)
+        case "adapters-changed":
+            case.claim("adapters", bool(case.events("adapters-changed")) and after == 0, said)
         case "cache-prompt-off":
             case.claim("off", not case.record.step.cache_prompt, said)
         case "not-trimmable" | "trimmed-too-little" if before:

@@ -20,6 +20,10 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
     n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
     params = context_params(options, n_rs_seq)
     target = create_context(network, params, rules.memory)
+    lora = (1.0,) * len(options.adapters)
+    slots = [Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)]
+    for slot in slots:
+        slot.lora = lora
     drafter = open_drafter(options, params, network, rules.memory)
     return ServerContext(
         rules=rules,
@@ -34,7 +38,8 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
         seq_rm_type=seq_rm_type(target),
         n_swa=n_swa(options, rules, network),
         can_shift=target.can_shift,
-        slots=[Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)],
+        slots=slots,
+        lora=lora,
         cache=open_prompt_cache(options, rules),
         drafter=drafter,
         companion_type=SeqRm.NO if drafter is None else drafter.seq_rm_type,

@@ -98,6 +98,12 @@ SLOT_CLEARED: Final = Cause(
 
 # --- how much of the slot is usable ----------------------------------------------------------
 
+ADAPTERS_CHANGED: Final = Cause(
+    id="adapters-changed",
+    sentence="slot {slot} is emptied: the request's adapters are not those of its last request",
+    about="A request with a `lora` set of its own that is not the slot's empties the slot.",
+    fields=("slot",),
+)
 CACHE_PROMPT_OFF: Final = Cause(
     id="cache-prompt-off",
     sentence="the request asks for no reuse",

@@ -19,10 +19,12 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     fields=FIELDS,
     renders_chats=True,
     drafting={"spec_type": "draft-mtp"},
+    adapter_flag="lora",
     hunted=(
         {},
         {"context_shift": True, "ctx_size": 256},
         {"swa_full": True},
+        {"lora": "A"},
         {"parallel": 2, "kv_unified": True},
     ),
     incidents=("cancel", "slot file", "completions", "arrival"),

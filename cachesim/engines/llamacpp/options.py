@@ -201,6 +201,12 @@ class Options:
         high=64,
         since="b9294",
     )
+    lora: str = option(
+        "--lora",
+        "adapters, by names of their own, separated by commas; all at strength 1 from the start",
+        default="",
+        kind="text",
+    )
     model_draft: object = option(
         "-md, --model-draft",
         "the second model of spec_type 'draft-simple': the name of a preset",
@@ -215,6 +221,11 @@ class Options:
         if self.parallel == 0:
             msg = "option 'parallel' is 0; write a number of slots, or -1 for the automatic four"
             raise OptionError(msg)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters, in the order of their ids."""
+        return tuple(each.strip() for each in self.lora.split(",") if each.strip())
 
     @property
     def n_parallel(self) -> int:
@@ -293,6 +304,11 @@ FIELDS: Final = (
         name="prompt_string",
         kind="yes or no",
         about="the prompt is sent as a text, which may be empty, instead of token ids",
+    ),
+    Option(
+        name="lora",
+        kind="any",
+        about="strengths of adapters for this request, as tables with 'id' and 'scale'",
     ),
     Option(
         name="message_delimiters",

@@ -6,6 +6,7 @@ from typing import Any, Final
 from cachesim.engines.base import Request, Ticket
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat_templates import Message
+from cachesim.engines.llamacpp.lora import parse_lora
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.spans import Start, message_starts, user_starts
 from cachesim.engines.llamacpp.task import Task, TaskParams
@@ -44,6 +45,7 @@ def to_task(
         n_discard=fields.get("n_discard", 0),
         n_cache_reuse=fields.get("n_cache_reuse", options.cache_reuse),
         cache_prompt=request.cache_prompt and options.cache_prompt,
+        lora=parse_lora(fields.get("lora", ()), options.adapters),
         ignore_eos=fields.get("ignore_eos", options.ignore_eos),
         reply=request.reply,
         drafts=request.drafts,

@@ -13,6 +13,7 @@ from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskL
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.held import held
 from cachesim.engines.llamacpp.integrity import check_integrity
+from cachesim.engines.llamacpp.lora import parse_lora, set_lora, take_over
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.requests import render_chat, to_task, why_refused
 from cachesim.engines.llamacpp.rules import ServerRules
@@ -27,6 +28,7 @@ from cachesim.engines.llamacpp.task import Task, TaskKind
 from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope, as_rope
+from cachesim.model.adapters import adapted, adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.units import Tokens
 
@@ -44,10 +46,13 @@ class LlamaCpp(Engine):
         family: Family[ServerRules, Options] = FAMILY,
     ) -> None:
         self.profile = profile
+        read = family.read(profile, options)
+        if adapted_in(network) is None:
+            network = adapted(network, read.adapters)
         self.network = network
         self._store = store
         self._family = family
-        self._server = open_server(family.rules(profile), network, family.read(profile, options))
+        self._server = open_server(family.rules(profile), network, read)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -88,6 +93,21 @@ class LlamaCpp(Engine):
     def slot_erase(self, slot: int) -> Ticket:
         """Queue `POST /slots/{slot}?action=erase`."""
         return self._submit_action("slot-erase", slot, "")
+
+    def set_lora(self, given: object) -> Ticket:
+        """Queue `POST /lora-adapters`."""
+        number = self._server.take_number()
+        strengths = parse_lora(given, self._server.options.adapters)
+        off = (0.0,) * len(self._server.options.adapters)
+        self._server.queue.append(
+            Task(
+                id=number,
+                ticket=Ticket(number),
+                kind="set-lora",
+                strengths=off if strengths is None else strengths,
+            )
+        )
+        return Ticket(number)
 
     def step(self) -> bool:
         """Empty the task queue, then one pass over the slots (upstream: `start_loop`)."""
@@ -202,7 +222,7 @@ class LlamaCpp(Engine):
     def _cancelled(self, task: Task) -> Reply:
         return self._blank(task, error=CANCELLED, message="the client went away")
 
-    def _blank(self, task: Task, *, error: str, message: str) -> Reply:
+    def _blank(self, task: Task, *, error: str | None = None, message: str = "") -> Reply:
         return Reply(
             prompt=task.tokens,
             generated=(),
@@ -218,6 +238,10 @@ class LlamaCpp(Engine):
         server = self._server
         if task.kind == "cancel":
             self._process_cancel(task)
+            return
+        if task.kind == "set-lora":
+            set_lora(server, task)
+            server.answer(task, None, self._blank(task))
             return
         if task.kind != "completion":
             self._process_action(task)
@@ -258,6 +282,7 @@ class LlamaCpp(Engine):
         return free[:most]
 
     def _launch(self, task: Task, slot: Slot, state: SlotState) -> None:
+        take_over(self._server, slot, task)
         slot.task = task
         slot.move(state)
         self._server.emit(TaskLaunched(slot=slot.id, task=task.id, is_child=task.is_child))

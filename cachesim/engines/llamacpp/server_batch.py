@@ -7,6 +7,7 @@ from cachesim.engines.llamacpp.memory.advance import Advance
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.rope import LONGEST, as_rope
+from cachesim.model.adapters import Strengths
 from cachesim.units import Token
 
 
@@ -35,6 +36,13 @@ class ServerBatch:
 
     runs: list[Run] = field(default_factory=list)
     length: int = 0
+    lora: Strengths | None = None  # of the first slot in it: others join with the same
+
+    def admits(self, slot: Slot) -> bool:
+        """Whether a slot may join those in it (upstream: `can_batch_with`)."""
+        if self.lora is None:
+            self.lora = slot.lora
+        return self.lora == slot.lora
 
     def __len__(self) -> int:
         return self.length

@@ -18,6 +18,7 @@ from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.task import Task
+from cachesim.model.adapters import Strengths
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count
 
@@ -38,6 +39,7 @@ class ServerContext:
     can_shift: bool
     slots: list[Slot]
     cache: PromptCache | None
+    lora: Strengths = ()  # of all who bring none (upstream: `params_base.lora_adapters`)
     drafter: Drafter | None = None
     companion_type: SeqRm = SeqRm.NO
     queue: deque[Task] = field(default_factory=deque)
@@ -159,5 +161,6 @@ class ServerContext:
             truncated=slot.truncated,
             error=error,
             message=message,
+            strengths=slot.lora,
             approximated=slot.approximated,
         )

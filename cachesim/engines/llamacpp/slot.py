@@ -10,6 +10,7 @@ from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.task import Task
 from cachesim.engines.rope import as_rope
 from cachesim.errors import ContractError
+from cachesim.model.adapters import Strengths
 from cachesim.units import Array, Count, Pos, SeqId, Token
 
 
@@ -147,6 +148,7 @@ class Slot:
         self.id = SeqId(number)
         self.n_ctx = n_ctx
         self.prompt = Prompt()
+        self.lora: Strengths = ()  # the set of the last request
         self.t_last_used = NEVER
         self.state = SlotState.IDLE
         self.task: Task | None = None

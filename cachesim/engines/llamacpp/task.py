@@ -5,9 +5,12 @@ from typing import Literal, TypeAlias
 
 from cachesim.engines.base import Ticket
 from cachesim.engines.ledger import Ledger
+from cachesim.model.adapters import Strengths
 from cachesim.units import Count, Pos, Tokens
 
-TaskKind: TypeAlias = Literal["completion", "slot-save", "slot-restore", "slot-erase", "cancel"]
+TaskKind: TypeAlias = Literal[
+    "completion", "slot-save", "slot-restore", "slot-erase", "set-lora", "cancel"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,7 @@ class TaskParams:
     n_discard: int = 0
     n_cache_reuse: int = 0
     cache_prompt: bool = True
+    lora: Strengths | None = None  # None: the server's own
     ignore_eos: bool = True
     reply: Tokens | None = None
     drafts: tuple[Tokens, ...] | None = None
@@ -40,6 +44,7 @@ class Task:
     children: list["Task"] = field(default_factory=list)
     name: str = ""  # slot-save, slot-restore: the file
     target: int = -1  # cancel: the task
+    strengths: Strengths = ()  # set-lora
     ledger: Ledger = field(default_factory=Ledger)
 
     @property

@@ -10,6 +10,7 @@ releases have the same blocks in the same order in one. The block that starts a 
 
 from typing import Final
 
+from cachesim.engines.llamacpp import lora
 from cachesim.engines.llamacpp.checkpoints import create_checkpoint
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
@@ -34,6 +35,8 @@ SERVER_ERROR: Final = "server_error"
 
 EMPTY_TURNS: Final = 3
 """So many passes with nothing to decode are accepted; one more ends the process."""
+
+AT_A_PROMPT: Final = (SlotState.STARTED, SlotState.PROCESSING_PROMPT)
 
 VAIN_TURNS: Final = 10
 """After so many, where the process does not end, each is like the one before."""
@@ -96,7 +99,7 @@ def pre_decode(server: ServerContext) -> ServerBatch:
     make_drafts(server)
     batch = ServerBatch()
     for slot in server.slots:  # in order of their ids, upstream: `handle_last_sampled_token`
-        if slot.state is SlotState.GENERATING:
+        if slot.state is SlotState.GENERATING and batch.admits(slot):
             _check_room(server, batch, slot)
             slot.i_batch = batch.add(slot, [slot.sampled, *slot.draft], output=True)
     if server.options.cont_batching or not len(batch):
@@ -161,6 +164,8 @@ def add_prompts(server: ServerContext, batch: ServerBatch) -> None:
     prompt takes the whole batch.
     """
     for slot in server.slots:
+        if slot.state in AT_A_PROMPT and not batch.admits(slot):
+            continue
         if slot.state is SlotState.STARTED and not start_prompt(server, slot):
             continue
         if slot.state is SlotState.PROCESSING_PROMPT:
@@ -327,6 +332,7 @@ def _decode(server: ServerContext, batch: ServerBatch, begin: int, end: int) -> 
         if named is not None and target.advance(named):
             return 0
     view = batch.view(begin, end)
+    lora.apply(server, batch.lora or ())
     ret = target.decode(view)
     if ret == 0:
         _feed_companion(server, view)

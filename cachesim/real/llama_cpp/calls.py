@@ -66,6 +66,8 @@ def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
 def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
     """The HTTP call that plays a group of steps."""
     first = group[0]
+    if first.do == "set-lora":
+        return {"path": "/lora-adapters", "body": first.options.get("lora", [])}
     if first.do != "complete":
         action = first.do.removeprefix("slot-")
         named = {"filename": first.file} if first.file else {}

@@ -1,6 +1,7 @@
 """A server's flags as the wheel's parameters."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import OptionError
@@ -35,6 +36,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "spec_draft_n_min": "speculative.draft.n_min",
     "spec_draft_p_min": "speculative.draft.p_min",
     "spec_draft_model": "speculative.draft.mparams.path",
+    "lora": "lora_adapters",
 }
 """Flag -> the wheel's parameter; older names, for older wheels, stand behind a bar."""
 
@@ -58,18 +60,32 @@ SURROUNDINGS: Final[Mapping[str, Any]] = {
 """What a workload does not speak of: no warm-up, nothing fitted, one thread."""
 
 
-def parameters(options: Mapping[str, Any]) -> Json:
-    """The wheel's parameters for a server's flags."""
+def parameters(options: Mapping[str, Any], folder: Path = Path()) -> Json:
+    """The wheel's parameters for a server's flags; files of adapters lie in a folder."""
     values: Json = dict(SURROUNDINGS)
     for flag, value in options.items():
         if flag not in PARAMETERS:
             msg = f"the real server is not driven with {flag!r}; there are {', '.join(PARAMETERS)}"
             raise OptionError(msg)
-        values[PARAMETERS[flag]] = _as_parameter(flag, value)
+        values[PARAMETERS[flag]] = _as_parameter(flag, value, folder)
     return values
 
 
-def _as_parameter(flag: str, value: Value) -> Value:
+def adapter_names(options: Mapping[str, Any]) -> list[str]:
+    """The adapters that a server is started with."""
+    return [each.strip() for each in str(options.get("lora", "")).split(",") if each.strip()]
+
+
+def adapter_file(folder: Path, name: str) -> Path:
+    """Where the file of an adapter lies."""
+    return folder / f"adapter-{name}.gguf"
+
+
+def _as_parameter(flag: str, value: Value, folder: Path) -> Value:
+    if flag == "lora":
+        return [
+            {"adapter": str(adapter_file(folder, each))} for each in adapter_names({flag: value})
+        ]
     if flag == "spec_type":
         name = f"COMMON_SPECULATIVE_TYPE_{SPECULATION[value]}"
         return [f"enum:common_speculative_type.{name}"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from cachesim.errors import SpecError
+from cachesim.model.adapters import RANK, deltas
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
 from cachesim.real.llama_cpp.gguf_file import Value, f32, i32, text, u32, write_gguf
@@ -22,6 +23,18 @@ def write_model(spec: ModelSpec, path: Path) -> None:
     keys = model_keys(spec)
     with path.open("wb") as out:
         write_gguf(out, keys, draw(spec))
+
+
+def write_adapter(spec: ModelSpec, name: str, path: Path) -> None:
+    """Write an adapter of a network as the file that `--lora` takes; its strength there is 1."""
+    keys = {
+        "general.architecture": text(architecture(spec)),
+        "general.type": text("adapter"),
+        "adapter.type": text("lora"),
+        "adapter.lora.alpha": f32(float(RANK)),
+    }
+    with path.open("wb") as out:
+        write_gguf(out, keys, deltas(spec, name))
 
 
 def model_keys(spec: ModelSpec) -> Keys:

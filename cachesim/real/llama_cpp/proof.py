@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.engines.llamacpp.lora import as_field
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.real.llama_cpp.wrong_answers import VOCABULARY
@@ -25,7 +26,7 @@ EXACT: Final[Mapping[str, Any]] = {
 ROUNDING: Final = 1e-3
 """Log probabilities of a sound server lie closer than this: five times what it was seen to do."""
 
-ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full")
+ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full", "lora")
 """Flags that the cold server shares with the warm one, so that both round alike."""
 
 PIECES: Final[Mapping[str, Any]] = {"ubatch_size": 5}
@@ -71,13 +72,23 @@ def parted(one: Outcome, other: Outcome) -> tuple[float, int]:
 
 
 def proven(
-    step: Step, answer: Outcome, options: Mapping[str, Any], real: RealServer, model: Path
+    step: Step,
+    answer: Outcome,
+    options: Mapping[str, Any],
+    real: RealServer,
+    model: Path,
+    *,
+    strengths: Sequence[float] = (),
 ) -> Proof | None:
-    """Hold an answer of an exact server against cold ones; None where there is nothing to hold."""
+    """Hold an answer of an exact server against cold ones; None where there is nothing to hold.
+
+    `strengths` are of the adapters that the answer belongs to, whatever was in force later.
+    """
     if step.do != "complete" or answer.error or not answer.top:
         return None
     shared = {key: options[key] for key in ALIKE if key in options}
-    alone = replace(step, slot=-1, with_previous=False, turns=0, options={})
+    fields = {"lora": as_field(strengths)} if strengths else {}
+    alone = replace(step, slot=-1, with_previous=False, turns=0, options=fields)
     cold, again = (
         _cold(alone, {**shared, **more}, real, model) for more in (EXACT, {**EXACT, **PIECES})
     )

@@ -10,7 +10,8 @@ from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.flags import adapter_file, adapter_names
+from cachesim.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
 from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer
 from cachesim.real.llama_cpp.simulated import SimulatedServer
@@ -49,6 +50,7 @@ class StepPlayed:
     real: Outcome
     simulated: Outcome
     proof: Proof | None = None  # of the real answer, against the real server's own cold one
+    strengths: tuple[float, ...] = ()  # of the adapters that the answer belongs to
     expected: Answer | None = None  # what the simulator says of its own
 
     @property
@@ -77,6 +79,8 @@ def play_scenario(
     ):
         model = Path(folder) / "model.gguf"
         write_model(spec_of(scenario.model), model)
+        for name in adapter_names(scenario.engine.options):
+            write_adapter(spec_of(scenario.model), name, adapter_file(model.parent, name))
         played = tuple(_steps(scenario, release, real, model))
         if played and played[-1].real.error in GONE:
             return played
@@ -90,7 +94,14 @@ def play_scenario(
         return tuple(
             replace(
                 each,
-                proof=proven(twin.step, twin.real, scenario.engine.options, real, model),
+                proof=proven(
+                    twin.step,
+                    twin.real,
+                    scenario.engine.options,
+                    real,
+                    model,
+                    strengths=twin.strengths,
+                ),
                 expected=twin.expected,
             )
             for each, twin in zip(played, answers, strict=True)
@@ -128,7 +139,13 @@ def _steps(
                 vocabulary.replies[step.name] = answer.reply
                 verdict = None if reply is None else judge(reply, oracle)
                 said = None if verdict is None else verdict.answer
-                yield StepPlayed(step=step, real=answer, simulated=our, expected=said)
+                yield StepPlayed(
+                    step=step,
+                    real=answer,
+                    simulated=our,
+                    expected=said,
+                    strengths=() if reply is None else reply.strengths,
+                )
             if server.lost or simulated.lost:
                 return
 

@@ -93,7 +93,7 @@ class RealServer(AbstractContextManager["RealServer"]):
         self, options: Mapping[str, Any], model: Path, *, probabilities: int = 0
     ) -> "Iterator[Played]":
         """A fresh server with these flags."""
-        values = parameters(options) | {
+        values = parameters(options, model.parent) | {
             "model.path": str(model),
             "verbosity": self._verbosity if self._log else QUIET,
         }

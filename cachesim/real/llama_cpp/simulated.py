@@ -16,7 +16,7 @@ from cachesim.real.llama_cpp.abilities import nearest_release
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, ENDLESS, Outcome, Step, Workload
-from cachesim.scenario.session import SlotActions, SlotFiles
+from cachesim.scenario.session import Adapting, SlotActions, SlotFiles
 from cachesim.units import Tokens
 
 SPARE: Final = 2
@@ -93,6 +93,10 @@ class SimulatedServer:
 
     def _slot_action(self, step: Step) -> Outcome:
         engine = self.engine
+        if step.do == "set-lora" and isinstance(engine, Adapting):
+            engine.set_lora(step.options.get("lora", ()))
+            engine.run()
+            return Outcome(slot=step.slot)
         if not isinstance(engine, SlotActions):
             msg = f"{engine.profile} cannot {step.do.replace('-', ' ')}s"
             raise OptionError(msg)

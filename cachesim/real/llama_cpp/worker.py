@@ -90,6 +90,8 @@ def _parameters(wheel: Wheel, values: Json) -> Value:
 def _resolved(wheel: Wheel, value: Value) -> Value:
     if isinstance(value, list):
         return [_resolved(wheel, each) for each in value]
+    if isinstance(value, dict):
+        return wheel.CommonAdapterLoraInfo(value["adapter"], 1.0)
     if isinstance(value, str) and value.startswith("enum:"):
         kind, _, member = value.removeprefix("enum:").partition(".")
         return getattr(getattr(wheel, kind), member)

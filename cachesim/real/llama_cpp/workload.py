@@ -10,7 +10,7 @@ from cachesim.units import Token, Tokens, as_tokens
 Release: TypeAlias = str
 """A release of llama.cpp that a wheel plays."""
 
-Action: TypeAlias = Literal["complete", "slot-save", "slot-restore", "slot-erase"]
+Action: TypeAlias = Literal["complete", "slot-save", "slot-restore", "slot-erase", "set-lora"]
 
 CRASH: Final = "crash"
 """The error of a call during which the real process ended."""

@@ -1,0 +1,25 @@
+"""What llama-server does with adapters, as events."""
+
+from dataclasses import dataclass
+
+from cachesim.engines.events import Event
+from cachesim.model.adapters import Strengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersChanged(
+    Event,
+    tone="loss",
+    says="slot {slot} is emptied of {n_tokens} tokens: the request brings adapters of its own",
+):
+    """A request's own set of adapters is not the slot's."""
+
+    n_tokens: int
+    lora: Strengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersSet(Event, tone="plain", says="the server's own adapters get other strengths"):
+    """The server's own set of adapters was replaced."""
+
+    lora: Strengths
