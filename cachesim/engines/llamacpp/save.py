@@ -128,13 +128,17 @@ def done(server: ServerContext, slot: Slot) -> Reply:
 
 
 def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply:
-    """A file that does not fit: an error, and in later releases an empty slot.
+    """A file that is missing, damaged or does not fit: an error, and a slot without tokens.
 
     Upstream: `SERVER_TASK_TYPE_SLOT_RESTORE`.
+
+    Traps: the conversation that the slot held is forgotten, though its cells may be as they were.
+    Where the real file ends within the state the real process ends with it, and bytes of a state
+    that were changed are restored; here a checksum refuses both.
     """
     if server.rules.slots.cleared_after_bad_restore:
         server.prompt_clear(slot)
-    elif server.contexts.target.seq_pos_max(slot.id) < 0:
+    else:
         slot.prompt.tokens.clear()
     error = "invalid_request_error"
     server.emit(RequestRefused(slot=slot.id, task=task.id, error=error, message=message))

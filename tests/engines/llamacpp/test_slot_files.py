@@ -61,6 +61,21 @@ def test_a_damaged_file_is_refused(cut: int) -> None:
     assert play.tokens() == 0
 
 
+@every
+@pytest.mark.parametrize("model", ["dense", "hybrid"])
+@pytest.mark.parametrize("file", ["missing", "damaged"])
+def test_a_refused_file_takes_what_the_slot_held(profile: str, model: str, file: str) -> None:
+    """As the real servers of b8929, b9093, b9538, b10809 and b11549 answer: cached 0 of 50."""
+    play = Play(profile, model)
+    play.ask(run(range(100, 160)), 2)
+    play.act("slot-save", 0, "damaged")
+    play.ask(run(range(200, 250)), 2)
+    play.store.put("damaged", b"x" + play.store.files["damaged"][1:])
+
+    assert play.act("slot-restore", 0, file).error == "invalid_request_error"
+    assert play.ask(run(range(200, 250)), 2) == (0, 50)
+
+
 def test_a_file_of_another_model_is_refused() -> None:
     play, other = Play(OCTOBER, "dense"), Play(OCTOBER, "hybrid")
     play.ask(run(range(50)))
