@@ -220,7 +220,8 @@ def counts_of(entry: Mapping[str, Any]) -> Counts:
     """What `usage` and `timings` say, in the words of each API."""
     usage, timings = mapping(entry.get("usage")), mapping(entry.get("timings"))
     progress = mapping(entry.get("progress"))
-    details = mapping(usage.get("prompt_tokens_details"))
+    inner = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
+    details = mapping(inner)
     from_anthropic = whole(usage.get("cache_read_input_tokens"))
     cached = whole(
         timings.get("cache_n"),
@@ -232,6 +233,8 @@ def counts_of(entry: Mapping[str, Any]) -> Counts:
     processed = whole(timings.get("prompt_n"))
     prompt = whole(usage.get("prompt_tokens"), progress.get("total"), entry.get("prompt_tokens"))
     given = whole(usage.get("input_tokens"))
+    if prompt is None and "input_tokens_details" in usage:  # OpenAI's responses: the whole prompt
+        prompt = given
     if prompt is None and given is not None:  # Anthropic's word for what was not reused
         prompt = (
             given + (from_anthropic or 0) + (whole(usage.get("cache_creation_input_tokens")) or 0)

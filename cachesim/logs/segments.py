@@ -5,13 +5,22 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 BLOCK: Final = 64
 """Characters that one hash stands for."""
 
-PLACES: Final = ("tools", "system", "messages", "prompt", "input_prefix", "input_suffix")
+PLACES: Final = (
+    "tools",
+    "system",
+    "instructions",
+    "messages",
+    "input",
+    "prompt",
+    "input_prefix",
+    "input_suffix",
+)
 """Keys of a request whose text is part of the prompt."""
 
 NOT_SHOWN: Final = frozenset(("cache_control",))
@@ -94,6 +103,13 @@ def segments_of(request: object) -> list[Segment]:
         found.append(Segment(f"tool {index}", "", "tool", canonical(tool)))
     if isinstance(fields.get("system"), str | list):  # as in Anthropic's messages
         found += _content("message 0", "system", fields["system"])
+    if isinstance(fields.get("instructions"), str):  # as in OpenAI's responses
+        found += _content("message 0", "system", fields["instructions"])
+    items = fields.get("input")
+    if isinstance(items, str):
+        found += _content("message 1", "user", items)
+    for index, item in enumerate(items if isinstance(items, list) else [], 1):
+        found += _item(f"message {index}", mapping(item))
     messages = fields.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else [], 1):
         found += _message(f"message {index}", mapping(message))
@@ -116,6 +132,21 @@ def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         yield Segment(part, role, "tool call", canonical(call))
+
+
+def _item(part: str, item: Mapping[str, Any]) -> Iterator[Segment]:
+    """One item of what a response is asked for: a message, a call, what it gave, a thought."""
+    kind = str(item.get("type", "message"))
+    if kind == "message":
+        yield from _message(part, item)
+    elif kind == "reasoning":
+        yield from (
+            replace(each, kind="reasoning")
+            for each in _content(part, "assistant", item.get("content"))
+        )
+    else:
+        role = "tool" if kind.endswith("_output") else "assistant"
+        yield Segment(part, role, "tool call", canonical(item))
 
 
 def _content(part: str, role: str, content: object) -> Iterator[Segment]:

@@ -147,7 +147,8 @@ class AnswerReader:
 def take(said: Said, entry: Mapping[str, Any]) -> None:
     """Take from one object of an answer what a recorder keeps, in the shapes of all servers."""
     message = mapping(entry.get("message"))  # Anthropic's `message_start`
-    for source in (message, entry):
+    response = mapping(entry.get("response"))  # the last event of OpenAI's responses
+    for source in (message, response, entry):
         said.usage |= mapping(source.get("usage"))
         said.timings |= mapping(source.get("timings"))
         said.progress |= mapping(source.get("prompt_progress"))
@@ -186,6 +187,31 @@ def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for block in content if isinstance(content, list) else []:
         yield from _of_block(mapping(block))
     yield from _of_block(mapping(entry.get("delta")))
+    yield from _of_response(entry)
+
+
+PIECES: Final = {
+    "response.output_text.delta": "text",
+    "response.reasoning_text.delta": "reasoning",
+    "response.function_call_arguments.delta": "tool call",
+}
+"""Events that bring a piece of a response."""
+
+
+def _of_response(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A piece of a streamed response, or the items of a whole one."""
+    kind = PIECES.get(str(entry.get("type")))
+    if kind is not None and isinstance(entry.get("delta"), str):
+        yield kind, entry["delta"]
+    items = entry.get("output")
+    for item in map(mapping, items if isinstance(items, list) else []):
+        content = item.get("content")
+        for block in map(mapping, content if isinstance(content, list) else []):
+            if isinstance(block.get("text"), str):
+                yield "reasoning" if item.get("type") == "reasoning" else "text", block["text"]
+        for key in ("name", "arguments"):
+            if isinstance(item.get(key), str):
+                yield "tool call", item[key]
 
 
 def _of_message(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

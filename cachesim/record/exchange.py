@@ -12,6 +12,7 @@ RECORDED: Final = (
     "/completion",
     "/infill",
     "/v1/messages",
+    "/v1/responses",
 )
 """Ends of paths whose requests hold a prompt."""
 

@@ -162,6 +162,44 @@ def test_anthropics_numbers_are_added_up(tmp_path: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_response_is_recorded_like_a_chat(stream: bool, tmp_path: Path) -> None:
+    said = [{"type": "output_text", "text": "Four."}]
+    whole = {
+        "output": [{"type": "message", "content": said}],
+        "usage": {"input_tokens": 35, "input_tokens_details": {"cached_tokens": 34}},
+    }
+    piece = {"type": "response.output_text.delta", "delta": "Four."}
+    last = {"type": "response.completed", "response": whole}
+
+    async def streamed(call: Call) -> None:
+        await call.send(STREAM, chunk(event(piece) + event(last)), b"0\r\n\r\n")
+
+    request = {
+        "instructions": "Be kind.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "2+2"}]},
+            {"type": "function_call", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "output": "4"},
+        ],
+        "stream": stream,
+    }
+
+    async def test() -> None:
+        answer = streamed if stream else plainly(json.dumps(whole).encode())
+        async with upstream(answer) as fake, recorder(fake.url, tmp_path) as taking:
+            await ask(taking, request, path="/v1/responses")
+            (entry,) = await taking.written(1)
+            (found,) = read_dump("x", BytesIO(taking.path.read_bytes()))
+            assert (35, 34, 1) == (found.prompt_tokens, found.cached, found.processed)
+            roles = [(each.role, each.kind) for each in found.segments]
+            expected = [("system", "text"), ("user", "text")]
+            assert [*expected, ("assistant", "tool call"), ("tool", "tool call")] == roles
+            assert [("text", 5)] == [(each["kind"], each["characters"]) for each in entry["reply"]]
+
+    run(test)
+
+
 def test_a_request_that_is_no_json_passes_and_is_noted(tmp_path: Path) -> None:
     async def test() -> None:
         async with (
