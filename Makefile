@@ -22,6 +22,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.browser
 	@$(BIN)/python -m tests.playground
+	@$(BIN)/python -m tests.site_pages
 	@$(BIN)/python -m pytest -rs tests/docs/test_site.py tests/traces/test_cluster.py
 	@$(BIN)/cachesim run scenarios --format json > /dev/null
 	@$(BIN)/python -m tests.claims

@@ -11,9 +11,13 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "cachesim"
 html_extra_path = ["schema"]
+html_static_path = ["static", "_generated/static"]
+html_css_files = ["picture.css", "lessons.css"]
+html_js_files = ["lessons.js"]
 html_theme_options = {
     "navigation_with_keys": True,
     "sidebar_hide_name": False,
+    "top_of_page_buttons": [],
 }
 myst_heading_anchors = 3
 highlight_language = "none"

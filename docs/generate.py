@@ -8,7 +8,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from pages import api, causes, commands, events, flags, lessons, ports, releases, scenarios, schemas
+from pages import (
+    api,
+    causes,
+    commands,
+    events,
+    flags,
+    home,
+    lessons,
+    ports,
+    releases,
+    scenarios,
+    schemas,
+)
+
+from cachesim.report.svg import STYLE
 
 FOLDER: Final = Path(__file__).parent / "_generated"
 
@@ -29,11 +43,17 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 }
 """Every generated page, and what writes it."""
 
+PARTS: Final[Mapping[str, Callable[[], str]]] = {
+    "static/picture.css": lambda: STYLE,
+    "static/home.html": home.page,
+}
+"""What pages are put together from."""
+
 
 def main() -> None:
     """Write all pages anew."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    for name, write in PAGES.items():
+    for name, write in {**PAGES, **PARTS}.items():
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(write(), encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cachesim import run_scenario
-from cachesim.report.picture import Kind, story
+from cachesim.report.picture import Kind, Picture, story
 from cachesim.report.svg import standalone
 from cachesim.scenario.shipped import shipped_file
 
@@ -21,10 +21,15 @@ SHOWN: Final[tuple[Kind, ...]] = ("request", "recurrent", "checkpoint")
 """The rows that the story is told by."""
 
 
+def shown() -> Picture:
+    """The three requests below each other."""
+    mapping = tomllib.loads(shipped_file(SCENARIO).read_text(encoding="utf-8"))
+    return story(run_scenario(mapping, profile=PROFILE, detail=True), kinds=SHOWN)
+
+
 def picture() -> str:
     """The picture as SVG; the same bytes on every machine."""
-    mapping = tomllib.loads(shipped_file(SCENARIO).read_text(encoding="utf-8"))
-    return standalone(story(run_scenario(mapping, profile=PROFILE, detail=True), kinds=SHOWN))
+    return standalone(shown())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ def blocks(language: str) -> list[str]:
 def test_the_first_screen_is_what_the_command_prints() -> None:
     page = (ROOT / "tests" / "report" / "snapshots" / "first-screen.txt").read_text()
 
-    shown = next(each for each in blocks("console") if "cachesim run" in each)
+    shown = next(
+        each
+        for each in blocks("console")
+        if each.startswith("$ cachesim run llama.cpp-three-requests\n")
+    )
 
     assert page == f"{shown}exit 0\n"
 

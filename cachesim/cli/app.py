@@ -287,14 +287,19 @@ def learn(
     number: int | None = None,
     *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
     check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
+    whole: Annotated[
+        bool, Parameter(name="--all", negative="", help="Print it all, and do not ask.")
+    ] = False,
 ) -> int:
-    """Show a lesson; its code runs as you read. Without a number, list the lessons.
+    """Show a lesson; its code runs as you read, and you are asked what will come of it.
+
+    Without a number the lessons are listed. In a pipe nothing is asked.
 
     Example: cachesim learn 4 --check 8 8 6
     """
     from cachesim.cli.learn import learn_command
 
-    return learn_command(number, answers, check=check)
+    return learn_command(number, answers, check=check, whole=whole)
 
 
 COMMANDS: Final[dict[str, Callable[..., int]]] = {

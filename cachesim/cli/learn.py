@@ -7,11 +7,23 @@ from rich.text import Text
 
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import InputError
-from cachesim.lessons import ToldExercise, ToldLesson, lesson, lessons, mark, terminal, told
+from cachesim.lessons import (
+    Asked,
+    ToldExercise,
+    ToldLesson,
+    is_right,
+    lesson,
+    lessons,
+    mark,
+    terminal,
+    told,
+)
 from cachesim.report.consoles import notes, results, show
 
 
-def learn_command(number: int | None, answers: tuple[str, ...], *, check: bool) -> int:
+def learn_command(
+    number: int | None, answers: tuple[str, ...], *, check: bool, whole: bool = False
+) -> int:
     """List the lessons, tell one, or mark what a reader predicts."""
     if number is None:
         if check:
@@ -23,12 +35,48 @@ def learn_command(number: int | None, answers: tuple[str, ...], *, check: bool) 
         msg = f"to have answers marked write cachesim learn {number} --check {' '.join(answers)}"
         raise InputError(msg)
     chosen = told(lesson(number))
+    if not check and not whole and sys.stdin.isatty() and sys.stdout.isatty():
+        return _tell(chosen)
     if not check:
         show(results(), terminal.whole(chosen))
         return AS_EXPECTED
     if not answers and sys.stdin.isatty():
         return _talk(chosen)
     return _mark(chosen, answers or tuple(sys.stdin.read().split()))
+
+
+def _tell(chosen: ToldLesson) -> int:
+    """Tell a lesson, and wait before each run until the reader has said what will come of it."""
+    screen, right, asked = results(), 0, 0
+    for piece, asks in terminal.until_questions(chosen):
+        show(screen, piece)
+        if asks is None:
+            continue
+        said = _predicted(asks)
+        if said is None:
+            return AS_EXPECTED
+        asked += 1
+        right += is_right(said, asks.answer)
+        word = "right" if is_right(said, asks.answer) else f"the run says {asks.answer}"
+        show(screen, Text(f"{said or 'no answer'}: {word}", style="name"), Text(""))
+    if asked:
+        show(screen, f"{right} of {asked} predicted")
+    show(screen, f"exercises: cachesim learn {chosen.lesson.number} --check")
+    return AS_EXPECTED
+
+
+def _predicted(asks: Asked) -> str | None:
+    """What the reader expects; `?` brings the hint, an ended input ends the lesson."""
+    notes().print(Text(f"Before it runs: {asks.question}", style="name"))
+    while True:
+        sys.stderr.write("your answer (? for a hint, Enter to see): ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return None
+        if line.strip() != "?":
+            return line.strip()
+        notes().print(asks.hint or "there is no hint here")
 
 
 def _mark(chosen: ToldLesson, answers: tuple[str, ...]) -> int:

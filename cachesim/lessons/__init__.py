@@ -5,16 +5,18 @@
 """
 
 from cachesim.lessons.lesson import Lesson, lesson, lessons
-from cachesim.lessons.marking import Mark, mark, questions
+from cachesim.lessons.marking import Mark, is_right, mark, questions
 from cachesim.lessons.page import page
-from cachesim.lessons.telling import Told, ToldExercise, ToldLesson, told
+from cachesim.lessons.telling import Asked, Told, ToldExercise, ToldLesson, told
 
 __all__ = [
+    "Asked",
     "Lesson",
     "Mark",
     "Told",
     "ToldExercise",
     "ToldLesson",
+    "is_right",
     "lesson",
     "lessons",
     "mark",

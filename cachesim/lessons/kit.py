@@ -1,8 +1,9 @@
 """The bench of the lessons: letters for tokens, a memory to poke at, a server to ask."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,11 +18,12 @@ from cachesim.engines.llamacpp.memory.create import (
 )
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.rules import B11434
+from cachesim.errors import ContractError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario import run_scenario
-from cachesim.scenario.result import Saved
+from cachesim.scenario.result import Run, Saved
 from cachesim.scenario.result import Step as Played
 from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
@@ -196,6 +198,14 @@ class Answered:
     why: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     error: str | None = None
+    again: Callable[[], Run] | None = field(default=None, repr=False, compare=False)
+
+    def watched(self) -> Run:
+        """The run that it belongs to, played once more with an eye on memory."""
+        if self.again is None:
+            msg = "this answer belongs to no run"
+            raise ContractError(msg)
+        return self.again()
 
     def seen(self, event: str) -> list[dict[str, Any]]:
         """What the server noted under that name while it worked on the request."""
@@ -219,9 +229,12 @@ def serve(
     The reply is given, one token unless said otherwise: so a slot holds just the prompt afterwards.
     """
     steps = [_step(each, reply) for each in prompts]
-    entries = _played(profile, model, steps, window=window, options=options)
+    entries, again = _played(profile, model, steps, window=window, options=options)
     texts = [letters(step["prompt"]) for step in steps]
-    return [_answered(*each) for each in zip(texts, entries, strict=True)]
+    return [
+        replace(_answered(text, step), again=again)
+        for text, step in zip(texts, entries, strict=True)
+    ]
 
 
 def chat(
@@ -247,9 +260,12 @@ def chat(
         }
         for i, turn in enumerate(turns)
     ]
-    entries = _played(profile, model, steps, spans=spans, options=options)
+    entries, again = _played(profile, model, steps, spans=spans, options=options)
     names = [" | ".join(turn) for turn in turns]
-    return [_answered(*each) for each in zip(names, entries, strict=True)]
+    return [
+        replace(_answered(name, step), again=again)
+        for name, step in zip(names, entries, strict=True)
+    ]
 
 
 def _played(
@@ -260,7 +276,8 @@ def _played(
     options: dict[str, object],
     window: int = 0,
     spans: dict[str, list[Token]] | None = None,
-) -> tuple[Played, ...]:
+) -> tuple[tuple[Played, ...], Callable[[], Run]]:
+    """The steps, and how to play them once more in detail."""
     mapping = {
         "format": 1,
         "name": "lesson",
@@ -269,7 +286,8 @@ def _played(
         "spans": spans or {},
         "step": steps,
     }
-    return run_scenario(mapping, profile=profile).steps
+    again = partial(run_scenario, mapping, profile=profile, detail=True)
+    return run_scenario(mapping, profile=profile).steps, again
 
 
 def _step(prompt: Prompt, reply: str) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 # Title                     the first paragraph says what the lesson is about
 ```python                   shown and run
+```python picture           draws: run, its picture shown, its code not
+```python control           the same, with a number that a reader changes
+```question                 asked before the code that follows is run: the question, perhaps
+                            a line `Hint: ...`, and at its end `= expression`
 ```python answer            the answers of an exercise: run, and shown only then
 ```console                  a command for the reader to try, shown and not run
 ## Predict, run, explain    from here on each `###` is an exercise: a question, its
@@ -25,11 +29,16 @@ EXERCISES: Final = "Predict, run, explain"
 _FENCE: Final = re.compile(r"```(?P<words>.*)")
 _NUMBER: Final = re.compile(r"(?P<number>\d+)-.*\.md")
 
-Kind: TypeAlias = Literal["heading", "prose", "code", "answer", "console"]
+Kind: TypeAlias = Literal[
+    "heading", "prose", "code", "answer", "console", "picture", "control", "question"
+]
 
 _KINDS: Final[dict[str, Kind]] = {
     "python": "code",
     "python answer": "answer",
+    "python picture": "picture",
+    "python control": "control",
+    "question": "question",
     "console": "console",
 }
 

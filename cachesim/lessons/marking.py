@@ -53,6 +53,11 @@ def _asked(lesson: ToldLesson) -> str:
     return "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
 
 
+def is_right(said: str, answer: str) -> bool:
+    """Whether one answer is what the run says."""
+    return _plain(said) == _plain(answer)
+
+
 def _plain(word: str) -> str:
     """`Yes,` is `yes`, and `007` is `7`."""
     word = word.strip().strip(",;.").lower()

@@ -8,9 +8,19 @@ from functools import cache
 from typing import Any, Final
 
 from cachesim.errors import ContractError
+from cachesim.lessons.drawing import Control, Drawn
 from cachesim.lessons.lesson import Exercise, Lesson, Passage
 
 _SLOT: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question to commit to before a run: what it asks, a hint, and what the run said."""
+
+    question: str
+    hint: str
+    answer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +30,8 @@ class Told:
     part: Passage
     text: str
     output: str = ""
+    shown: Drawn | Control | None = None
+    asks: Asked | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +86,52 @@ def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> Told
 
 
 def _told(lesson: Lesson, parts: tuple[Passage, ...], names: dict[str, Any]) -> tuple[Told, ...]:
-    return tuple(_tell(lesson, part, names) for part in parts)
+    """Each part in order; a question is answered by the code that follows it."""
+    found: list[Told] = []
+    waiting: list[int] = []
+    for part in parts:
+        if part.kind == "question":
+            waiting.append(len(found))
+            found.append(Told(part=part, text=part.text))
+            continue
+        found.append(_tell(lesson, part, names))
+        if part.kind == "code":
+            for at in waiting:
+                found[at] = _asked(lesson, found[at].part, names)
+            waiting.clear()
+    if waiting:
+        msg = f"{lesson.file}: a question must stand before the code that answers it"
+        raise ContractError(msg)
+    return tuple(found)
+
+
+def _asked(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
+    """A question with the answer that the run gave."""
+    text, equals, expression = part.text.rpartition("\n= ")
+    if not equals:
+        msg = f"{lesson.file}:{part.line}: a question ends with a line `= expression`"
+        raise ContractError(msg)
+    question, _, hint = text.partition("\nHint: ")
+    answer = str(eval(expression, names))  # noqa: S307 - our own lessons, shipped with the package
+    asks = Asked(question=" ".join(question.split()), hint=" ".join(hint.split()), answer=answer)
+    return Told(part=part, text=asks.question, asks=asks)
+
+
+def _drawing(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
+    """A picture or a control: the code that makes it is not told."""
+    names.pop(part.kind, None)
+    exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)  # noqa: S102
+    shown = names.get(part.kind)
+    if not isinstance(shown, Drawn | Control):
+        msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
+        raise ContractError(msg)
+    return Told(part=part, text="", shown=shown)
 
 
 def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
     """One part; code prints, prose is filled in with what the code before it found out."""
+    if part.kind in {"picture", "control"}:
+        return _drawing(lesson, part, names)
     if part.kind in {"code", "answer"}:
         printed = io.StringIO()
         # blank lines first: a traceback then names the line of the lesson's own file

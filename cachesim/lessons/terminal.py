@@ -10,9 +10,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.lessons.drawing import Control, Drawn
 from cachesim.lessons.lesson import EXERCISES, Lesson
 from cachesim.lessons.marking import Mark, questions
-from cachesim.lessons.telling import Told, ToldExercise, ToldLesson
+from cachesim.lessons.telling import Asked, Told, ToldExercise, ToldLesson
 
 _EMPHASIS: Final = re.compile(r"(\*\*|\*)(\w[^*`]*?)\1")
 _ITEM: Final = re.compile(r"^(-|\d+\.) ", re.MULTILINE)
@@ -76,9 +77,28 @@ def marked(number: int, each: Mark) -> RenderableType:
     return Group(verdict, Text(""), *_spaced(parts))
 
 
+def until_questions(lesson: ToldLesson) -> Iterator[tuple[RenderableType, Asked | None]]:
+    """A lesson in pieces, each up to a question that is to be answered before it goes on."""
+    source = lesson.lesson
+    held: list[Told] = []
+    title = _headed(f"{source.number}. {source.title}", line="=")
+    before: list[RenderableType] = [title, Text(source.about, style="quiet"), Text("")]
+    for told in lesson.parts:
+        if told.asks is None:
+            held.append(told)
+            continue
+        yield Group(*before, *_spaced(held)), told.asks
+        held, before = [], []
+    yield Group(*before, *_spaced(held)), None
+
+
 def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
     for told in parts:
         match told.part.kind:
+            case "question":
+                yield Text(f"Before it runs: {told.text}", style="name")
+            case "picture" | "control":
+                yield from _shown(told.shown)
             case "heading":
                 yield _headed(told.text.lstrip("# "))
             case "prose":
@@ -92,6 +112,16 @@ def _spaced(parts: Iterable[Told]) -> Iterator[RenderableType]:
                     yield Text("")
                     yield Padding(Text(told.output, style="computed"), (0, 0, 0, 2))
         yield Text("")
+
+
+def _shown(shown: Drawn | Control | None) -> Iterator[RenderableType]:
+    """A picture in letters; of a control what each value came to."""
+    if isinstance(shown, Drawn):
+        yield Padding(Text(shown.text(), style="computed"), (0, 0, 0, 2))
+    elif shown is not None:
+        yield Text(f"{shown.label}:", style="name")
+        for value, said, _ in shown.shown:
+            yield Padding(Text(f"{value:>4}  {said}"), (0, 0, 0, 2))
 
 
 def _headed(text: str, *, line: str = "-") -> Text:

@@ -41,6 +41,31 @@ def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
     assert "\x1b" not in text
 
 
+def test_at_a_terminal_it_waits_before_each_run(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\ndiverged\n"))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    assert 0 == main(["learn", "5"])
+    said = capsys.readouterr()
+    assert "The server stops a little before the end" in said.err
+    assert "10: right" in said.out
+    assert "7: the run says 10" in said.out
+    assert "diverged: right" in said.out
+    assert "2 of 3 predicted" in said.out
+
+
+def test_with_all_nothing_is_asked(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+
+    assert 0 == main(["learn", "5", "--all"])
+    said = capsys.readouterr()
+    assert "your answer" not in said.err
+    assert "hbcdefxyz" in said.out
+
+
 def test_right_answers_are_0(capsys: Capture) -> None:
     assert 0 == main(["learn", "5", "--check", *answers(5)])
     assert "5 of 5 exercises right" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import ast
 import io
 import re
 import tomllib
+from collections import Counter
 from typing import Final
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from cachesim.errors import ContractError, InputError
 from cachesim.lessons import Lesson, lesson, lessons, mark, page, questions, terminal, told
+from cachesim.lessons.drawing import Control, Drawn
 from cachesim.lessons.lesson import parsed
 from cachesim.report.consoles import plain_text
 from cachesim.scenario import run_scenario
@@ -88,6 +90,60 @@ def test_it_prints_something_and_asks_something(one: Lesson) -> None:
     assert len([part for part in whole.parts if part.output]) >= 3
     assert 2 <= len(whole.exercises)
     assert questions(whole) >= 3
+
+
+def test_it_draws_asks_and_lets_a_number_be_changed(one: Lesson) -> None:
+    whole = told(one)
+    kinds = Counter(part.part.kind for part in whole.parts)
+
+    assert kinds["picture"] >= 2
+    assert kinds["control"] >= 1
+    assert kinds["question"] >= 2
+    for control in (each.shown for each in whole.parts if each.part.kind == "control"):
+        assert isinstance(control, Control)
+        assert len({said for _, said, _ in control.shown}) > 1, "it changes nothing"
+
+
+def test_a_question_says_neither_its_answer_nor_a_number(one: Lesson) -> None:
+    for part in told(one).parts:
+        if part.asks is not None:
+            assert not re.search(r"\d", part.asks.question + part.asks.hint), part.asks
+            assert part.asks.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```question\nHow many?\n= 1\n```",
+        "```question\nHow many?\n```\n\n```python\na = 1\n```",
+        "```python picture\na = 1\n```",
+        "```python control\ncontrol = 1\n```",
+    ],
+)
+def test_a_question_without_its_run_and_a_picture_of_nothing_are_refused(text: str) -> None:
+    exercise = "## Predict, run, explain\n\n### E\n\n```python answer\nanswer = 1\n```"
+    chosen = parsed(f"# T\n\nAbout.\n\n{text}\n\n{exercise}", number=1, file="x")
+
+    with pytest.raises(ContractError):
+        told(chosen)
+
+
+def test_the_page_folds_away_what_follows_a_question() -> None:
+    text = page(told(lesson(5)))
+    before, _, after = text.partition('<form class="ask" data-answer="diverged">')
+
+    assert "restored from checkpoint 1[0..0]" not in before
+    assert '<details class="reveal">' in after[: after.index("abcdefxyz          9       1")]
+    assert text.count("<details") == text.count("</details>")
+
+
+def test_a_picture_in_the_terminal_marks_what_is_wrong() -> None:
+    shown = [each.shown for each in told(lesson(5)).parts if each.part.kind == "picture"]
+    wrong = shown[-1] if isinstance(shown[-1], Drawn) else None
+
+    texts = [each.text() for each in shown if isinstance(each, Drawn)]
+    assert wrong is not None
+    assert any("    hbcdefxyz\n    ^^^^^^^^^" in each for each in texts)
 
 
 def test_it_names_the_reports_it_explains(one: Lesson) -> None:

@@ -1,0 +1,120 @@
+"""`python -m tests.site_pages [FOLDER]`: pages of the built site in a real browser.
+
+Home, a lesson, a reference and the scenarios, at both widths, light and dark; then a lesson is
+taken as a reader takes it. Where the browser or the site's packages are missing, it says so.
+"""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, text, violations
+from tests.playground import ROOT, say, served
+
+LESSON: Final = "_generated/lessons/5-checkpoints.html"
+PAGES: Final = ("index.html", LESSON, "_generated/causes.html", "_generated/scenarios.html")
+NEEDED: Final = ("sphinx", "myst_parser", "furo", "playwright")
+
+
+def built(folder: Path) -> Path:
+    """The site, without the playground."""
+    docs, site = folder / "docs", folder / "site"
+    shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_generated", "_build"))
+    subprocess.run([sys.executable, str(docs / "generate.py")], check=True)  # noqa: S603
+    sphinx = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(docs), str(site)]
+    subprocess.run(sphinx, check=True)  # noqa: S603
+    return site
+
+
+def looked_at(browser: Any, home: str, pictures: Path | None) -> None:
+    """Nothing sticks out sideways, axe finds nothing, and the page says nothing to the console."""
+    axe = axe_script()
+    for name in PAGES:
+        for size, (width, height) in SIZES.items():
+            for scheme in ("light", "dark"):
+                context = browser.new_context(
+                    viewport={"width": width, "height": height}, color_scheme=scheme
+                )
+                tab = context.new_page()
+                trouble: list[str] = []
+                tab.on("pageerror", lambda error, found=trouble: found.append(str(error)))
+                tab.goto(home + name)
+                if pictures is not None:
+                    stem = f"{Path(name).stem}-{size}-{scheme}"
+                    tab.screenshot(path=pictures / f"{stem}.png", full_page=True)
+                holds(
+                    tab.evaluate("document.documentElement.scrollWidth") <= width, f"{name} {size}"
+                )
+                equal([], [f"{name} {size} {scheme}: {each}" for each in violations(tab, axe)])
+                equal([], trouble)
+                context.close()
+    say(f"{len(PAGES)} pages fit 1280 and 390 pixels, light and dark; axe finds nothing")
+
+
+def taken(tab: Any, home: str) -> None:
+    """A question is answered, its run appears; a control changes what is drawn."""
+    tab.goto(home + LESSON)
+    equal(False, tab.locator("details.reveal").first.evaluate("each => each.open"))
+    form = tab.locator("form.ask").last
+    form.get_by_role("button", name="Commit").click()
+    holds("guess" in form.locator(".said").inner_text(), "an empty answer is taken")
+    form.get_by_role("button", name="Hint").click()
+    holds(form.locator(".hint").is_visible(), "no hint")
+    form.locator("input").fill("same")
+    form.locator("input").press("Enter")
+    holds("the run says diverged" in form.locator(".said").inner_text(), "no verdict")
+    reveal = tab.locator("details.reveal").last
+    equal(True, reveal.evaluate("each => each.open"))
+    say("a question is committed to, and its run appears")
+    sweep = tab.locator(".sweep").first
+    sweep.locator("input").focus()
+    tab.keyboard.press("Home")
+    seen = []
+    for _ in range(4):
+        seen.append(sweep.locator("figure:visible figcaption").inner_text())
+        tab.keyboard.press("ArrowRight")
+    holds("diverged" in seen[2], f"{seen}")
+    holds("diverged" not in seen[1] + seen[3], f"{seen}")
+    say("a control changes a number by key, and the picture follows")
+    tab.goto(home + "index.html")
+    holds("answer WRONG" in tab.locator("figure.memory").text_content(), "no picture at home")
+    holds(
+        "this browser" in text(tab, "a[href='playground/index.html']"), "no way to the playground"
+    )
+    say("home shows the picture, and leads to the playground")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit status: 0 all well or skipped, 1 something failed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    found = browser_path()
+    if missing or found is None:
+        sys.stdout.write(f"SKIPPED the site in a browser: no {', '.join(missing) or 'Chromium'}\n")
+        return 0
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
+    pictures = Path(arguments[0]) if arguments else None
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
+        try:
+            with served(built(Path(folder))) as address:
+                home = address.removesuffix("playground/index.html")
+                looked_at(browser, home, pictures)
+                taken(browser.new_page(), home)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            sys.stdout.write(f"FAILED  {str(error)[:1500]}\n")
+            return 1
+        finally:
+            browser.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
