@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Final
 
 from cachesim.cli.jobs import Job
+from cachesim.engines import FAMILIES
 from cachesim.errors import InputError, OutOfTimeError
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.checks import tokens_at_most
 from cachesim.scenario.models import spec_of
@@ -22,7 +24,7 @@ SOON: Final = 1e-3
 """The shortest time that a timer can be set to."""
 
 LONG: Final = 20
-"""Seconds from which on a float run is announced."""
+"""Seconds from which on a run is announced."""
 
 RATE: Final = 5e9
 """Multiplications a second that the float network is counted on to do."""
@@ -80,17 +82,29 @@ def _over(_: int, __: FrameType | None) -> None:
     raise OutOfTimeError(msg)
 
 
-def seconds_of(jobs: Sequence[Job], processes: int = 1) -> float:
-    """About how long the float network will take, at most: nothing is counted as cached.
+def seconds_of(
+    jobs: Sequence[Job], processes: int = 1, arithmetic: ArithmeticName = "float"
+) -> float:
+    """About how long a run will take, at most: the float network's arithmetic, where nothing is
+    counted as cached, and replies that an engine plays token by token.
 
     The runs of one scenario follow each other in one process, so more processes help only as far
     as there are more scenarios.
     """
     longest = total = 0.0
     for _, group in groupby(jobs, key=lambda job: job.source):
-        alone = sum(multiplications(job) for job in group) / RATE
+        alone = sum(_seconds(job, arithmetic) for job in group)
         longest, total = max(longest, alone), total + alone
     return max(longest, total / processes)
+
+
+def _seconds(job: Job, arithmetic: ArithmeticName) -> float:
+    once, again = FAMILIES[job.profile.engine].reply_cost
+    replies = sum(
+        grown * once + again * (prompt * grown + grown * grown / 2)
+        for prompt, grown in tokens_at_most(job.scenario)
+    )
+    return replies + (multiplications(job) / RATE if arithmetic == "float" else 0)
 
 
 def multiplications(job: Job) -> float:

@@ -141,8 +141,7 @@ def play(
     """The runs in order, with a bar on standard error where someone is watching."""
     groups = [list(group) for _, group in groupby(jobs, key=lambda job: job.source)]
     screen = notes()
-    if arithmetic == "float":
-        announce(seconds_of(jobs, how_many(len(groups), processes)), screen)
+    announce(seconds_of(jobs, how_many(len(groups), processes), arithmetic), arithmetic, screen)
     with (
         workers(len(groups), processes) as do,
         Progress(console=screen, transient=True, disable=not watched(jobs)) as bar,
@@ -168,12 +167,14 @@ def watched(jobs: Sequence[Job]) -> bool:
     return sys.stderr.isatty() and (len(jobs) > SOON_DONE or seconds_of(jobs) > 1)
 
 
-def announce(seconds: float, screen: Console) -> None:
-    """Say beforehand that real numbers will take their time."""
+def announce(seconds: float, arithmetic: ArithmeticName, screen: Console) -> None:
+    """Say beforehand that real numbers, or replies token by token, will take their time."""
     if seconds < LONG:
         return
     about = f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
-    told = f"in float arithmetic this may take up to {about}: --arithmetic ring is much faster,"
+    told = f"in {arithmetic} arithmetic this may take up to {about}:"
+    if arithmetic == "float":
+        told += " --arithmetic ring is much faster,"
     show(screen, Text(f"{told} --timeout SECONDS stops with what there is", style="quiet"))
 
 

@@ -107,6 +107,9 @@ class Family(Generic[R, S]):
     elsewhere: Mapping[str, str] = field(
         default_factory=dict
     )  # real flags: why none of them is here
+    reply_cost: tuple[float, float] = (0.0, 0.0)
+    """Seconds that a token of a reply takes in any arithmetic, and more for each token before it:
+    about, for an engine that plays replies token by token."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word

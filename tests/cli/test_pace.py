@@ -145,6 +145,23 @@ def test_a_long_float_run_is_announced_with_a_quicker_way(tmp_path: Path, capsys
     assert "" == capsys.readouterr().err
 
 
+def test_a_long_reply_that_is_played_token_by_token_is_announced_in_ring_too(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "reply.toml"
+    file.write_text(
+        'format = 1\nname = "long"\nabout = "A reply that takes its time."\nclass = "limits"\n'
+        '[model]\npreset = "dense"\n[engine]\nname = "mlx-lm"\nprofiles = ["0.32.2"]\n'
+        f"[spans]\nS = 20\n[[step]]\nprompt = 'S'\nreply = {[300] * 65_535}\n"
+    )
+
+    main(["run", str(file), "--timeout", "0.1", "--arithmetic", "ring"])
+
+    assert "in ring arithmetic this may take up to 3 minutes: --timeout" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 @pytest.mark.parametrize("preset", ["dense", "hybrid", "recurrent", "swa"])
 def test_longer_prompts_are_guessed_to_take_longer(preset: str, tmp_path: Path) -> None:
     guesses = [

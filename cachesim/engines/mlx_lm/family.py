@@ -37,6 +37,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     records_provenance="provenance",
     asks={"seed": 0},
     draft_flag="draft_model",
+    reply_cost=(7e-4, 6e-8),
     elsewhere=ELSEWHERE,
     exercised={
         "prompt-cache-evicted": "eviction",

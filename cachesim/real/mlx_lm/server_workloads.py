@@ -268,7 +268,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     if {"kv_bits", "draft_model"} & set(options) or alone(family):
         for request in (each for group in steps for each in group):
             request.pop("leaves_after", None)  # requests are served alone, with no turns between
-            if alone(family) and not rules.stop_words_end_generation:
+            if not rules.stop_words_end_generation:
                 request.pop("stop_words", None)  # whether it is told in time is chance
     return {
         "id": f"{family}/{seed}/{number}",

@@ -29,6 +29,11 @@ def _common_lane(seen: Seen, rows: Integers, low: Integers, high: Integers) -> L
     Rows that are missing there stay missing; rows without a position, and second ones of one
     position, have no place in such a lane.
     """
+    places = seen.positions
+    if len(high) == 1 and seen.visible.all() and _is_run(places, int(low[0]), int(high[0])):
+        used = np.arange(len(places))
+        keys, values, positions = _in_blocks(seen, used)
+        return Lane(rows=rows, keys=keys, values=values, positions=positions, low=low, high=high)
     used = np.flatnonzero(seen.visible.any(axis=0))
     places = seen.positions[used]
     if not len(places) or places.min() == NOWHERE or not _differ(places):
@@ -38,6 +43,13 @@ def _common_lane(seen: Seen, rows: Integers, low: Integers, high: Integers) -> L
         return None
     keys, values, positions = _in_blocks(seen, used)
     return Lane(rows=rows, keys=keys, values=values, positions=positions, low=low, high=high)
+
+
+def _is_run(places: Integers, low: int, high: int) -> bool:
+    """Whether these are consecutive positions within bounds; what one token of a reply sees."""
+    first, count = (int(places[0]), len(places)) if len(places) else (NOWHERE, 0)
+    within = low <= first and first + count - 1 <= high
+    return within and first != NOWHERE and int(places[-1]) == first + count - 1 and _rise(places)
 
 
 def _differ(places: Integers) -> bool:

@@ -69,10 +69,7 @@ class CachedRows:
         fresh[..., -1] = np.arange(MARK, MARK + columns)
         blank = np.zeros((batch, 1, columns, int(np.prod(shape.value))), shape.dtype)
         keys, values = layer.update_and_fetch(fresh, blank)
-        landed = np.full((batch, columns), -1, np.int64)
-        rows, places = np.nonzero(keys[:, 0, :, -1] >= MARK)
-        landed[rows, keys[rows, 0, places, -1].astype(np.int64) - MARK] = places
-        keys[rows, 0, places, -1] = 0
+        landed = _landed(keys[:, 0, :, -1], columns)
         visible = as_visible(mask, batch, columns, keys.shape[2])
         return cls(
             shape=shape,
@@ -116,6 +113,23 @@ class CachedRows:
             positions=keys[:, -1].astype(np.int64) - 1,
             visible=self.visible[row, columns],
         )
+
+
+def _landed(marks: Array, columns: int) -> Integers:
+    """Where each column lies, (batch, columns), -1 where it is lost; the marks are taken away.
+
+    Nearly always they are the last rows: then the others need not be looked at.
+    """
+    batch, count = marks.shape
+    last = np.arange(count - columns, count)
+    if count >= columns and (marks[:, last] == np.arange(MARK, MARK + columns)).all():
+        marks[:, last] = 0
+        return np.tile(last, (batch, 1))
+    landed = np.full((batch, columns), -1, np.int64)
+    rows, places = np.nonzero(marks >= MARK)
+    landed[rows, marks[rows, places].astype(np.int64) - MARK] = places
+    marks[rows, places] = 0
+    return landed
 
 
 def offsets_of(layer: LayerCache, batch: int) -> Integers:
