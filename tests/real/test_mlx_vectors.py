@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.real.mlx_lm.rows import read_row, write_row
-from cachesim.real.vectors.mlx_classes import mismatch
+from cachesim.real.vectors.mlx_classes import mismatch, played
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
@@ -65,3 +65,36 @@ def test_an_unknown_release_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("text", ["", "5", "5-9", "0*250", "1 2", "7 5-7 0*3 4"])
 def test_rows_of_tokens_read_and_write_alike(text: str) -> None:
     assert text == write_row(read_row(text))
+
+
+def recorded(ops: list[dict[str, Any]], results: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": "own", "version": "0.32.2", "group": "own", "ops": ops, "results": results}
+
+
+@pytest.mark.parametrize("rows", [[[""], [""]], [[[]], [[]]]])
+def test_a_mask_without_columns_is_read_either_way(rows: list[Any]) -> None:
+    new = {"class": "BatchKVCache", "args": {"left_padding": [1, 0]}}
+    ops = [
+        {"op": "new", "out": "b", "spec": new},
+        {"op": "write", "obj": "b", "tokens": ["1 2 3", "4 5 6"]},
+        {"op": "mask", "obj": "b", "n": 0},
+    ]
+    first = [*played(recorded(ops, []))][:2]
+    shown = {"ret": {"shape": [2, 1, 0, 3], "rows": rows}}
+
+    assert mismatch(recorded(ops, [*first, shown])) is None
+    wrong = {"ret": {"shape": [2, 1, 1, 3], "rows": rows}}
+    assert mismatch(recorded(ops, [*first, wrong])) is not None
+
+
+@pytest.mark.parametrize("said", [{"start_position": 0}, {"start_position": None}, {}])
+def test_where_an_empty_chunked_cache_starts_need_not_be_said(said: dict[str, Any]) -> None:
+    spec = {"class": "ChunkedKVCache", "args": {"chunk_size": 4}}
+    ops = [{"op": "new", "out": "c", "spec": spec}]
+    (result,) = played(recorded(ops, []))
+    result["after"]["c"].pop("start_position")
+    result["after"]["c"] |= said
+
+    assert mismatch(recorded(ops, [result])) is None
+    result["after"]["c"]["start_position"] = 1
+    assert mismatch(recorded(ops, [result])) is not None

@@ -54,8 +54,26 @@ def played(line: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
 def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     """The first operation that differs; None if every one is equal, those after exceptions too."""
     for step, (expected, actual) in enumerate(zip(line["results"], played(line), strict=True)):
-        if expected != actual:
+        if either_way(expected) != either_way(actual):
             return Mismatch(
                 step=step, operation=line["ops"][step], expected=expected, actual=actual
             )
     return None
+
+
+def either_way(result: Json) -> Json:
+    """A result in one way of writing, where recorders have two.
+
+    A mask without columns has no row to show, as an empty text or an empty list. A chunked cache
+    that holds nothing starts at 0, said or not.
+    """
+    if isinstance(result, list):
+        return [either_way(each) for each in result]
+    if not isinstance(result, dict):
+        return result
+    read = {name: either_way(value) for name, value in result.items()}
+    if 0 in (read.get("shape") or ()):
+        read.pop("rows", None)
+    if read.get("class") == "ChunkedKVCache" and read.get("buffer") is None:
+        read["start_position"] = read.get("start_position") or 0
+    return read

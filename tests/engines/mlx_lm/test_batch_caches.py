@@ -318,6 +318,27 @@ def test_pending_right_padding_is_not_filtered() -> None:
         batch.finalize()
 
 
+def test_one_row_that_is_left_is_rolled_by_the_padding_of_all_that_were_there() -> None:
+    """As recorded from every release: the library repeats the row, and the batch has two again."""
+    batch = merged(kv(0, 1, 2), kv(4, 5, 6))
+    batch.prepare(lengths=[2, 3], right_padding=[1, 0])
+    batch.filter([1])
+    batch.finalize()
+
+    assert ([2, 3], [1, 0]) == (batch.offset.tolist(), batch.left_padding.tolist())
+    assert [[6, 4, 5], [4, 5, 6]] == [row.tolist() for row in batch.keys[:, 0, :3, 0].astype(int)]
+
+
+def test_a_ring_of_one_row_is_repeated_before_the_write_that_it_refuses() -> None:
+    batch = merged_rings(ring(4, 1, 2, 3), ring(4, 4, 5, 6))
+    batch.prepare(lengths=[2, 3], right_padding=[1, 0])
+    batch.filter([1])
+    with pytest.raises(UpstreamValueError):
+        batch.update_and_fetch(np.zeros((1, 1, 3, 1)), np.zeros((1, 1, 3, 2)))
+
+    assert (2, [3, 3]) == (len(batch.keys), batch.offset.tolist())
+
+
 def test_a_restored_batch_lacks_the_field_for_pending_padding() -> None:
     batch = merged(kv(1, 2), kv(3))
     restored = BatchKVCache.from_state(batch.state, rules=RULES)

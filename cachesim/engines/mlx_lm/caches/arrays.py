@@ -93,15 +93,16 @@ def place_state(block: Array, row: int, state: Array) -> None:
 def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
     """Row by row of the batch, shift the whole allocated buffer to the right, cyclically.
 
-    Follows `dynamic_roll`.
+    Follows `dynamic_roll`. Shifts for rows that were filtered out raise, but where one row is left
+    it is rolled by each of them, and the batch has as many rows again (an oddity).
     """
     source = some(buffer)
     count = source.shape[ROWS]
-    if shifts.shape[0] not in (1, source.shape[0]):
+    if 1 not in (len(shifts), len(source)) and len(shifts) != len(source):
         msg = f"{shifts.shape[0]} shifts for a batch of {source.shape[0]}"
         raise UpstreamValueError(msg)
     if count == 0:
-        return source.copy()
+        return np.repeat(source, max(len(shifts), len(source)) // len(source), axis=0)
     index = (np.arange(count)[None, :] - shifts[:, None]) % count
     return np.take_along_axis(source, index[:, None, :, None], axis=ROWS)
 
