@@ -168,6 +168,7 @@ def compare(
         Parameter(help="ring: exact words; float: a real network; counts: decisions only."),
     ] = "ring",
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
+    plot: Annotated[Path | None, Parameter(help="Write a picture of it, as SVG.")] = None,
 ) -> int:
     """Play one workload on all engines: tokens reused, lost by cause, wrong answers, bytes held.
 
@@ -176,7 +177,12 @@ def compare(
     from cachesim.cli.compare import compare_command
 
     return compare_command(
-        workload, rows=rows, settings=tuple(row or ()), arithmetic=arithmetic, output=format
+        workload,
+        rows=rows,
+        settings=tuple(row or ()),
+        arithmetic=arithmetic,
+        output=format,
+        picture=plot,
     )
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.why import write
 from cachesim.errors import ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.compared import comparison
+from cachesim.report.compared_plot import plot
 from cachesim.report.consoles import results
 from cachesim.scenario.comparing import Row, compare, newest
 from cachesim.scenario.rows import policies, rows_in
@@ -22,6 +24,7 @@ def compare_command(
     settings: tuple[str, ...] = (),
     arithmetic: ArithmeticName = "ring",
     output: Literal["text", "json"] = "text",
+    picture: Path | None = None,
 ) -> int:
     """Play the workload on every row; 1 if any answer was wrong."""
     loaded = load_all([workload])
@@ -31,6 +34,8 @@ def compare_command(
     [(_, scenario)] = loaded
     chosen = rows_of(rows, settings)
     found = list(compare(scenario, chosen, arithmetic=arithmetic))
+    if picture is not None:
+        write(picture, plot(scenario.name, found), "--plot")
     if output == "json":
         told = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
         sys.stdout.write(json.dumps(told, indent=2) + "\n")

@@ -12,7 +12,7 @@ no engine is loaded for them.
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from cachesim.engines.nearest import did_you_mean, near_release
@@ -77,6 +77,15 @@ class Patch(Generic[R]):
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # the rules without it, where it was merged
     cures: str = ""  # the wrong answers that there are without it, by their cause
+
+
+def laying(part: str, **changes: Any) -> Callable[[Any], Any]:
+    """A patch that changes some rules of one part, where a release's rules have parts."""
+
+    def lay(rules: Any) -> Any:  # noqa: ANN401 - any engine's rules
+        return replace(rules, **{part: replace(getattr(rules, part), **changes)})
+
+    return lay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,10 +1,8 @@
 """Releases and patches of SGLang, by name."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from cachesim.engines.family import Package, Patch, Release
+from cachesim.engines.family import Package, Patch, Release, laying
 from cachesim.engines.sglang.rules import RULES_0523, RULES_059, Rules
 
 
@@ -28,64 +26,54 @@ RELEASES: Final = (
 ALL: Final = tuple(release.name for release in RELEASES)
 
 
-def _lay(part: str, **changes: Any) -> Callable[[Rules], Rules]:
-    """Change some rules of one part."""
-
-    def lay(rules: Rules) -> Rules:
-        whole: dict[str, Any] = {part: replace(getattr(rules, part), **changes)}
-        return replace(rules, **whole)
-
-    return lay
-
-
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="no-31643",
         pull=31643,
         about="defect put back: a match refreshes every state on its path, not only the used one",
         fits=("0.5.23",),
-        lay=_lay("tree", uses_path_states=True),
+        lay=laying("tree", uses_path_states=True),
     ),
     Patch(
         name="no-37836",
         pull=31833,
         about="defect put back: tracked states of a batch are read at the first request's offset",
         fits=ALL,
-        lay=_lay("runner", offset_of_first=True),
+        lay=laying("runner", offset_of_first=True),
     ),
     Patch(
         name="no-29368",
         pull=29330,
         about="defect put back: a chunk shorter than the grid starts from a blank state",
         fits=ALL,
-        lay=_lay("runner", load_needs_tracking=True),
+        lay=laying("runner", load_needs_tracking=True),
     ),
     Patch(
         name="24221",
         pull=24221,
         about="defect as reported: the state stored for a chunk is the one after the next chunk",
         fits=ALL,
-        lay=_lay("runner", snapshot_after_next_chunk=True),
+        lay=laying("runner", snapshot_after_next_chunk=True),
     ),
     Patch(
         name="24380",
         pull=24380,
         about="defect as reported: the reply leaves the key, and its tokens stay in the state",
         fits=ALL,
-        lay=_lay("tree", key_without_reply=True),
+        lay=laying("tree", key_without_reply=True),
     ),
     Patch(
         name="31486",
         pull=31486,
         about="defect as reported: window slots that were freed count as alive when inserted",
         fits=ALL,
-        lay=_lay("tree", inserts_gone_windows=True),
+        lay=laying("tree", inserts_gone_windows=True),
     ),
     Patch(
         name="shared-state",
         about="our own defect: a request runs on the tree's state instead of a copy of it",
         fits=ALL,
-        lay=_lay("runner", shares_states=True),
+        lay=laying("runner", shares_states=True),
     ),
 )
 """In the order in which tools list them."""

@@ -1,10 +1,8 @@
 """Releases and patches of vLLM, by name."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from cachesim.engines.family import Package, Patch, Release
+from cachesim.engines.family import Package, Patch, Release, laying
 from cachesim.engines.vllm.rules import (
     RULES_0191,
     RULES_0240,
@@ -41,19 +39,10 @@ SINCE_0280: Final = ALL[2:]
 SEEDED: Final = ("0.28.0", "0.30.0")
 
 
-def _lay(part: str, **changes: Any) -> Callable[[Rules], Rules]:
-    """Change some rules of one part."""
-
-    def lay(rules: Rules) -> Rules:
-        whole: dict[str, Any] = {part: replace(getattr(rules, part), **changes)}
-        return replace(rules, **whole)
-
-    return lay
-
-
 def _junction(rules: Rules) -> Rules:
-    reports = _lay("lookup", reports_junction=True)(rules)
-    return _lay("scheduler", chunk_split="uncached-prefix")(reports)
+    reports: Rules = laying("lookup", reports_junction=True)(rules)
+    split: Rules = laying("scheduler", chunk_split="uncached-prefix")(reports)
+    return split
 
 
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
@@ -69,21 +58,21 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=47782,
         about="sparse retention keeps the junction",
         fits=("0.24.0",),
-        lay=_lay("retention", keeps_junction=True),
+        lay=laying("retention", keeps_junction=True),
     ),
     Patch(
         name="44409",
         pull=44409,
         about="every group holds its hit before any group takes new blocks",
         fits=("0.19.1",),
-        lay=_lay("scheduler", holds_before_taking=True),
+        lay=laying("scheduler", holds_before_taking=True),
     ),
     Patch(
         name="32802",
         pull=32802,
         about="the look-ahead block is dropped once, not in every round",
         fits=("0.19.1",),
-        lay=_lay(
+        lay=laying(
             "lookup", eagle_drop="once", eagle_margin="not-recurrent", margin_bound="hit-limit"
         ),
     ),
@@ -92,88 +81,88 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=46281,
         about="recurrent groups look no further than attention with a drafter",
         fits=("0.24.0",),
-        lay=_lay("lookup", eagle_margin="not-recurrent"),
+        lay=laying("lookup", eagle_margin="not-recurrent"),
     ),
     Patch(
         name="55601",
         pull=55601,
         about="the entry of a hit's state is computed in the state's own block size",
         fits=SEEDED,
-        lay=_lay("runner", seeds_in_smallest_block=False),
+        lay=laying("runner", seeds_in_smallest_block=False),
     ),
     Patch(
         name="39273",
         pull=39273,
         about="a step without drafts goes on from the last accepted state",
         fits=ALL,
-        lay=_lay("runner", plain_path_reads_first=False),
+        lay=laying("runner", plain_path_reads_first=False),
     ),
     Patch(
         name="43569",
         pull=43569,
         about="who is preempted or aborted takes back the ids of blocks that will not be written",
         fits=ALL,
-        lay=_lay("scheduler", withdraws_unwritten=True),
+        lay=laying("scheduler", withdraws_unwritten=True),
     ),
     Patch(
         name="54076",
         pull=54076,
         about="prefill chunks end on the retention grid, so that a state per interval exists",
         fits=SINCE_0280,
-        lay=_lay("scheduler", stops_at_interval=True),
+        lay=laying("scheduler", stops_at_interval=True),
     ),
     Patch(
         name="47491",
         pull=47491,
         about="a missing state leaves attention's hit as it is (the defect of #43090)",
         fits=ALL,
-        lay=_lay("lookup", forgives_missing_state=True),
+        lay=laying("lookup", forgives_missing_state=True),
     ),
     Patch(
         name="no-29387",
         about="defect put back: a state registered in this step can be hit in this step",
         fits=ALL,
-        lay=_lay("state", same_step_guard=False),
+        lay=laying("state", same_step_guard=False),
         pull=29387,
     ),
     Patch(
         name="no-46281",
         about="defect put back: with a drafter a recurrent group is granted a block too many",
         fits=SINCE_0280,
-        lay=_lay("lookup", eagle_margin="every-group"),
+        lay=laying("lookup", eagle_margin="every-group"),
         pull=46281,
     ),
     Patch(
         name="no-44409",
         about="defect put back: a group takes new blocks before the next one holds its hit",
         fits=SINCE_0240,
-        lay=_lay("scheduler", holds_before_taking=False),
+        lay=laying("scheduler", holds_before_taking=False),
         pull=33775,
     ),
     Patch(
         name="no-55601",
         about="defect put back: the entry of a hit's state is computed in the smallest block size",
         fits=("0.19.1", "0.24.0", "0.33.0"),
-        lay=_lay("runner", seeds_in_smallest_block=True),
+        lay=laying("runner", seeds_in_smallest_block=True),
         pull=55600,
     ),
     Patch(
         name="unhashed-last",
         about="blocks without an id go to the tail of the queue, as until 0.22",
         fits=SINCE_0240,
-        lay=_lay("pool", unhashed_first=False),
+        lay=laying("pool", unhashed_first=False),
     ),
     Patch(
         name="skips-aborted",
         about="a chunk never runs whose request is aborted in time (as #56525 tells its failure)",
         fits=ALL,
-        lay=_lay("runner", skips_aborted=True),
+        lay=laying("runner", skips_aborted=True),
     ),
     Patch(
         name="window-one-short",
         about="a hit needs one window block less (off by one, the classic of this arithmetic)",
         fits=ALL,
-        lay=_lay("lookup", window_one_short=True),
+        lay=laying("lookup", window_one_short=True),
     ),
 )
 """By the number of the pull request or issue; our own names where there is none."""
