@@ -51,6 +51,7 @@ def test_the_processor_time_is_read_in_every_form(
     worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     silent = worker("exec sleep 60")
+    monkeypatch.setattr(room.Path, "is_file", lambda _: False)
     monkeypatch.setenv("PATH", str(tmp_path))
     said = tmp_path / "ps"
     for text, seconds in (("00:07", 7), ("01:02:03", 3723), ("1-00:00:02.5", 86402.5), ("", 0)):

@@ -52,7 +52,7 @@ def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator
     yield ""
     if trophy.cause.cure:
         patch = family_of(profile.engine).patch(trophy.cause.cure)
-        yield f"Cause: {patch.cures}. It is gone where {patch.about} (`{profile}+{patch.name}`)."
+        yield f"Cause: {patch.cures}. It is gone with `{profile}+{patch.name}`: {patch.about}."
     else:
         yield f"Cause, as far as it is known: {'; '.join(trophy.cause.marks)}."
     if trophy.angle != profile:
