@@ -56,6 +56,8 @@ MLX_FAMILIES: Final = {
     "mamba2": "mlx-lm-padding-decays-the-state",
     "nemotron_h": "mlx-lm-nemotron-tokens-lost",
     "a draft model": "mlx-lm-draft-last-token-unfed",
+    "llama4": "mlx-lm-1673-chunk-dropped",
+    "gemma3n": "mlx-lm-1699-gemma3n-in-batches",
 }
 """The everyday case of each family: two chats whose second turns run together; and a second turn
 with a draft model."""
@@ -142,7 +144,7 @@ def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
         if family not in FAMILIES or FAMILIES[family].is_at(release, MLX_LM.names())
     }
     said = ", ".join(
-        f"{family} {'right' if steps[-2].real[1] == 'same' else 'wrong'}"
+        f"{family} {'wrong' if any(step.real[1] == 'diverged' for step in steps) else 'right'}"
         for family, steps in played.items()
     )
     return all(step.agrees for steps in played.values() for step in steps), said
