@@ -134,13 +134,15 @@ def test_what_a_template_writes_before_the_first_text_is_learned_from_unrelated_
 
 
 def test_a_number_that_no_request_reaches_is_no_count() -> None:
-    entry = {"request": {"prompt": "a b"}, "usage": {"prompt_tokens": 10**20}}
+    usage = {"prompt_tokens": 10**20, "completion_tokens": 10**20}
+    entry = {"request": {"prompt": "a b"}, "usage": usage}
     second = {**entry, "number": 1, "seen": {"begins_like": 0, "characters": 10**30}}
     lines = "\n".join(map(json.dumps, (entry, second))).encode()
 
     requests = read_dump("recorded.jsonl", BytesIO(lines))
 
     assert [None, None] == [each.prompt_tokens for each in requests]
+    assert [None, None] == [each.generated for each in requests]
     assert 2 == len(Live(Wanted(profile="llama.cpp@b9538")).add_all(requests))
 
 
