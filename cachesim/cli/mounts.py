@@ -34,7 +34,7 @@ MOUNTED: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "record": (
         "cachesim.cli.record:record",
-        "Pass requests on to a server, record them, and say why each was read again.",
+        "Pass requests on to a server, record them, and say why each was reprocessed.",
     ),
     "replay": (
         "cachesim.cli.replay:replay_command",

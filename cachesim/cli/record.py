@@ -1,4 +1,4 @@
-"""`cachesim record`: stand between client and server, and say why each request was read again."""
+"""`cachesim record`: stand between client and server, and say why each request was reprocessed."""
 
 import asyncio
 import sys
@@ -59,7 +59,7 @@ def record(
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
     ] = None,
 ) -> int:
-    """Pass requests on to a server unchanged, record them, and say why each was read again.
+    """Pass requests on to a server unchanged, record them, and say why each was reprocessed.
 
     Example: cachesim record --upstream http://127.0.0.1:8080 --listen 127.0.0.1:8081
     """

@@ -1,4 +1,4 @@
-"""What is said of one recorded request: its numbers, where it parts, and why it was read again."""
+"""What is said of one recorded request: its numbers, where it parts, and why it was reprocessed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def number_of(request: Recorded | None) -> int | None:
 
 
 def again_of(prompt: Prompt, earlier: Prompt | None, parting: Parting | None) -> int | None:
-    """Tokens that an earlier request had already made the server read, and that were read again.
+    """Tokens that an earlier request had already made the server read, and that were reprocessed.
 
     earlier   [ equal ][ clock ][ the rest, as before ]
     later     [ equal ][ clock ][ the rest, as before ][ new ]
@@ -94,7 +94,7 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
         return understood.parting.sentence
     if continues is None:
         return "a new conversation"
-    return f"goes on from request {continues.number}{_engine(understood, played, again)}"
+    return f"continues request {continues.number}{_engine(understood, played, again)}"
 
 
 def _engine(understood: Understood, played: Replayed, again: int | None) -> str:

@@ -1,4 +1,4 @@
-"""One recorded request after the other: what it shares with what, and why it was read again.
+"""One recorded request after the other: what it shares with what, and why it was reprocessed.
 
 The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both say the same.
 

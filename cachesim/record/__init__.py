@@ -8,5 +8,5 @@
                       (a thread of its own)
 
 `passage` knows HTTP and nothing of prompts; `answer` reads what servers say of their caches;
-`entry` turns both into a line without text; `session` writes it, and says why it was read again.
+`entry` turns both into a line without text; `session` writes it, and says why it was reprocessed.
 """

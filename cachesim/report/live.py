@@ -99,7 +99,7 @@ def live_page(
 ) -> RenderableType:
     """The last requests, the totals, and what cost most."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
-    for name in ("request", "prompt", "cached", "read again"):
+    for name in ("request", "prompt", "cached", "reprocessed"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
     table.add_column("why", ratio=1, overflow="fold")
@@ -120,7 +120,7 @@ def live_page(
         times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
         parts.append(
             Text(
-                f"worst: {most['kind']}, {times}, {most['tokens']:,} tokens read again. "
+                f"worst: {most['kind']}, {times}, {most['tokens']:,} tokens reprocessed. "
                 f"{most['advice']}",
                 style="lost",
             )
@@ -132,7 +132,7 @@ def totals_line(totals: Mapping[str, int]) -> str:
     """All requests so far, in one line."""
     return (
         f"{totals['requests']:,} requests, {totals['prompt_tokens']:,} prompt tokens: "
-        f"{totals['cached']:,} reused, {totals['again']:,} read again"
+        f"{totals['cached']:,} reused, {totals['again']:,} reprocessed"
     )
 
 

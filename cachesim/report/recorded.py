@@ -20,7 +20,7 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
         Text(f"{names}: {count(totals['requests'], 'recorded request')}", style="name"),
         Text(
             f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-            f"{totals['processed']:,} processed, {totals['again']:,} of these read again."
+            f"{totals['processed']:,} processed, {totals['again']:,} of these reprocessed."
         ),
     ]
     if found["server"] is not None:
@@ -52,7 +52,7 @@ def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
 
 def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("read again", justify="right")
+    table.add_column("reprocessed", justify="right")
     table.add_column("requests", justify="right")
     table.add_column("by", no_wrap=True)
     table.add_column("what happened, and what helps", overflow="fold")

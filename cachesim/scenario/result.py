@@ -79,7 +79,7 @@ class Account:
     lost: Annotated[int, "How many tokens fewer were reused than that."]
     sentences: Annotated[tuple[str, ...], "What matched, and one sentence for each cause."]
     wrong: Annotated[WrongStep | None, "The first generated token whose logits are not cold."]
-    fault: Annotated[Culprit | None, "The first wrong memory behind it."]
+    fault: Annotated[Culprit | None, "The first wrong memory that caused it."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

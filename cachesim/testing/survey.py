@@ -257,7 +257,7 @@ def _nature(fault: Culprit) -> str:
 
 
 def _lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
-    """Steps that read again what matched, though the state to resume from was there."""
+    """Steps that reprocessed what matched, though the state to resume from was there."""
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS
     for index, step in enumerate(played.steps):
         rules = [each for each in step.why if each.after < each.before]
@@ -266,7 +266,7 @@ def _lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
             continue
         there = [_equal(step)] if not stateful else list(_checkpoints(played, index))
         best = max((each for each in there if each <= _equal(step)), default=0)
-        if best - 1 > step.cached:  # the last token is always read again
+        if best - 1 > step.cached:  # the last token is always reprocessed
             marks = tuple(dict.fromkeys(each.rule for each in rules))
             yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} were there"
 

@@ -77,7 +77,7 @@ def check(
 
 
 def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
-    """What happens in workloads: a search that goes on past findings tries everything."""
+    """What happens in workloads: a search that continues past findings tries everything."""
     return Shape(fixed=dict(map(setting, settings)), incidents=goes_on, cancels=not goes_on)
 
 

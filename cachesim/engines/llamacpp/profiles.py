@@ -177,14 +177,14 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     ),
     Patch(
         name="search-read-again",
-        about="as 24411, and none is restored that ends behind a last token to be read again",
+        about="as 24411, and none is restored that ends after a last token to be reprocessed",
         fits=ALL,
         lay=_reuse(search_limit="read-again"),
-        cures="a window's checkpoint is one key short where the last token is read again",
+        cures="a window's checkpoint is one key short where the last token is reprocessed",
     ),
     Patch(
         name="resume-behind",
-        about="a window's checkpoint is resumed behind its last token: none erodes by a key a trip",
+        about="a window's checkpoint is resumed after its last token: none erodes by a key a trip",
         fits=ALL,
         lay=_reuse(resumes_behind=True),
         cures="a window loses a key at each trip through the prompt cache",

@@ -29,7 +29,7 @@ NO_STATE_YET: Final = Cause(
 FALSE_MATCH: Final = Cause(
     id="false-match",
     sentence="the match counts {answer} tokens, with nodes below an edge that does not agree",
-    about="A defect of the artifact: it goes on among the children of a partly matched edge.",
+    about="A defect of the artifact: it continues among the children of a partly matched edge.",
     fields=("answer",),
 )
 

@@ -93,7 +93,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="39273",
         pull=39273,
-        about="a step without drafts goes on from the last accepted state",
+        about="a step without drafts continues from the last accepted state",
         fits=ALL,
         lay=laying("runner", plain_path_reads_first=False),
     ),

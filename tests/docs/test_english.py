@@ -1,0 +1,83 @@
+"""Words that a native technical writer would not use here, kept out of all that people read."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+BANNED: Final = {
+    r"mend(s|ed|ing)?": "fix",
+    r"equal with": "equal to, or matches",
+    r"goes on": "continues, or resumes",
+    r"who has time": "if you have time",
+    r"there was begins": "starts like",
+    r"behind": "after, or past; for causes: that caused",
+    r"read again": "reprocessed",
+}
+PATTERN: Final = re.compile(rf"(?<![-\w])({'|'.join(BANNED)})(?![-\w])", re.IGNORECASE)
+
+READ: Final = sorted(
+    path
+    for path in (
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "docs" / "playground").iterdir(),
+        *(ROOT / "cachesim" / "lessons" / "texts").glob("*.md"),
+        *(ROOT / "scenarios").rglob("*.toml"),
+    )
+    if not {"_generated", "_build"} & set(path.parts)
+)
+CODE: Final = sorted((ROOT / "cachesim").rglob("*.py"))
+
+
+def found(text: str) -> list[str]:
+    return [each[0] for each in PATTERN.finditer(" ".join(text.split()))]
+
+
+def spoken(path: Path) -> Iterator[str]:
+    """The texts of a module that it may print: all but docstrings; of commands those too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    silent = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    is_help = path.name == "app.py"
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if is_help or id(node) not in silent | notes:
+            yield node.value
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It goes\non, and is equal with B.", ["goes on", "equal with"]),
+        ("search-read-again and `b11549+resume-behind` are names", []),
+        ("a patch that mends; behind it", ["mends", "behind"]),
+    ],
+)
+def test_a_banned_word_is_found_across_lines_and_a_name_is_none(
+    text: str, expected: list[str]
+) -> None:
+    assert expected == found(text)
+
+
+def test_pages_lessons_and_scenarios_hold_no_banned_word() -> None:
+    texts = {path: found(path.read_text(encoding="utf-8")) for path in READ}
+
+    assert {str(path.relative_to(ROOT)): words for path, words in texts.items() if words} == {}
+
+
+def test_nothing_that_the_program_prints_holds_one() -> None:
+    texts = {path: [word for text in spoken(path) for word in found(text)] for path in CODE}
+
+    assert {str(path.relative_to(ROOT)): words for path, words in texts.items() if words} == {}
