@@ -12,8 +12,8 @@ INTRODUCTION = """\
 # Reported defects
 
 Each of these is a report as a file that runs: `cachesim run NAME`. What its users saw is held
-against the run, before and, where some profile cures it, after. [Other reports](../out-of-reach.md)
-have no scenario.
+against the run, before and, where some profile cures it, after. A name leads to the whole report.
+[Other reports](../out-of-reach.md) have no scenario.
 """
 
 KINDS = {
@@ -44,7 +44,12 @@ def _row(scenario: Scenario) -> tuple[str, ...]:
     issues = [linked_issue(each) for each in (source.issue, *source.also) if each]
     reported = " ".join(filter(None, (source.date, ", ".join(issues)))) or "-"
     seen = (_seen(shows.before), _seen(shows.after))
-    return code(scenario.name), reported, plain(shows.symptom), *seen
+    return linked(scenario.name), reported, plain(shows.symptom), *seen
+
+
+def linked(name: str) -> str:
+    """A scenario's name, which leads to its report in the gallery."""
+    return f'<a href="../reports/{name}.html"><code>{name}</code></a>'
 
 
 def linked_issue(issue: str) -> str:

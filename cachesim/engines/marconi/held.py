@@ -30,13 +30,13 @@ def held(tree: Tree, network: Network) -> Held:
 def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHeld:
     """One place per token, in the order of the nodes."""
     layer = marks.layers.get(place)
-    positions = [np.arange(depth - len(node.key), depth) for node, depth in nodes]
+    positions = [np.arange(depth - len(node.key), depth, dtype=np.int64) for node, depth in nodes]
     at = np.concatenate(positions) if positions else np.zeros(0, np.int64)
     births = None
     if layer is not None and len(at):
         keys = [node.content.keys[layer][0].reshape(len(node.key), -1)[:, 0] for node, _ in nodes]
         births = np.concatenate(keys).astype(np.int64)
-    numbers = np.arange(len(at))
+    numbers = np.arange(len(at), dtype=np.int64)
     return CellsHeld(
         part=place,
         stream=0,

@@ -90,15 +90,15 @@ class Memory:
         start, end = self.length, self.length + self.count
         held_keys, held_values = self.keys[layer]
         held_keys[start:end], held_values[start:end] = keys, values
-        high = np.arange(start, end)
+        high = np.arange(start, end, dtype=np.int64)
         low = np.zeros_like(high)
         if self._shape(layer).place == "window":
             low = np.maximum(high - self.network.spec.window + 1, 0)
         first, last = int(low[0]) // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
-        positions = np.arange(first, last)
+        positions = np.arange(first, last, dtype=np.int64)
         positions[positions >= end] = ABSENT
         lane = Lane(
-            rows=np.arange(len(high)),
+            rows=np.arange(len(high), dtype=np.int64),
             keys=held_keys[first:last],
             values=held_values[first:last],
             positions=positions,

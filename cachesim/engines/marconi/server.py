@@ -223,7 +223,7 @@ class Marconi(Engine):
         memory.count = len(tokens)
         ubatch = Ubatch(
             tokens=np.array(tokens, np.int64),
-            positions=np.arange(memory.length, memory.length + len(tokens)),
+            positions=np.arange(memory.length, memory.length + len(tokens), dtype=np.int64),
             outputs=np.array([len(tokens) - 1] if wanted else [], np.int64),
         )
         logits = self.network.run(ubatch, memory).logits

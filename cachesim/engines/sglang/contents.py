@@ -112,20 +112,20 @@ class ChunkStore:
                          first    start     end   whole blocks of the lane
         """
         contents, start, end = self.contents, self._start, self._start + self._count
-        high = np.arange(start, end)
+        high = np.arange(start, end, dtype=np.int64)
         low = np.zeros_like(high)
         if contents.shapes[layer].place == "window":
             low = np.maximum(high - contents.window + 1, 0)
         written = contents.cells(layer, self._row[start:end])
         first = int(low[0]) // BLOCK * BLOCK
-        positions = np.arange(first, -(-end // BLOCK) * BLOCK)
+        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
         cells = contents.cells(layer, self._row[np.minimum(positions, end - 1)])
         contents.reach(layer, np.concatenate((written, cells)))
         positions[positions >= end] = ABSENT
         held_keys, held_values = contents.keys[layer], contents.values[layer]
         held_keys[written], held_values[written] = keys, values
         lane = Lane(
-            rows=np.arange(len(high)),
+            rows=np.arange(len(high), dtype=np.int64),
             keys=held_keys[cells],
             values=held_values[cells],
             positions=positions,

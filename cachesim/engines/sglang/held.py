@@ -52,7 +52,7 @@ def _cells(
         if own and contents.windows is not None:
             slots = contents.windows.mapping[slots]
         numbers.append(slots)
-        positions.append(np.arange(depth - len(node), depth))
+        positions.append(np.arange(depth - len(node), depth, dtype=np.int64))
         owners.append(np.full(len(node), int(bool(node.locks[FULL]))))
     empty = np.zeros(0, np.int64)
     at = np.concatenate(numbers) if numbers else empty

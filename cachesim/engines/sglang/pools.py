@@ -104,9 +104,9 @@ class TokenPool:
         for (before, after, last), count in zip(spans, needed, strict=True):
             rest = min(after, -(-before // page) * page) - before
             if rest:
-                found.append(np.arange(last + 1, last + 1 + rest))
+                found.append(np.arange(last + 1, last + 1 + rest, dtype=np.int64))
             if count:
-                grid = pages[at : at + count, None] * page + np.arange(page)
+                grid = pages[at : at + count, None] * page + np.arange(page, dtype=np.int64)
                 found.append(grid.reshape(-1)[: after - before - rest])
             at += count
         return np.concatenate(found) if found else NO_SLOTS

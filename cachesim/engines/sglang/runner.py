@@ -181,7 +181,7 @@ class Runner:
         store.initial, store.target = initial, target
         ubatch = Ubatch(
             tokens=req.tokens[start:end],
-            positions=np.arange(start, end),
+            positions=np.arange(start, end, dtype=np.int64),
             outputs=np.array([end - start - 1] if wanted else [], np.int64),
         )
         return self.network.run(ubatch, store).logits

@@ -77,7 +77,7 @@ class Pages:
                 self._states[layer][taken] = 0
             else:
                 size = self.groups[at].block
-                cells = (taken[:, None] * size + np.arange(size)).ravel()
+                cells = (taken[:, None] * size + np.arange(size, dtype=np.int64)).ravel()
                 self.keys[layer][cells] = 0
                 self._values[layer][cells] = 0
 
@@ -209,16 +209,16 @@ class _Sight:
         self.positions = positions
         self.low = low
         self.high = high
-        self.rows = np.arange(len(high))
+        self.rows = np.arange(len(high), dtype=np.int64)
 
     @classmethod
     def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "_Sight":
         size, end = spec.block, start + count
         blocks = np.array(table[: cdiv(end, size)], np.int64)
-        high = np.arange(start, end)
+        high = np.arange(start, end, dtype=np.int64)
         low = _lowest(spec, high)
         first = int(low[0]) // BLOCK * BLOCK
-        positions = np.arange(first, -(-end // BLOCK) * BLOCK)
+        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
         inside = np.minimum(positions, end - 1)
         owners = blocks[inside // size]
         cells = owners * size + inside % size

@@ -120,7 +120,7 @@ class Runner:
             return []
         wanted = 1 + len(chunk.drafts)
         tokens = chunk.last_tokens(wanted)
-        positions = np.arange(chunk.end - wanted, chunk.end)
+        positions = np.arange(chunk.end - wanted, chunk.end, dtype=np.int64)
         ubatch = Ubatch(tokens=np.array(tokens, np.int64), positions=positions)
         return list(judge(chunk, self.network.run(ubatch, NOWHERE).logits))
 
@@ -206,10 +206,14 @@ class Runner:
         for start, end in pieces:
             store = self._store(chunk, start, end)
             last = end == chunk.end
-            rows = np.arange(end - start - wanted, end - start) if last else np.zeros(0, np.int64)
+            rows = (
+                np.arange(end - start - wanted, end - start, dtype=np.int64)
+                if last
+                else np.zeros(0, np.int64)
+            )
             ubatch = Ubatch(
                 tokens=np.array(tokens[start - chunk.start : end - chunk.start], np.int64),
-                positions=np.arange(start, end),
+                positions=np.arange(start, end, dtype=np.int64),
                 outputs=rows,
             )
             output = self.network.run(ubatch, store)

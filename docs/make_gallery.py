@@ -1,0 +1,80 @@
+"""Writes a report of every shipped scenario into a built site: `docs/make_gallery.py FOLDER`.
+
+Each is the page of `cachesim run NAME --report`; the page of scenarios links them. What was written
+of the same package and scenario is kept: only what changed is played.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import cachesim
+from cachesim.report.html import page_of_most
+from cachesim.scenario import full_profile, load, run
+from cachesim.scenario.shipped import shipped_files
+from cachesim.scenario.statements import side_by_side
+
+Writer: TypeAlias = Callable[[Path, Path, str], None]
+
+MARK: Final = "<!-- cachesim-source {} -->"
+
+
+def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) -> None:
+    """Write the folder `reports` of a site, on all cores; on none but this one if `jobs` is 0."""
+    write = write or write_report
+    folder = site / "reports"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = shipped_files()
+    for stale in {each.stem for each in folder.glob("*.html")} - {each.stem for each in files}:
+        (folder / f"{stale}.html").unlink()
+    package = _package()
+    marks = [MARK.format(_digest(package, each.read_bytes())) for each in files]
+    wanted = [
+        (each, folder / f"{each.stem}.html", mark)
+        for each, mark in zip(files, marks, strict=True)
+        if not _is_written(folder / f"{each.stem}.html", mark)
+    ]
+    if jobs == 0:
+        for each in wanted:
+            write(*each)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for done in [pool.submit(write, *each) for each in wanted]:
+            done.result()
+
+
+def _package() -> bytes:
+    """What every report is made by."""
+    root = Path(cachesim.__file__).parent
+    parts = sorted(each for each in root.rglob("*") if each.suffix in {".py", ".js", ".css"})
+    return _digest(*(each.read_bytes() for each in parts)).encode()
+
+
+def _digest(*parts: bytes) -> str:
+    found = hashlib.sha256()
+    for each in parts:
+        found.update(each)
+    return found.hexdigest()
+
+
+def _is_written(path: Path, mark: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8").endswith(mark)
+
+
+def write_report(scenario: Path, path: Path, mark: str) -> None:
+    """One report; a scenario that is too large for a page is told with fewer states."""
+    told = load(scenario)
+    runs = side_by_side(
+        [
+            run(told, full_profile(told.engine.name, each), detail=True)
+            for each in told.engine.profiles
+        ]
+    )
+    path.write_text(page_of_most(runs).text + mark, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
