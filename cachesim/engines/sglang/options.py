@@ -100,7 +100,7 @@ class SglangOptions:
         default="auto",
         choices=STRATEGIES,
         until="0.5.9",
-        tried=STRATEGIES[1:],
+        tried=STRATEGIES,
     )
     mamba_radix_cache_strategy: str = option(
         "--mamba-radix-cache-strategy",
@@ -108,7 +108,7 @@ class SglangOptions:
         default="auto",
         choices=STRATEGIES,
         since="0.5.23",
-        tried=STRATEGIES[1:],
+        tried=STRATEGIES,
     )
     mamba_track_interval: int = option(
         "--mamba-track-interval",
