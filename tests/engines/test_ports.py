@@ -32,6 +32,7 @@ OURS: Final = frozenset(
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
         "check_tokens",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
+        "_landed",
         "_lane_of_one", "_in_blocks", "ChunkStore", "Pages", "Contents", "Seen", "Marconi",
         "_Sight", "_serve",
         # saved bytes as values
