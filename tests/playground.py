@@ -77,7 +77,7 @@ def played(tab: Any) -> None:
     wait(tab)
     holds("Step C gets a wrong answer" in text(tab, "#verdict"), text(tab, "#verdict"))
     holds("has folded in token" in text(tab, "#cause"), text(tab, "#cause"))
-    holds("made by A" in tab.locator("#story").text_content(), "no arrow")
+    holds("restored from 1[0..0] of A" in tab.locator("#story").text_content(), "no arrow")
     tab.select_option("#arithmetic", "ring")
     wait(tab, f"JSON.parse({RESULT}.json).runs[0].arithmetic === 'ring'")
     equal(printed(), tab.evaluate(f"{RESULT}.json"))

@@ -160,7 +160,7 @@ def _arrow(
     return Arrow(
         from_row=above[0],
         to_row=len(rows) + into[0],
-        label=f"restored from checkpoint {word}, made by {maker.name}",
+        label=f"restored from {word} of {maker.name}",
         wrong=run.steps[index].answer == "diverged",
     )
 

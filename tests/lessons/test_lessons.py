@@ -132,7 +132,7 @@ def test_the_page_folds_away_what_follows_a_question() -> None:
     text = page(told(lesson(5)))
     before, _, after = text.partition('<form class="ask" data-answer="diverged">')
 
-    assert "restored from checkpoint 1[0..0]" not in before
+    assert "restored from 1[0..0]" not in before
     assert '<details class="reveal">' in after[: after.index("abcdefxyz          9       1")]
     assert text.count("<details") == text.count("</details>")
 

@@ -57,7 +57,7 @@ def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_i
 
     assert "checkpoint 1[0..0], made by A" == picture.rows[arrow.from_row].label
     assert "recurrent" == picture.rows[arrow.to_row].kind
-    assert "restored from checkpoint 1[0..0], made by A" == picture.rows[arrow.to_row].note
+    assert "restored from 1[0..0] of A" == picture.rows[arrow.to_row].note
     assert arrow.wrong
 
 

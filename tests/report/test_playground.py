@@ -26,7 +26,7 @@ def test_a_run_is_told_drawn_and_given_as_the_command_line_prints_it() -> None:
     assert document([run]) == told["json"]
     assert "wrong" == told["fate"]
     assert told["cause"].startswith("because: the recurrent state of layer 0 has folded in token")
-    assert "restored from checkpoint 1[0..0], made by A" in told["story"]
+    assert "restored from 1[0..0] of A" in told["story"]
     assert ["made", "kept", "restored", "wrong"] == [each[0] for each in told["steps"][2]["chain"]]
 
 
