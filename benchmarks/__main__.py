@@ -11,7 +11,9 @@ from typing import Final
 
 from rich.console import Console
 
-MODULES: Final = ("model", "memory", "server", "search", "logs", "vllm_manager", "sglang_tree")
+MODULES: Final = (
+    "model", "memory", "server", "search", "logs", "recorder", "vllm_manager", "sglang_tree",
+)  # fmt: skip
 """Every table, in the order they are printed."""
 
 WIDTH: Final = 120

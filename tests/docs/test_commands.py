@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import MODULES
 from tests.commands import commands, examples, run
 
 SAMPLE = [words for words in commands() if words[0] not in {"learn", "check"}][::4]
@@ -24,3 +25,10 @@ def test_every_kind_of_command_is_among_them() -> None:
 
 def test_what_does_not_run_is_noticed(tmp_path: Path) -> None:
     assert "exit 2" in run([sys.executable, "-m", "cachesim"], ["run", "nothing"], tmp_path)
+
+
+def test_every_benchmark_can_be_named() -> None:
+    folder = Path(__file__).parents[2] / "benchmarks"
+    tables = {path.stem for path in folder.glob("*.py") if "def run(out" in path.read_text()}
+
+    assert tables == set(MODULES)
