@@ -163,7 +163,8 @@ class Rebuilder:
         if lengths.prompt.value is None or request.is_child:
             return False
         file: tuple[int, int] | None = None
-        if request.number in self.hints.files:
+        known = request.slot < len(self.player.held()[0])
+        if known and request.number in self.hints.files:
             file = self.hints.files[request.number], request.slot
             self.player.read_back(*file)
         ways = self._ways(rebuilt)

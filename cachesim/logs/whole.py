@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from cachesim.errors import InputError
+from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.logs.lines import Tally, lines_of
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.passes import rebuild, unplayed
@@ -83,7 +83,12 @@ def replays_of(
             given=wanted.options,
         )
         if settings.is_played:
-            replays.append(rebuild(server, settings, progress=progress))
+            try:
+                replays.append(rebuild(server, settings, progress=progress))
+            except (OptionError, UpstreamAbort) as error:
+                names = ", ".join(read.sources)
+                msg = f"{names}: no server starts with what it says: {error}"
+                raise InputError(msg) from None
         else:
             replays.append(unplayed(server, settings))
     return replays
