@@ -107,6 +107,7 @@ class Family(Generic[R, S]):
     may_decline: bool = True  # a request may ask that nothing be reused (`cache_prompt`)
     renders_chats: bool = False  # it is handed messages and renders them with its own template
     check_model: Callable[["ModelSpec"], object] | None = None  # where model classes have own rules
+    plays_chunks: bool = False  # a layer's window may be the chunk that a token lies in
     interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
@@ -127,7 +128,7 @@ class Family(Generic[R, S]):
         """Refuse a model whose layers the server has no rules for."""
         if self.check_model is not None:
             self.check_model(spec)
-        elif spec.chunked:
+        elif spec.chunked and not self.plays_chunks:
             msg = f"{self.name} has no rules for chunked windows here: leave `chunked` out"
             raise SpecError(msg)
 

@@ -1,5 +1,6 @@
 """Scenarios as the real scheduler is told them, and what is made of an end-to-end run."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.scenarios import config_of, play_scenario
+from cachesim.real.vllm.scenarios import arriving, config_of, play_scenario
+from cachesim.scenario.format import Step
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
 
@@ -35,7 +37,6 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
     [
         ("vllm-store-brings-states", "no external store"),
         ("vllm-39273-plain-step-after-drafts", "n-grams"),
-        ("vllm-57580-withdrawn-before-it-ran", "never left half done"),
     ],
 )
 def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: str) -> None:
@@ -43,6 +44,24 @@ def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: s
 
     with pytest.raises(ScenarioError, match=why):
         play_scenario(scenario, "0.33.0")
+
+
+def test_a_step_that_is_left_half_done_is_refused() -> None:
+    [(_, scenario)] = load_all(["vllm-29387-same-step"])
+    gone = Step(name="gone", do="cancel", turns=1)
+
+    with pytest.raises(ScenarioError, match="never left half done"):
+        play_scenario(replace(scenario, step=(*scenario.step, gone)), "0.33.0")
+
+
+def test_who_comes_later_is_told_in_turns() -> None:
+    [(_, scenario)] = load_all(["vllm-57580-withdrawn-before-it-ran"])
+    session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
+
+    low, urgent = arriving(list(session.run()))
+
+    assert (None, None) == (low.get("after"), low.get("priority"))
+    assert (1, -1) == (urgent["after"], urgent["priority"])
 
 
 def answer(tokens: list[int], *steps: dict[str, float], cached: int = 0) -> dict[str, Any]:

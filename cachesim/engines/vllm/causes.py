@@ -33,8 +33,11 @@ ATTENTION_EVICTED: Final = Cause(
 )
 ATTENTION_MISSING: Final = Cause(
     id="attention-missing",
-    sentence="attention's blocks after {found} of {wanted} tokens were never given an id",
-    about="A block gets its id when it is full, and not all computed tokens fill one.",
+    sentence="attention's blocks after {found} of {wanted} tokens have no id",
+    about=(
+        "A block gets its id when it is full, and not all computed tokens fill one. A reset takes "
+        "all ids away."
+    ),
     fields=("wanted", "found", "block"),
 )
 WINDOW_EVICTED: Final = Cause(
@@ -60,10 +63,11 @@ STATE_EVICTED: Final = Cause(
 )
 STATE_MISSING: Final = Cause(
     id="state-missing",
-    sentence="no state was saved after {wanted} tokens; the nearest is after {found}",
+    sentence="no state is kept after {wanted} tokens; the nearest is after {found}",
     about=(
         "Only the end of a prefill chunk leaves a state, and sparse retention keeps those at the "
-        "prompt's end and at junctions. The second request that shares a prefix saves one there."
+        "prompt's end and at junctions. The second request that shares a prefix saves one there. A "
+        "reset takes all ids away."
     ),
     fields=("wanted", "found", "block"),
 )
@@ -91,7 +95,10 @@ GROUPS_DISAGREE: Final = Cause(
 STATE_FORGIVEN: Final = Cause(
     id="state-forgiven",
     sentence="no state was found, and attention's hit of {answer} tokens stands all the same",
-    about="The defect of #43090: recurrent layers go on from what the new block happens to hold.",
+    about=(
+        "The defect of #43090, and of 0.24 beside a store that brings nothing (#48195): recurrent "
+        "layers go on from what the new block happens to hold."
+    ),
     fields=("answer",),
 )
 FROM_STORE: Final = Cause(

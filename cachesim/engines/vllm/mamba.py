@@ -185,6 +185,7 @@ class Mamba(Manager):
             new = max(new, 0) + 1
         if new > 0:
             cap = 1 + partial + (0 if request.id in self.allocated else self.speculative)
+            cap += self.rules.state.counts_loaded_state and need.computed > need.local
             new = min(new, cap) if self.rules.state.exact_need else cap
         return new + self.evictable(hit)
 

@@ -1,6 +1,7 @@
 """The front of the cache: look up, allocate, cache, free. Follows `kv_cache_manager.py`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from cachesim.engines.vllm.block_pool import BlockPool
@@ -91,8 +92,7 @@ class KVCacheManager:
                 return None
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
-        for manager in self.managers:
-            manager.remove_skipped_blocks(request, total)
+        self.remove_skipped_blocks(request, total)
         need = Need(num_slots, num_main, num_local + num_external, num_local)
         if self._needed(request, found, need) > self.pool.num_free:
             return None
@@ -105,6 +105,27 @@ class KVCacheManager:
             published = self.cache_blocks(request, min(num_main, request.num_tokens))
             self.unwritten[request.id] = published
         return new
+
+    def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
+        """Blocks that nobody will look at again become null."""
+        for manager in self.managers:
+            manager.remove_skipped_blocks(request, num_computed)
+
+    def longest_group(self, request: Request) -> Hit:
+        """Each group's own hit, and the longest of them as the length of all: for a store.
+
+        Trap: the groups whose own hit is shorter have nothing there, unless a store brings it.
+        """
+        if not (self.enable_caching and request.reads_cache):
+            return Hit(self.nothing, 0)
+        hit = self.coordinator.find_per_group(request.hashes, request.num_tokens - 1)
+        return replace(hit, length=max(hit.by_group))
+
+    def shortened(self, hit: Hit, length: int) -> Hit:
+        """A hit cut to whole blocks; a state's may end before. `truncate_computed_blocks`."""
+        blocks = zip(hit.blocks, self.groups, strict=True)
+        cut = tuple(list(each[: length // group.block]) for each, group in blocks)
+        return replace(hit, blocks=cut, length=length)
 
     def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:
         """Whether a hit is a state that this step is to write."""

@@ -187,19 +187,12 @@ class VllmOptions:
         )
 
     def groups(self, spec: ModelSpec) -> tuple[GroupSpec, ...]:
-        """The groups of a model's layers: full attention, windows, states."""
+        """The groups of a model's layers: full attention, windows or chunks, states."""
         found = []
         if spec.attention_layers:
             found.append(GroupSpec(kind="full", block=self.block_size, eagle=self._marked("full")))
         if spec.window_layers:
-            found.append(
-                GroupSpec(
-                    kind="window",
-                    block=self.block_size,
-                    window=spec.window,
-                    eagle=self._marked("window"),
-                )
-            )
+            found.append(self._chunks(spec) if spec.chunked else self._windows(spec))
         if spec.recurrent_layers:
             found.append(self._states())
         return tuple(found)
@@ -261,10 +254,34 @@ class VllmOptions:
             if group.kind == "window" and rules.scheduler.window_admission_cap:
                 in_flight = group.window - 1 + self.max_num_batched_tokens + drafts
                 most = min(most, cdiv(min(in_flight, tokens), group.block) + 1)
+            if group.kind == "chunked" and rules.scheduler.window_admission_cap:
+                most = min(most, cdiv(group.chunk + self.max_num_batched_tokens, group.block))
             if group.kind == "mamba" and group.mode != "all":
                 most = min(most, 1) + (2 if group.mode == "align" else 0)
             count += most + group.speculative_blocks
         return count
+
+    def _windows(self, spec: ModelSpec) -> GroupSpec:
+        marked = self._marked("window")
+        return GroupSpec(kind="window", block=self.block_size, window=spec.window, eagle=marked)
+
+    def _chunks(self, spec: ModelSpec) -> GroupSpec:
+        """Chunked local attention; upstream asserts what is refused here."""
+        if self.use_eagle:
+            msg = (
+                "chunked attention and a drafter do not go together: write speculative_method none"
+            )
+            raise OptionError(msg)
+        if self.mamba_block_size not in {0, self.block_size}:
+            msg = "beside chunked attention all blocks are equal: leave mamba_block_size out"
+            raise OptionError(msg)
+        if spec.window % self.block_size:
+            msg = (
+                f"option 'block_size' is {self.block_size}; chunks of {spec.window} tokens "
+                "must be whole blocks (upstream asserts it)"
+            )
+            raise OptionError(msg)
+        return GroupSpec(kind="chunked", block=self.block_size, chunk=spec.window)
 
     def _states(self) -> GroupSpec:
         modes: dict[str, StateMode] = {"align": "align", "all": "all", "none": "none"}

@@ -22,7 +22,7 @@ NOBODY = -1
 
 PLACES: dict[str, Place] = {
     "full": "attention",
-    "chunked": "attention",
+    "chunked": "window",
     "window": "window",
     "mamba": "recurrent",
 }

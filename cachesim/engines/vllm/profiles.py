@@ -82,6 +82,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="recurrent groups look no further than attention with a drafter",
         fits=("0.24.0",),
         lay=laying("lookup", eagle_margin="not-recurrent"),
+        cures="with a drafter a recurrent group is granted a block more than it has",
     ),
     Patch(
         name="55601",
@@ -89,6 +90,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="the entry of a hit's state is computed in the state's own block size",
         fits=SEEDED,
         lay=laying("runner", seeds_in_smallest_block=False),
+        cures="the entry of a state is computed in another block size than its own",
     ),
     Patch(
         name="39273",
@@ -96,6 +98,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="a step without drafts continues from the last accepted state",
         fits=ALL,
         lay=laying("runner", plain_path_reads_first=False),
+        cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
         name="43569",
@@ -103,6 +106,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="who is preempted or aborted takes back the ids of blocks that will not be written",
         fits=ALL,
         lay=laying("scheduler", withdraws_unwritten=True),
+        cures="a state is hit that was withdrawn from its step and never written",
     ),
     Patch(
         name="54076",
@@ -151,6 +155,19 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="blocks without an id go to the tail of the queue, as until 0.22",
         fits=SINCE_0240,
         lay=laying("pool", unhashed_first=False),
+    ),
+    Patch(
+        name="counts-loaded-state",
+        about="a block is counted for the state that a store brings, not only for the next one",
+        fits=SINCE_0240,
+        lay=laying("state", counts_loaded_state=True),
+    ),
+    Patch(
+        name="44243-agreed",
+        about="with a store too, the hit is what all groups agree on (as since 0.28)",
+        fits=("0.24.0",),
+        lay=laying("scheduler", store_hit="whole-blocks"),
+        cures="with a store, attention's hit is taken where no state is (#48195)",
     ),
     Patch(
         name="skips-aborted",

@@ -15,6 +15,8 @@ Boundaries: TypeAlias = Literal["prompt-end", "eagle-exact"]
 ChunkSplit: TypeAlias = Literal["plain", "uncached-prefix", "stops"]
 PromptStop: TypeAlias = Literal["floor", "below-the-end"]
 Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
+StoreHit: TypeAlias = Literal["agreed", "longest-group", "whole-blocks"]
+StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
 Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "checkpoint"]
 
 
@@ -114,6 +116,10 @@ class StateRules:
     exact_need: bool = True
     """0.32: a state's admission counts no more blocks than are missing; before, always one."""
 
+    counts_loaded_state: bool = False
+    """Our own fix: a block is counted for the state that a store brings, beside that of the state
+    that is computed next; without it taking them may find none and end the engine core."""
+
     keeps_empty_first_chunk: bool = True
     """0.28: a request whose first chunk needs no new block counts as allocated all the same."""
 
@@ -158,6 +164,18 @@ class SchedulerRules:
 
     stops_at_interval: bool = False
     """#54076 (open): chunks end at every multiple of the retention interval."""
+
+    store_hit: StoreHit = "whole-blocks"
+    """What an external store is told of the hit: what all groups agree on, until 0.24; then, with
+    states, what the longest group has (#44243), though the store may bring nothing (#46453); since
+    0.28 what they agree on in whole blocks, of which a longer load takes the rest away."""
+
+    store_frees: StoreFrees = "computed"
+    """0.24: what is out of the window is freed before a finished request is handed to a store by
+    what was computed; before, by the tokens that are known."""
+
+    splits_after_store: bool = True
+    """0.24: a state may come from a store; before, the engine core ends."""
 
     holds_before_taking: bool = True
     """#44409 (0.24): every group holds its hit before any group takes new blocks."""
@@ -246,6 +264,7 @@ RULES_0240 = replace(
         padding="never",
         cap_counts_drafts=False,
         steps_back_by_place=False,
+        store_hit="longest-group",
     ),
 )
 
@@ -265,6 +284,9 @@ RULES_0191 = replace(
     scheduler=replace(
         RULES_0240.scheduler,
         chunk_split="plain",
+        store_hit="agreed",
+        store_frees="known-tokens",
+        splits_after_store=False,
         lookahead_for_new=False,
         holds_before_taking=False,
         window_admission_cap=False,

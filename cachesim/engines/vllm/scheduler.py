@@ -103,7 +103,8 @@ class Scheduler:
         self.tells_blocks = False  # whether anybody computes in them
         self.on_lookup: Callable[[Request, Hit], None] | None = None
         self.on_deferred: Callable[[Request, Hit, bool], None] | None = None
-        self.external: Callable[[Request, Hit], tuple[Hit, int]] | None = None
+        self.external: Callable[[Request, int], int] | None = None
+        self.on_external: Callable[[Request, int, int], None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -213,15 +214,8 @@ class Scheduler:
         limits = self.limits
         while self.waiting and budget > 0 and len(self.running) < limits.max_seqs:
             request = self.waiting[0]
-            hit = self.manager.get_computed_blocks(request)
+            hit, num_external = self._prefix_hit(request)
             uncached = hit.uncached
-            if self.on_lookup is not None:
-                self.on_lookup(request, hit)
-            num_external = 0
-            if self.external is not None:
-                hit, num_external = self.external(request, hit)
-            if self.rules.retention.keeps_junction:
-                request.shared_prefix_boundary = hit.length + uncached if uncached else 0
             start = hit.length + num_external
             new = request.num_tokens - start
             padded = self._pads(new, start, step)
@@ -231,6 +225,7 @@ class Scheduler:
                 new = 1 + limits.drafts
             new = min(new, budget)
             if self.splitter is not None:
+                self.splitter.check_external(num_external)
                 new = self.splitter.take(request, new, start, uncached)
                 if new == 0:
                     break
@@ -249,6 +244,8 @@ class Scheduler:
                 if self.on_deferred is not None:
                     self.on_deferred(request, hit, self.manager.waits_for_step(hit.blocks))
                 break
+            if num_external and self.on_external is not None:
+                self.on_external(request, hit.length, num_external)
             self.waiting.popleft()
             self.running.append(request)
             request.status = "running"
@@ -265,6 +262,35 @@ class Scheduler:
             )
             step.chunks.append(chunk)
             budget -= new
+
+    def _prefix_hit(self, request: Request) -> tuple[Hit, int]:
+        """What is cached of a waiting request, and how many tokens a store has beyond that.
+
+            |   whole blocks of the hit   | tail |
+                                          |  the store's tokens  |   more than the tail: it goes
+
+        Follows the part of `schedule` around `get_num_new_matched_tokens`.
+        """
+        rules, manager = self.rules.scheduler, self.manager
+        states = bool(manager.coordinator.mamba) and len(manager.groups) > 1
+        if self.external is not None and states and rules.store_hit == "longest-group":
+            hit = manager.longest_group(request)
+        else:
+            hit = manager.get_computed_blocks(request)
+        if self.on_lookup is not None:
+            self.on_lookup(request, hit)
+        if self.rules.retention.keeps_junction:
+            request.shared_prefix_boundary = hit.length + hit.uncached if hit.uncached else 0
+        if self.external is None:
+            return hit, 0
+        size = manager.sizes.scheduler_block
+        tail = hit.length % size if rules.store_hit == "whole-blocks" else 0
+        found = self.external(request, hit.length - tail)
+        if not tail:
+            return hit, found
+        if found > tail:
+            return manager.shortened(hit, hit.length - tail), found
+        return hit, 0
 
     def _pads(self, new: int, start: int, step: Step) -> bool | None:
         """Whether a request with one token to compute gets draft slots; None: it has to wait.
@@ -327,8 +353,19 @@ class Scheduler:
             self.manager.cache_blocks(request, request.num_computed)
         if stopped:
             request.status = "finished"
-            self.manager.free(request)
+            self._free(request)
         return stopped
+
+    def _free(self, request: Request) -> None:
+        """Give its blocks back; a store is first handed what it can still look at.
+
+        Follows `_free_request` and `_connector_finished`.
+        """
+        if self.external is not None:
+            known = self.rules.scheduler.store_frees == "known-tokens"
+            count = request.num_tokens if known else request.num_computed
+            self.manager.remove_skipped_blocks(request, count)
+        self.manager.free(request)
 
     def update_draft_token_ids(self, request: Request, drafts: Sequence[int]) -> None:
         """What the drafter proposes for the next step; nothing while the prompt is read."""
@@ -344,4 +381,4 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.status = "aborted"
-        self.manager.free(request)
+        self._free(request)

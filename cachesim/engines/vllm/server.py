@@ -77,7 +77,8 @@ class Vllm(Engine):
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
         if self.connector is not None:
-            self.scheduler.external = self._from_store
+            self.scheduler.external = self.connector.find
+            self.scheduler.on_external = self._from_store
         self.manager.pool.on_evict = self._evicted
         self.manager.on_published = self._was_published
 
@@ -315,15 +316,13 @@ class Vllm(Engine):
             )
         )
 
-    def _from_store(self, request: Request, hit: Hit) -> tuple[Hit, int]:
-        """Ask the external store what it has beyond the hit."""
-        if self.connector is None:
-            return hit, 0
-        found, tokens = self.connector.find(request, hit)
+    def _from_store(self, request: Request, local: int, tokens: int) -> None:
+        """The store brings tokens beyond the hit."""
         job = self._jobs[request.id]
-        if tokens and job.cached is None:
-            job.ledger.apply(causes.FROM_STORE, hit.length + tokens, tokens=tokens)
-        return found, tokens
+        if self.connector is not None:
+            self.connector.promise(request, local, tokens)
+        if job.cached is None:
+            job.ledger.apply(causes.FROM_STORE, local + tokens, tokens=tokens)
 
     def _deferred(self, request: Request, hit: Hit, same_step: bool) -> None:  # noqa: FBT001
         self._tell(

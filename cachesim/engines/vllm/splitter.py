@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from cachesim.engines.vllm.groups import checkpoint_position
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.request import Request
+from cachesim.errors import UpstreamAbort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,12 @@ class Splitter:
             partial_states=sizes.hash_block < sizes.scheduler_block
             and manager.coordinator.partial_hits,
         )
+
+    def check_external(self, num_external: int) -> None:
+        """End the engine core where a release does not let a store bring states."""
+        if num_external and not self.manager.rules.scheduler.splits_after_store:
+            where = "Scheduler._mamba_block_aligned_split"
+            raise UpstreamAbort(where, "External KV connector is not verified yet")
 
     def take(self, request: Request, new: int, start: int, uncached: int) -> int:
         """How many tokens a recurrent model's prefill takes now.

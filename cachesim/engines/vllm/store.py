@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachesim.engines.vllm.block_pool import NULL
-from cachesim.engines.vllm.coordinator import Hit
 from cachesim.engines.vllm.groups import GroupSpec
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
@@ -21,7 +20,7 @@ from cachesim.engines.vllm.scheduler import Step
 from cachesim.units import Array
 
 LOADS: Final = {
-    "store": frozenset({"full", "window", "mamba"}),
+    "store": frozenset({"full", "window", "chunked", "mamba"}),
     "store-attention": frozenset({"full"}),
 }
 """The kinds of groups whose blocks a store brings back."""
@@ -46,24 +45,29 @@ class Connector:
             return None
         return cls(manager, runner.pages, LOADS[options.connector])
 
-    def find(self, request: Request, hit: Hit) -> tuple[Hit, int]:
+    def find(self, request: Request, local: int) -> int:
         """How many tokens beyond the hit the store promises, in whole scheduler blocks.
 
         Follows `get_num_new_matched_tokens`: one number for all groups.
         """
         size = self.manager.sizes.scheduler_block
-        if hit.length % size or not request.reads_cache:
-            return hit, 0
+        if local % size or not request.reads_cache:
+            return 0
         most = (request.num_tokens - 1) // size * size
-        end = hit.length
-        for position in range(hit.length + size, most + 1, size):
+        end = local
+        for position in range(local + size, most + 1, size):
             if not self._has_attention(request, position, size):
                 break
-            if self._has_all(request, hit.length, position):
+            if self._has_all(request, local, position):
                 end = position
-        if end > hit.length:
-            self.promised[request.id] = (hit.length, end)
-        return hit, end - hit.length
+        return end - local
+
+    def promise(self, request: Request, local: int, tokens: int) -> None:
+        """The request was given blocks for what the store will bring.
+
+        Follows `update_state_after_alloc`.
+        """
+        self.promised[request.id] = (local, local + tokens)
 
     def _has_attention(self, request: Request, end: int, size: int) -> bool:
         unit = self.manager.sizes.hash_block
@@ -122,9 +126,10 @@ def _ends(group: GroupSpec, local: int, end: int) -> range:
     """Where the blocks end that a group needs of a store to go on at `end`.
 
     local hit |        |  window   |         a state: the block that ends there
-                       ^first     ^end       a window: all that are seen from there
+                       ^first     ^end       a window, a chunk: all that are seen from there
     """
-    if group.kind != "window":
+    if group.kind == "mamba":
         return range(end, end + 1)
-    first = max(local, (end - group.window + 1) // group.block * group.block, 0)
+    seen = end // group.chunk * group.chunk if group.kind == "chunked" else end - group.window + 1
+    first = max(local, seen // group.block * group.block, 0)
     return range(first + group.block, end + 1, group.block)

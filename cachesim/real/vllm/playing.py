@@ -14,6 +14,7 @@ from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler
+from cachesim.errors import UpstreamAbort
 from cachesim.real.token_rows import spell, unspell
 
 WRONG_DRAFT: Final = 9_999_999
@@ -71,6 +72,8 @@ class Player:
         self.junctions = rules.retention.keeps_junction
         self.prefixes = Prefixes(self.manager.sizes.hash_block)
         self.scheduler.on_lookup = self._looked_up
+        if config.get("store"):
+            self.scheduler.external = self._stored
         self.manager.pool.on_evict = self._evicted
         self.labels: dict[int, tuple[int, int]] = {}
         self.count = 0
@@ -83,6 +86,12 @@ class Player:
         if self.junctions:
             entry.append(hit.length + hit.uncached if hit.uncached else 0)
         self.told[request.id]["lookups"].append(entry)
+
+    def _stored(self, request: Request, local: int) -> int:
+        """What an external store has beyond a hit: the workload says how much."""
+        size = self.manager.sizes.scheduler_block
+        most: int = min(self.wanted[request.id].get("stored", 0), request.num_tokens - 1)
+        return max(0, most // size * size - local)
 
     def _evicted(self, block: int, key: int) -> None:
         self.evicted.append([block, *self._label(key)])
@@ -213,7 +222,10 @@ def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
     player = Player(workload["config"], rules)
     results: list[dict[str, Any]] = []
     for group in workload["steps"]:
-        results.append(player.play(group))
+        try:
+            results.append(player.play(group))
+        except UpstreamAbort as error:
+            results.append({"error": str(error)})
         if "error" in results[-1]:
             break
     return results

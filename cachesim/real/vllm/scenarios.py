@@ -1,5 +1,6 @@
 """A scenario on vLLM's own scheduler: the same hits, chunks, preemptions and evictions."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     workload = {
         "id": scenario.name,
         "config": config_of(session.engine),
-        "steps": [[_wanted(records[index]) for index in group] for group in groups],
+        "steps": [arriving([records[index] for index in group]) for group in groups],
     }
     rules = FAMILY.release(release).rules
     with RealScheduler(release) as real:
@@ -42,6 +43,7 @@ def config_of(engine: object) -> dict[str, Any]:
                 "kind": group.kind,
                 "block": group.block,
                 "window": group.window,
+                "chunk": group.chunk,
                 "mode": group.mode,
                 "speculative_blocks": group.speculative_blocks,
                 "eagle": group.eagle,
@@ -55,6 +57,7 @@ def config_of(engine: object) -> dict[str, Any]:
         "max_seqs": limits.max_seqs,
         "max_len": limits.max_model_len,
         "reserve_full": limits.reserve_full,
+        "policy": options.scheduling_policy,
         "eagle": limits.use_eagle,
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,
@@ -68,12 +71,21 @@ def _refuse(scenario: Scenario) -> None:
         "it has no external store": options.get("connector", "none") != "none",
         "n-grams propose in some steps only": options.get("speculative_method") == "ngram",
         "its steps are never left half done": bool(options.get("async_scheduling"))
-        or any(step.do == "cancel" or step.turns for step in scenario.step),
+        or any(step.do == "cancel" for step in scenario.step),
         "it reads the cache for every request": any(
             not step.cache_prompt for step in scenario.step
         ),
     }
     refuse(scenario, hurdles)
+
+
+def arriving(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """A group's steps as the workloads write them, each with the turn that it comes in."""
+    turn, found = 0, list[dict[str, Any]]()
+    for record in records:
+        turn += (record.step.turns or 0) if found else 0
+        found.append(_wanted(record) | ({"after": turn} if turn else {}))
+    return found
 
 
 def _wanted(record: Record) -> dict[str, Any]:
@@ -83,8 +95,11 @@ def _wanted(record: Record) -> dict[str, Any]:
         for each in record.events
         if isinstance(each, DraftsVerified) and each.task == record.ticket
     ]
-    salt = record.step.options.get("cache_salt")
-    return wanted_of(record, {"accept": accepted} | ({"salt": salt} if salt else {}))
+    wanted: dict[str, Any] = {"accept": accepted}
+    asked = record.step.options
+    wanted |= {"salt": asked["cache_salt"]} if asked.get("cache_salt") else {}
+    wanted |= {"priority": asked["priority"]} if asked.get("priority") else {}
+    return wanted_of(record, wanted)
 
 
 table = partial(shared_table, FAMILY.name)

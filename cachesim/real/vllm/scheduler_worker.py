@@ -20,6 +20,7 @@ from typing import Any
 from cachesim.real.token_rows import spell, unspell
 from cachesim.real.vllm.stand_ins import install
 from cachesim.real.vllm.worker_settings import Settings, settings_of
+from cachesim.real.vllm.worker_store import Store, SupportsHMA
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -42,7 +43,8 @@ class Release:
         self.minor = int(version.split(".")[1])
         self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
-        self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        self.scheduling: Real = importlib.import_module("vllm.v1.core.sched.scheduler")
+        self.scheduler = self.scheduling.Scheduler
         requests = importlib.import_module("vllm.v1.request")
         self.request = requests.Request
         self.aborted = requests.RequestStatus.FINISHED_ABORTED
@@ -50,6 +52,15 @@ class Release:
         self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
+
+    def connect(self, made: Real) -> None:
+        """The store that the scheduler makes where its configuration has one."""
+
+        class Factory:
+            create_connector = staticmethod(lambda *_, **__: made())
+
+        self.scheduling.KVConnectorFactory = Factory
+        self.scheduling.SupportsHMA = SupportsHMA
 
 
 class Server:
@@ -60,15 +71,18 @@ class Server:
         self.drafts = config.get("drafts", 0)
         release.environment["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = config.get("retention")
         release.utils.init_none_hash(release.sha256)
-        self.unit = self._sizes(config)[1]
+        self.sizes = self._sizes(config)
+        self.unit = self.sizes[1]
+        self.wanted: dict[str, Json] = {}
+        release.connect(lambda: Store(self))
         self.scheduler = self._scheduler(config)
         self.hasher = release.utils.get_request_block_hasher(self.unit, release.sha256)
         self.manager = self.scheduler.kv_cache_manager
         self.pool = self.manager.block_pool
+        self.groups_apart = self._looks_groups_up_apart(config)
         self.labels: dict[bytes, tuple[int, int]] = {}
         self.evicted: Json = []
         self.told: dict[str, Json] = {}
-        self.wanted: dict[str, Json] = {}
         self.count = 0
         self._watch_evictions()
 
@@ -136,6 +150,14 @@ class Server:
             hash_block_size=unit,
             log_stats=False,
         )
+
+    def _looks_groups_up_apart(self, config: Json) -> bool:
+        """Whether a store's presence makes this release ask each group for itself (#44243)."""
+        manager = self.manager
+        since = hasattr(manager.coordinator, "find_longest_cache_hit_per_group")
+        until = not hasattr(manager, "get_computed_blocks_for_connector")
+        kinds = {group["kind"] for group in config["groups"]}
+        return since and until and "mamba" in kinds and len(config["groups"]) > 1
 
     # -- what is written down ----------------------------------------------------------------------
 
@@ -318,7 +340,10 @@ def play(release: Release, workload: Json) -> Json:
     """All groups of a workload, up to the first that ends in an error."""
     server, results = Server(release, workload["config"]), []
     for group in workload["steps"]:
-        results.append(server.play(group))
+        try:
+            results.append(server.play(group))
+        except Exception as error:  # noqa: BLE001 - whatever the release raises is its answer
+            results.append({"error": f"{type(error).__name__}: {error}"[:300]})
         if "error" in results[-1]:
             break
     return results

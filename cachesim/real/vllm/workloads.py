@@ -23,6 +23,7 @@ KINDS: Final = (
     "pressure",
     "priority",
     "arrivals",
+    "store",
 )
 
 
@@ -40,6 +41,8 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     for _ in range(rng.randint(3, 10)):
         together = rng.choice((2, 3, 5) if tight else (1, 1, 1, 2, 3, 5))
         group = [writer.request(config.get("drafts", 0)) for _ in range(together)]
+        for wanted in group if kind == "store" else ():
+            wanted["stored"] = rng.choice((0, rng.randint(1, 2 * longest), 2 * longest))
         if kind in {"priority", "arrivals"}:
             _spread(rng, group, urgent=kind == "priority")
         steps.append(group)
@@ -85,6 +88,7 @@ def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         "ngram": [full, *rng.choice(([], [states]))],
         "pressure": [full, *rng.choice(([], [window], [states]))],
         "priority": [full, *rng.choice(([], [window], [states]))],
+        "store": [full, *rng.choice(([], [window], [states], [window, states]))],
         "arrivals": [full, *rng.choice(([], [window], [states], [window, states]))],
     }[kind]
     if kind == "window" and rng.random() < 0.3 and rules.lookup.mixed_blocks:
@@ -99,6 +103,10 @@ def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         groups = [_speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
     if rng.random() < (0.7 if kind == "priority" else 0.3):
         config["reserve_full"] = False
+    if kind == "store":
+        config["store"] = True
+        if states in groups and rng.random() < 0.5 and mixed:
+            groups[groups.index(states)] = states | {"block": 2 * block}
     if kind == "priority":
         config["policy"] = "priority"
     config["groups"] = groups

@@ -115,7 +115,7 @@ def test_chunks_need_windows() -> None:
         tiny("dense", chunked=True)
 
 
-@pytest.mark.parametrize("profile", ["llama.cpp@b11549", "vllm@0.33.0", "sglang@0.5.16"])
+@pytest.mark.parametrize("profile", ["llama.cpp@b11549", "sglang@0.5.16"])
 def test_engines_without_rules_for_chunks_say_so(profile: str) -> None:
     with pytest.raises(SpecError, match="no rules for chunked windows"):
         Engine.create(profile, model=llama4())

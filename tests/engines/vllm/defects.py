@@ -85,6 +85,12 @@ DEFECTS: Final = (
         cured=f"0.33.0{FIXED}+skips-aborted",
     ),
     Defect(
+        about="with a store, attention's hit where no state is (#48195)",
+        profile=f"0.24.0{FIXED}+46281",
+        cured=f"0.24.0{FIXED}+46281+44243-agreed",
+        flags={"connector": "store"},
+    ),
+    Defect(
         about="a window one block short",
         profile=f"0.33.0{FIXED}+window-one-short",
         cured=f"0.33.0{FIXED}",

@@ -98,7 +98,9 @@ def test_a_reset_forgets_everything() -> None:
     done = engine.reset_prefix_cache()
 
     assert done
-    assert 0 == ask(engine, text(300, 64)).cached
+    again = ask(engine, text(300, 64))
+    assert 0 == again.cached
+    assert "Attention's blocks after 0 of 48 tokens have no id" == again.losses[-1].sentence
 
 
 def test_accepted_drafts_and_preemption_leave_the_answer_as_it_is() -> None:
@@ -148,3 +150,77 @@ def test_a_partial_hit_beyond_its_table_ends_the_engine_core() -> None:
 
     with pytest.raises(UpstreamAbort, match=r"_apply_cow.*block_idx < len"):
         ask(engine, text(300, 96))
+
+
+@pytest.mark.parametrize(
+    ("profile", "verdict"), [("0.33.0", "same"), ("0.33.0+skips-aborted", "diverged")]
+)
+def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
+    profile: str, verdict: str
+) -> None:
+    engine = server(profile, "dense", async_scheduling=True)
+    gone, stays = (
+        engine.submit(Request(prompt=text(300, 40) + text(400 + 20 * at, 9), predict=2))
+        for at in range(2)
+    )
+    engine.step()  # both are scheduled; the second was given the first one's blocks
+    engine.cancel(gone)
+    engine.run()
+
+    reply = engine.reply(stays)
+    assert reply is not None
+    judged = judge(reply, Oracle(engine.network))
+
+    assert 32 == reply.cached
+    assert judged is not None
+    assert verdict == judged.answer
+
+
+def test_the_smaller_number_is_served_first_under_priorities() -> None:
+    engine = server("0.33.0", "dense", scheduling_policy="priority", max_num_seqs=1)
+    for at, priority in enumerate((0, 1, -1, 0)):
+        wishes = {"priority": priority}
+        engine.submit(Request(prompt=text(300 + 20 * at, 9), predict=1, options=wishes))
+    engine.run()
+
+    done = [event.task for event in engine.events if event.name() == "request-finished"]
+    assert [2, 0, 3, 1] == done
+
+
+def test_a_chunk_at_whose_border_the_hit_ends_needs_nothing() -> None:
+    spec = preset("swa", chunked=True, window=16)
+    engine = Engine.create("vllm@0.33.0", model=spec, options={"block_size": 8})
+    ask(engine, text(300, 30))
+
+    border, inside = (ask(engine, text(300, 16 + at) + text(400 + 5 * at, 9)) for at in (0, 8))
+
+    assert (16, 24) == (border.cached, inside.cached)
+    assert all("same" == judge_of(engine, reply) for reply in (border, inside))
+
+
+def judge_of(engine: Engine, reply: Reply) -> str:
+    found = judge(reply, Oracle(engine.network))
+    assert found is not None
+    return found.answer
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"speculative_method": "eagle"}, "chunked attention and a drafter"),
+        ({"mamba_block_size": 32}, "all blocks are equal"),
+        ({"block_size": 24}, "must be whole blocks"),
+    ],
+)
+def test_what_upstream_asserts_of_chunks_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        Engine.create("vllm@0.33.0", model=preset("swa", chunked=True), options=options)
+
+
+def test_a_store_may_bring_no_state_to_the_oldest_release() -> None:
+    engine: Any = server("0.19.1", connector="store")
+    ask(engine, text(300, 40))
+    engine.reset_prefix_cache()
+
+    with pytest.raises(UpstreamAbort, match="not verified yet"):
+        ask(engine, text(300, 40))

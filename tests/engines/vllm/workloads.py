@@ -14,7 +14,7 @@ from cachesim.verify.explain import adds_up
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
-PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
+PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "chunked")
 
 
 class Workload:
@@ -23,8 +23,13 @@ class Workload:
     def __init__(self, seed: int, profile: str, *, arithmetic: ArithmeticName = "ring") -> None:
         self.rng = random.Random(seed)
         self.preset = self.rng.choice(PRESETS)
-        window = {"window": self.rng.choice([6, 12, 40])} if "swa" in self.preset else {}
-        self.network = build(preset(self.preset, **window), arithmetic)
+        wishes: dict[str, Any] = {}
+        if self.preset in {"swa", "hybrid-swa", "chunked"}:
+            wishes["window"] = self.rng.choice([6, 12, 40])
+        if self.preset == "chunked":  # Llama 4: every second layer sees its own chunk
+            wishes = {"chunked": True, "window": self.rng.choice([16, 16, 48])}
+        named = "swa" if self.preset == "chunked" else self.preset
+        self.network = build(preset(named, **wishes), arithmetic)
         self.options = self._options("0.19.1" not in profile)
         self.engine = Engine.create(profile, model=self.network, options=self.options)
         self.oracle = Oracle(self.network)
@@ -47,7 +52,8 @@ class Workload:
             interval = rng.choice([-1, 0, 2 * states])
             options["prefix_cache_retention_interval"] = interval
         if rng.random() < 0.3:
-            options["speculative_method"] = rng.choice(["eagle", "ngram"])
+            methods = ["ngram"] if self.preset == "chunked" else ["eagle", "ngram"]
+            options["speculative_method"] = rng.choice(methods)
             options["num_speculative_tokens"] = rng.choice([1, 2, 3])
         options["async_scheduling"] = rng.random() < 0.3
         if rng.random() < 0.3:
