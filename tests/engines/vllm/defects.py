@@ -44,8 +44,8 @@ DEFECTS: Final = (
     ),
     Defect(
         about="recurrent groups are granted a block more (#43559)",
-        profile=f"0.24.0{FIXED}",
-        cured=f"0.24.0{FIXED}+46281",
+        profile=f"0.24.0{FIXED}+44243-agreed",
+        cured=f"0.24.0{FIXED}+44243-agreed+46281",
     ),
     Defect(
         about="the same, put back",
