@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Final
 
 from cachesim.cli.jobs import Job
-from cachesim.engines import FAMILIES
+from cachesim.engines.family import family_of
 from cachesim.errors import InputError, OutOfTimeError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
@@ -99,7 +99,7 @@ def seconds_of(
 
 
 def _seconds(job: Job, arithmetic: ArithmeticName) -> float:
-    once, again = FAMILIES[job.profile.engine].reply_cost
+    once, again = family_of(job.profile.engine).reply_cost
     replies = sum(
         grown * once + again * (prompt * grown + grown * grown / 2)
         for prompt, grown in tokens_at_most(job.scenario)

@@ -229,11 +229,16 @@ def drawn_drafts(random: Random, request: Request, most: int) -> list[list[int]]
     return steps
 
 
+def played_at(release: str) -> list[str]:
+    """The families that a release has, in the order in which workloads take them."""
+    return [each for each in PLAYED if FAMILIES[each].is_at(release, FAMILY.names())]
+
+
 def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")
     rules = FAMILY.release(release).rules.server
-    played = [each for each in PLAYED if FAMILIES[each].is_at(release, FAMILY.names())]
+    played = played_at(release)
     family = played[number % len(played)]
     windows = windows_at(release, family)
     model = {"family": family} | ({"window": random.choice(windows)} if windows else {})
