@@ -145,7 +145,7 @@ def logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
     reply = record.reply
     if reply is None or reply.error is not None or not reply.generated:
         return ()
-    cold = oracle.logits(reply.prompt, reply.generated)
+    cold = oracle.logits(reply.prompt, reply.generated, reply.strengths)
     network = oracle.network
     rows = list(zip(reply.logits, cold, strict=True))[:ROWS]
     return tuple(

@@ -445,7 +445,7 @@ def _wrong(case: Case, fact: Fact) -> None:
     replies = (reply, *case.record.children)
     right = False
     for each in replies:
-        cold = case.played.oracle.logits(each.prompt, each.generated)
+        cold = case.played.oracle.logits(each.prompt, each.generated, each.strengths)
         off = [network.difference(a, b) for a, b in zip(each.logits, cold, strict=True)]
         at = next((i for i, value in enumerate(off) if value), None)
         if at is None:

@@ -27,6 +27,7 @@ from tests.claims.checks import CHECKS, Tally, every
 from tests.claims.played import all_profiles, play
 
 SAMPLE: Final = (
+    "llama.cpp-26207-from-ram",
     "llama.cpp-three-requests",
     "llama.cpp-24143-load-consumes-entry",
     "llama.cpp-window-one-beyond",

@@ -190,3 +190,12 @@ def test_who_watches_a_long_run_sees_its_beginning(monkeypatch: pytest.MonkeyPat
     assert len(part.detail.states) < len(whole.detail.states)
     assert [step.cached for step in whole.steps] == [step.cached for step in part.steps]
     page([part])
+
+
+def test_an_answer_under_adapters_is_held_against_a_cold_run_under_the_same() -> None:
+    steps = played("llama.cpp-26207-from-ram", "b11549", arithmetic="ring")["steps"]
+
+    assert {"same", "diverged"} == {step["answer"] for step in steps}
+    for step in steps:
+        off = any(row["difference"] for row in step["detail"]["logits"])
+        assert off == (step["answer"] == "diverged")
