@@ -18,6 +18,8 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
             if number not in requests:
                 _fail(f"a block table of request {number}, which nobody sent")
             holders.update(block for block in table if block != NULL)
+    for pinned in manager.pins.values():
+        holders.update(pinned)
     for block in range(1, pool.size):
         if pool.ref[block] != holders[block]:
             _fail(f"block {block} has {pool.ref[block]} references and {holders[block]} holders")

@@ -47,6 +47,7 @@ class Mamba(Manager):
         self.last_state: dict[int, int] = {}
         self.allocated: set[int] = set()
         self.retired: dict[int, int] = {}
+        self.producers: set[int] = set()  # requests whose last state waits to be moved
 
     @property
     def aligned(self) -> bool:
@@ -147,6 +148,7 @@ class Mamba(Manager):
         if num_tokens % size:
             self.partial_hits[request.id] = (index, block)
             self.num_cached[request.id] = index
+            self.producers.add(request.id)
         return block, request.hashes[num_tokens // unit - 1] * self.pool.groups + self.group
 
     def _is_tail(self, request: Request, num_tokens: int) -> bool:
@@ -252,7 +254,6 @@ class Mamba(Manager):
         Who registered it writes on in its own block, and the ids move to the copy; who was given
         it by a hit writes into the copy.
         """
-        del request
         index, source = partial
         if not owner:
             self.copy_on_write(table, index, source, copy)
@@ -260,6 +261,9 @@ class Mamba(Manager):
         self.pool.move_keys(source, copy)
         self.copies.append((source, copy))
         self.pool.ref[source] += 1
+        if request.id in self.producers:
+            self.producers.remove(request.id)
+            self.tails.append((request.id, copy))
         key = self.pool.key[copy]
         if key is not None:
             self.cached_this_step.add(key)
@@ -272,6 +276,8 @@ class Mamba(Manager):
         self.allocated.discard(request.id)
         self.last_state.pop(request.id, None)
         self.retired.pop(request.id, None)
+        self.producers.discard(request.id)
+        self.tails = [each for each in self.tails if each[0] != request.id]
         return super().pop_blocks_for_free(request)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:

@@ -57,6 +57,7 @@ class KVCacheManager:
         self.managers = self.coordinator.managers
         self.on_published: Callable[[Request, Published], None] | None = None
         self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
+        self.pins: dict[int, list[int]] = {}  # by request: blocks held for a store to read
         self.unwritten: dict[int, Published] = {}  # of the step that is scheduled, by request
 
     def get_computed_blocks(self, request: Request) -> Hit:
@@ -175,8 +176,17 @@ class KVCacheManager:
             for _, blocks in unwritten:
                 for block in blocks:
                     self.pool.evict(block)
+        self.pool.free_blocks(self.pins.pop(request.id, ()))
         for manager in self.managers:
             manager.free(request)
+
+    def pin_tails(self) -> None:
+        """Hold the blocks that last states were moved to. Follows `take_partial_tail_offloads`."""
+        for manager in self.managers:
+            for request, block in manager.tails:
+                self.pool.touch([block])
+                self.pins.setdefault(request, []).append(block)
+            manager.tails = []
 
     def written(self, request: Request) -> None:
         """What was published for a request has been written."""

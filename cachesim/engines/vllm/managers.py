@@ -67,6 +67,7 @@ class Manager:
         self.num_cached: dict[int, int] = {}
         self.partial_hits: dict[int, tuple[int, int]] = {}
         self.copies: list[tuple[int, int]] = []  # source block, private copy
+        self.tails: list[tuple[int, int]] = []  # request, the block its last state was moved to
 
     # -- ids of the group's own block size ---------------------------------------------------------
 

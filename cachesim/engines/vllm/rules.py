@@ -174,6 +174,10 @@ class SchedulerRules:
     """0.24: what is out of the window is freed before a finished request is handed to a store by
     what was computed; before, by the tokens that are known."""
 
+    pins_tails: bool = False
+    """0.28 only: beside a store the block that a prompt's last state was moved to is held until its
+    request ends, for the store to read it; 0.30 hands over all states and holds none for it."""
+
     splits_after_store: bool = True
     """0.24: a state may come from a store; before, the engine core ends."""
 
@@ -246,7 +250,7 @@ RULES_0280 = replace(
     lookup=replace(RULES_0300.lookup, truncates_all=False),
     retention=replace(RULES_0300.retention, boundaries="prompt-end", on_hit_alignment=False),
     state=replace(RULES_0300.state, tail="prompt", retires_all=False),
-    scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
+    scheduler=replace(RULES_0300.scheduler, padding="beside-running", pins_tails=True),
     default_retention=None,
 )
 
@@ -265,6 +269,7 @@ RULES_0240 = replace(
         cap_counts_drafts=False,
         steps_back_by_place=False,
         store_hit="longest-group",
+        pins_tails=False,
     ),
 )
 

@@ -129,6 +129,8 @@ class Scheduler:
         budget = self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step, budget)
+        if self.external is not None and self.rules.scheduler.pins_tails:
+            self.manager.pin_tails()
         step.copies = self.manager.take_copies()
         if step.copies:
             ends = (block for _, *pair in step.copies for block in pair)

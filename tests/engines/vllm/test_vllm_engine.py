@@ -224,3 +224,22 @@ def test_a_store_may_bring_no_state_to_the_oldest_release() -> None:
 
     with pytest.raises(UpstreamAbort, match="not verified yet"):
         ask(engine, text(300, 40))
+
+
+@pytest.mark.parametrize(("release", "connector", "held"), [
+    ("0.28.0", "store", 1), ("0.28.0", "none", 0), ("0.30.0", "store", 0), ("0.33.0", "store", 0),
+])  # fmt: skip
+def test_beside_a_store_one_release_holds_the_block_of_the_last_state(
+    release: str, connector: str, held: int
+) -> None:
+    """Its scheduler was seen to keep that block out of the free queue until the request ends."""
+    flags = {"mamba_block_size": 32, "block_size": 8, "prefix_match_unit": 8}
+    engine: Any = server(release, connector=connector, **flags)
+    engine.submit(Request(prompt=text(300, 40), predict=30, reply=text(400, 30)))
+    most = 0
+    while engine.step():
+        most = max(most, sum(map(len, engine.manager.pins.values())))
+        engine.check_integrity()
+
+    assert held == most
+    assert {} == engine.manager.pins
