@@ -80,7 +80,7 @@ def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Ag
     known = FAMILY.release(release)
     with RealScheduler(known.name, version) as real:
         return held_against(
-            Agreement(FAMILY.name, known.name),
+            Agreement(FAMILY.name, known.name, fails_alike=True),
             (draw(seed, number, known.rules) for number in numbers),
             real.play,
             lambda workload: play(workload, known.rules),

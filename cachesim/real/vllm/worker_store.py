@@ -56,4 +56,8 @@ class Store:
         """Nothing is held."""
         return False
 
+    def register_finished_partial_tail(self, *_: Real) -> bool:
+        """Nothing is read of the last state, so its block is not waited for (0.30)."""
+        return False
+
     has_pending_push_work = has_pending_block_frees
