@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.vllm.rules import Rules
+from cachesim.real.prompts import Writer
 from cachesim.real.token_rows import spell
 
 KINDS: Final = (
@@ -129,45 +130,13 @@ def _smallest(config: dict[str, Any], tokens: int) -> int:
     )
 
 
-class _Writer:
-    """Prompts that grow out of what was asked before."""
+class _Writer(Writer):
+    """Requests with a salt, and with what is accepted of their drafts."""
 
     def __init__(self, rng: Random, unit: int, longest: int) -> None:
-        self.rng, self.unit, self.longest = rng, unit, longest
-        self.next = 10
-        self.known: list[tuple[list[int], list[int]]] = []
+        super().__init__(rng, unit, longest)
         self.replies: tuple[int, ...] = (1, 1, 2, 5, 20, 40)
         self.largest = 0  # tokens of the longest request so far, its reply included
-
-    def fresh(self, count: int) -> list[int]:
-        """Tokens that nobody had."""
-        first = self.next
-        self.next += count + self.rng.choice((1, 1, 9))
-        return list(range(first, first + count))
-
-    def length(self) -> int:
-        """Often a whole number of blocks, or one more or less."""
-        whole = self.unit * self.rng.randint(1, max(1, self.longest // self.unit))
-        kind = self.rng.random()
-        if kind < 0.4:
-            return max(2, min(self.longest, whole + self.rng.choice((-1, 0, 0, 1))))
-        return self.rng.randint(2, self.longest)
-
-    def prompt(self) -> list[int]:
-        """New, again, longer, cut, branched, or the turn after."""
-        rng = self.rng
-        if not self.known or rng.random() < 0.2:
-            return self.fresh(self.length())
-        prompt, reply = rng.choice(self.known[-6:])
-        whole, kind = prompt + reply, rng.random()
-        if kind < 0.25:
-            return list(prompt)
-        if kind < 0.5:
-            return whole + self.fresh(rng.randint(1, 20))
-        cut = rng.randint(1, len(whole))
-        if rng.random() < 0.4:
-            cut = max(1, cut // self.unit * self.unit)
-        return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
 
     def request(self, drafts: int) -> dict[str, Any]:
         """One request, with its reply, its salt, and how many drafts are accepted each time."""
