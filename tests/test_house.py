@@ -132,3 +132,13 @@ def test_only_an_engines_own_room_knows_its_name_and_releases(path: Path) -> Non
 
     names = {name for family in FAMILIES.values() for name in (family.name, *family.names())}
     assert told & names == set()
+
+
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """Outside of packages pytest tells them apart by name alone, and collects neither."""
+    names = [
+        path.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if not (path.parent / "__init__.py").exists()
+    ]
+    assert [] == sorted({name for name in names if names.count(name) > 1})

@@ -162,3 +162,19 @@ def test_deeply_nested_tables_are_wrong_usage(
 
         assert main(["run", str(file)]) == 2
         assert "nested" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_package_is_loaded_is_answered_too() -> None:
+    code = (
+        "import os, signal, sys, _cachesim_program\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.startswith('cachesim'): os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "_cachesim_program.main()\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (130, "cachesim: interrupted\n")
