@@ -8,6 +8,7 @@ version = release = importlib.metadata.version("cachesim")
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
+templates_path = ["templates"]
 html_theme = "furo"
 html_title = "cachesim"
 html_extra_path = ["schema"]

@@ -17,7 +17,18 @@ from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, 
 from tests.playground import ROOT, say, served
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
-PAGES: Final = ("index.html", LESSON, "_generated/causes.html", "_generated/scenarios.html")
+PAGES: Final = (
+    "index.html",
+    LESSON,
+    "_generated/causes.html",
+    "_generated/scenarios.html",
+    "_generated/python.html",
+    "_generated/flags.html",
+    "howto/hybrid-reprocesses-everything.html",
+    "architecture.html",
+    "out-of-reach.html",
+    "search.html",
+)
 NEEDED: Final = ("sphinx", "myst_parser", "furo", "playwright")
 
 
@@ -43,7 +54,7 @@ def looked_at(browser: Any, home: str, pictures: Path | None) -> None:
                 tab = context.new_page()
                 trouble: list[str] = []
                 tab.on("pageerror", lambda error, found=trouble: found.append(str(error)))
-                tab.goto(home + name)
+                holds(tab.goto(home + name).ok, f"no page {name}")
                 if pictures is not None:
                     stem = f"{Path(name).stem}-{size}-{scheme}"
                     tab.screenshot(path=pictures / f"{stem}.png", full_page=True)

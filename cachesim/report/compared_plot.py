@@ -26,7 +26,7 @@ def plot(title: str, rows: Sequence[Compared]) -> str:
     """The picture as a file."""
     colours = colours_of(rows)
     legend = [("reused", REUSED), *colours.items()]
-    high = LINE * (len(rows) + 1) + LABEL * (len(legend) + 1)
+    high = LINE * (len(rows) + 1) + LABEL * (len(legend) + 2)
     drawn = [
         f'<svg y="{LINE * (at + 1)}" width="100%" height="{LINE}" overflow="visible">'
         f"{''.join(_row(row, colours))}</svg>"
@@ -81,3 +81,6 @@ def _legend(entries: Sequence[tuple[str, int]], top: int) -> Iterator[str]:
         y = top + LABEL * at
         yield f'<rect class="b" x="0" y="{y}" width="12" height="10" fill="url(#p{colour})"/>'
         yield f'<text x="18" y="{y + 9}">{escape(name)}</text>'
+    y = top + LABEL * len(entries)
+    yield f'<line class="g" x1="0" x2="12" y1="{y + 5}" y2="{y + 5}"/>'
+    yield f'<text x="18" y="{y + 9}">new: nobody could have reused it</text>'

@@ -179,7 +179,9 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
     for i, (row, top) in enumerate(zip(picture.rows, tops, strict=True)):
         if i in heads:
             tone = "h bad" if "WRONG" in heads[i] else "h"
-            parts.append(f'<text class="{tone}" x="0" y="{top - 7}">{escape(heads[i])}</text>')
+            parts.append(
+                f'<text class="{tone}" x="{gutter}%" y="{top - 7}">{escape(heads[i])}</text>'
+            )
         inner = row_svg(row, picture.positions, uid, letter)
         parts.append(f'<svg class="r" y="{top}" {across} height="{LINE}">{inner}</svg>')
     parts.append(

@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -19,16 +21,41 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Sources(HTMLParser):
-    """What a page makes the browser fetch."""
+BUILT_LATER = ("playground/", "reports/")
+"""Folders that `make docs` fills after the site; their pages have checks of their own."""
 
-    def __init__(self) -> None:
+
+class Page(HTMLParser):
+    """What a page makes the browser fetch, where it leads, and the places in it."""
+
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.fetched: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = set()
+        self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        wanted = {"script": "src", "img": "src", "link": "href"}.get(tag)
-        self.found += [value for name, value in attrs if name == wanted and value]
+        given = {name: value for name, value in attrs if value}
+        wanted = {"script": "src", "img": "src", "link": "href"}.get(tag, "")
+        self.fetched += [given[wanted]] if wanted in given else []
+        self.links += [given["href"]] if tag == "a" and "href" in given else []
+        self.places |= {given["id"]} if "id" in given else set()
+
+
+def dead_links(site: Path) -> Iterator[str]:
+    """Every link within the site that leads to no page, or to no place on its page."""
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            goal = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            within = goal.relative_to(site).as_posix() if goal.is_relative_to(site) else ""
+            if parts.scheme or parts.netloc or within.startswith(BUILT_LATER):
+                continue
+            place = unquote(parts.fragment)
+            if not goal.is_file() or (place and goal in pages and place not in pages[goal].places):
+                yield f"{path.relative_to(site)}: {link}"
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +79,22 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
-        sources = Sources()
-        sources.feed(path.read_text(encoding="utf-8"))
-        assert [each for each in sources.found if re.match(r"https?:|//", each)] == [], path
+        fetched = Page(path).fetched
+        assert [each for each in fetched if re.match(r"https?:|//", each)] == [], path
+
+
+def test_every_link_leads_to_a_page_and_a_place(site: Path) -> None:
+    assert [] == list(dead_links(site))
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html">b</a><a href="c.html">c</a><a id="here" href="#there">d</a>'
+        '<a href="b.html#there">e</a><a href="https://example.org/x">f</a><a href="#here">g</a>'
+    )
+    (tmp_path / "b.html").write_text("<p id='there'>text</p>")
+
+    assert ["a.html: c.html", "a.html: #there"] == list(dead_links(tmp_path))
 
 
 def test_the_pages_hold_the_numbers_of_the_lessons(site: Path) -> None:
