@@ -1,130 +1,174 @@
 """What the recorder costs: the time to the first byte with and without it, and memory.
 
-    client ──────────────────> server       without
-    client ──> recorder ─────> server       with; the two take turns, request by request
+    client ─────────────────────> server     direct
+    client ──> bare hop ────────> server     the same HTTP library, and nothing but passing on
+    client ──> recorder ────────> server     all take turns, request by request, in a drawn order
 
-The server is one that answers at once, so that nothing hides the delay, and the real llama-server
-with a toy model where it can be set up. Memory is looked at while 1 GB streams through.
+The first server answers at once, so that nothing hides the delay; the second is the real
+llama-server with a toy model, where it can be set up. Each request has a connection of its own,
+because llama-server ends one after each stream. Memory is looked at while 2 GB stream through.
 """
 
-import asyncio
 import json
+import random
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.table import Table
+
+from benchmarks.hops import STREAMED, started
 
 REQUESTS: Final = 1_000
-TEXT: Final = 20_000
-"""Characters of a chat's system prompt: some 5,000 tokens."""
+REAL: Final = 300
+WARM: Final = 20
+"""Requests that are not counted: the first ones load what is loaded late."""
 
-STREAMED: Final = 1 << 30
-PIECE: Final = 32_000
+TEXT: Final = 20_000
+REAL_TEXT: Final = 250
+"""Characters of a chat's system prompt; the toy model has a token for every few of them."""
+
+PAUSE: Final = 0.04
+"""Seconds between requests to the real server: the recorder asks it for the tokens of each."""
+
+LOOK: Final = 1 << 24
 CHAT: Final = "/v1/chat/completions"
-HEAD: Final = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)
+ROW: Final = "{:<28}{:>9}{:>16}{:>9}   {}"
 
 
 def run(out: Console) -> None:
-    """Print the table of delays, and what 1 GB does to memory."""
-    table = Table(title=f"time to the first byte over {REQUESTS:,} requests each, ms")
-    for name in ("server", "without: median", "p99", "with: median", "p99", "added: median", "p99"):
-        table.add_column(name, justify="left" if name == "server" else "right")
-    with at_once() as url, recorder(url) as (port, process):
-        table.add_row("answers at once", *delays(url, port))
-        before, highest, seconds = stream(port, process.pid)
-    real = real_server()
-    if real is not None:
-        with real as url, recorder(url) as (port, _):
-            table.add_row("llama-server b11549, toy", *delays(url, port))
-    out.print(table)
-    out.print(
-        f"1 GB streamed through in {seconds:.0f} s: memory {before >> 20} MB before it, "
-        f"{highest >> 20} MB at most while it went through"
+    """Print a row as soon as it is measured, and what 2 GB do to memory."""
+
+    def row(*cells: str) -> None:
+        out.print(ROW.format(*cells, *[""] * (5 - len(cells))).rstrip(), soft_wrap=True)
+        out.file.flush()
+
+    row("time to the first byte, ms", "median", "quartiles", "p99", "by pairs, median [95 %]")
+    with started("server") as url, started("bare", url) as hop, recorder(url) as (ours, pid):
+        row(f"answers at once, {REQUESTS:,} each:")
+        for cells in compared(url, hop, ours, REQUESTS, TEXT, pause=0):
+            row(*cells)
+        for said in stream(ours, pid):
+            row(said)
+    with real_server() as url:
+        if url is None:
+            row("the real llama-server cannot be set up here")
+            return
+        with started("bare", url) as hop, recorder(url) as (ours, _):
+            row(f"llama-server b11549, {REAL} each:")
+            for cells in compared(url, hop, ours, REAL, REAL_TEXT, pause=PAUSE):
+                row(*cells)
+
+
+def compared(
+    url: str, hop: str, ours: str, count: int, size: int, *, pause: float
+) -> Iterator[tuple[str, ...]]:
+    """The rows of one server."""
+    places = {"direct": url, "bare aiohttp hop": hop, "recorder": ours}
+    taken = times(places, count, size, pause=pause)
+    for name in places:
+        yield f"  {name}", *figures(taken[name]), difference(taken, name, "direct")
+    yield "  recorder", "", "", "", difference(taken, "recorder", "bare aiohttp hop")
+
+
+def figures(values: Sequence[float]) -> tuple[str, str, str]:
+    """Median, quartiles and 99th percentile."""
+    low, _, high = quantiles(values, n=4)
+    return (
+        f"{median(values):.2f}",
+        f"{low:.2f} .. {high:.2f}",
+        f"{quantiles(values, n=100)[98]:.2f}",
     )
 
 
-def delays(url: str, port: int) -> list[str]:
-    """Median and 99th percentile without and with the recorder, and what it adds."""
-    direct = urlsplit(url).port or 80
-    without: list[float] = []
-    through: list[float] = []
-    for number in range(REQUESTS + 20):
-        body = chat(number)
-        for where, into in ((direct, without), (port, through)):
-            taken = first_byte(where, body)
-            if number >= 20:  # the first ones load what is loaded late
-                into.append(taken * 1000)
-    cells = []
-    for values in (without, through):
-        cells += [statistics.median(values), statistics.quantiles(values, n=100)[98]]
-    cells += [cells[2] - cells[0], cells[3] - cells[1]]
-    return [f"{each:.2f}" for each in cells]
+def difference(taken: Mapping[str, Sequence[float]], one: str, other: str) -> str:
+    """The median of the differences request by request, and where it lies in 95 of 100 draws.
+
+    The interval is that between two ranks of the sorted differences, without any assumption on
+    how they are distributed.
+    """
+    if one == other:
+        return ""
+    apart = sorted(a - b for a, b in zip(taken[one], taken[other], strict=True))
+    reach = round(1.96 * len(apart) ** 0.5 / 2)
+    low, high = (apart[len(apart) // 2 + side * reach] for side in (-1, 1))
+    return f"to {other}: {median(apart):+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def chat(number: int) -> bytes:
-    """A request as an agent sends it: a long prompt, something new at its end."""
+def times(
+    places: Mapping[str, str], count: int, size: int, *, pause: float
+) -> dict[str, list[float]]:
+    """Milliseconds to the first byte of each answer, all places by turns."""
+    order = random.Random(0)
+    clients = {name: HTTPConnection(urlsplit(url).netloc) for name, url in places.items()}
+    taken: dict[str, list[float]] = {name: [] for name in places}
+    for number in range(count + WARM):
+        for name in order.sample(list(places), len(places)):
+            time.sleep(pause)
+            seconds = first_byte(clients[name], chat(f"{name} {number}", size))
+            if number >= WARM:
+                taken[name].append(seconds * 1000)
+    return taken
+
+
+def chat(first: str, size: int) -> bytes:
+    """A request of a long prompt, of which nothing can be reused."""
     messages = [
-        {"role": "system", "content": "w1 w2 w3 " * (TEXT // 9)},
-        {"role": "user", "content": f"w{number}"},
+        {"role": "system", "content": first + " w1 w2 w3" * (size // 9)},
+        {"role": "user", "content": "w4"},
     ]
     body = {"messages": messages, "stream": True, "max_tokens": 2, "temperature": 0}
     return json.dumps(body).encode()
 
 
-def first_byte(port: int, body: bytes) -> float:
+def first_byte(client: HTTPConnection, body: bytes) -> float:
     """Seconds from the call to the first byte of the answer's body."""
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     begun = time.perf_counter()
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(head.encode() + body)
-        data = b""
-        while not data.partition(b"\r\n\r\n")[2]:
-            piece = client.recv(1 << 16)
-            if not piece:
-                msg = f"no answer came: {data[:100]!r}"
-                raise RuntimeError(msg)
-            data += piece
-        taken = time.perf_counter() - begun
-        while client.recv(1 << 16):
-            pass
+    client.request("POST", CHAT, body, {"Content-Type": "application/json"})
+    answer = client.getresponse()
+    first = answer.read1(1)
+    taken = time.perf_counter() - begun
+    if answer.status != 200 or not first:
+        msg = f"no answer came: {answer.status} {answer.read()[:100]!r}"
+        raise RuntimeError(msg)
+    answer.read()
+    client.close()  # the next request opens another
     return taken
 
 
-def stream(port: int, pid: int) -> tuple[int, int, float]:
-    """Have 1 GB of a reply stream through: memory before, at most, and the seconds it took."""
+def stream(url: str, pid: int) -> Iterator[str]:
+    """Have 2 GB of a reply stream through: the most memory before it, and in each half GB."""
     body = json.dumps({"messages": [{"role": "user", "content": "much"}], "stream": True}).encode()
     head = f"POST {CHAT}?much HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    before = highest = memory_of(pid)
+    yield f"memory before {STREAMED >> 30} GB stream through: {memory_of(pid) >> 20} MB"
     begun = time.perf_counter()
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    with socket.create_connection(("127.0.0.1", urlsplit(url).port or 80)) as client:
         client.sendall(head.encode() + body)
-        seen = looked = 0
+        seen = looked = highest = 0
         while seen < STREAMED:
             data = client.recv(1 << 18)
             if not data:
                 msg = f"the stream ended after {seen:,} bytes"
                 raise RuntimeError(msg)
-            seen += len(data)
-            if seen - looked > 1 << 24:
+            half, seen = seen >> 29, seen + len(data)
+            if seen - looked > LOOK:
                 looked = seen
                 highest = max(highest, memory_of(pid))
-    return before, highest, time.perf_counter() - begun
+            if seen >> 29 > half:
+                passed, seconds = (seen >> 29) / 2, time.perf_counter() - begun
+                yield f"  up to {passed:g} GB, after {seconds:.0f} s: {highest >> 20} MB at most"
+                highest = 0
 
 
 def memory_of(pid: int) -> int:
@@ -135,88 +179,36 @@ def memory_of(pid: int) -> int:
 
 
 @contextmanager
-def recorder(url: str) -> Iterator[tuple[int, Any]]:
-    """The recorder before a server: its port and its process."""
+def recorder(url: str) -> Iterator[tuple[str, int]]:
+    """The recorder before a server: its address and its process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "cachesim", "record", "--upstream", url, "--quiet"]
         command += ["--listen", "127.0.0.1:0", "-o", f"{folder}/recorded.jsonl"]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         line = process.stderr.readline() if process.stderr else ""
         try:
-            yield int(line.partition(" passes on")[0].rpartition(":")[2]), process
+            yield line.partition(" passes on")[0], process.pid
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate()
 
 
 @contextmanager
-def at_once() -> Iterator[str]:
-    """A server in a process of its own that answers at once."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.recorder"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline() if process.stdout else 0)}"
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def real_server() -> Any | None:  # noqa: ANN401 - a context manager, or none
-    """The real llama-server, where it can be installed."""
+def real_server() -> Iterator[str | None]:
+    """The real llama-server with a toy model; None where it cannot be installed."""
+    from cachesim.model.presets import preset  # noqa: PLC0415 - only where it is installed
     from cachesim.real.environment import EnvironmentUnavailableError  # noqa: PLC0415
-    from cachesim.real.llama_cpp.server import environment_for  # noqa: PLC0415
+    from cachesim.real.llama_cpp.gguf import write_model  # noqa: PLC0415
+    from cachesim.real.llama_cpp.server import RealServer, environment_for  # noqa: PLC0415
 
     try:
         environment_for("b11549").ready()
     except EnvironmentUnavailableError:
-        return None
-    return started()
-
-
-@contextmanager
-def started() -> Iterator[str]:
-    """The real llama-server with a toy model."""
-    from cachesim.model.presets import preset  # noqa: PLC0415 - only where it is installed
-    from cachesim.real.llama_cpp.gguf import write_model  # noqa: PLC0415
-    from cachesim.real.llama_cpp.server import RealServer  # noqa: PLC0415
-
+        yield None
+        return
     with tempfile.TemporaryDirectory() as folder, RealServer("b11549") as real:
         model = Path(folder) / "dense.gguf"
         write_model(preset("dense"), model)
-        with real.started({"ctx_size": 65_536, "parallel": 1}, model) as server:
+        options: dict[str, Any] = {"ctx_size": 65_536, "parallel": 1}
+        with real.started(options, model) as server:
             yield server.address
-
-
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer one request with a short reply, or with a very long one."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    found = re.search(rb"(?i)content-length: *(\d+)", head)
-    size = int(found.group(1)) if found else 0
-    await reader.readexactly(size)
-    much = b"?much" in head.split(b"\r\n")[0]
-    text = "x" * (PIECE if much else 5)
-    event = {"choices": [{"index": 0, "delta": {"content": text}}]}
-    data = b"data: " + json.dumps(event).encode() + b"\n\n"
-    piece = f"{len(data):x}\r\n".encode() + data + b"\r\n"
-    try:
-        writer.write(HEAD)
-        for _ in range(2 * STREAMED // PIECE if much else 3):
-            writer.write(piece)
-            await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-    except ConnectionError:
-        pass
-    writer.close()
-
-
-async def serve() -> None:
-    """Serve until the process is ended."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=1 << 24)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-if __name__ == "__main__":
-    asyncio.run(serve())

@@ -79,7 +79,8 @@ class Passage:
 
         Every request has a connection of its own: one that was kept open may be closed by the
         server at the moment in which the next request is sent, and the client would get an error
-        that is none of the server's.
+        that is none of the server's. llama-server b11549 closes after each stream, and does not
+        say so before: its answer promises `Keep-Alive: timeout=5, max=100`.
         """
         if self._session is None:
             self._session = ClientSession(

@@ -18,8 +18,12 @@ from cachesim.record.session import Session
 GRACE: Final = 0.2
 """Seconds that answers under way are given when the recorder is told to stop."""
 
-TURN: Final = 0.0005
-"""Seconds for which the recording thread may hold the interpreter while answers are passing."""
+TURN: Final = 0.00005
+"""Seconds for which the recording thread may hold the interpreter while answers are passing.
+
+A request and its answer wake the passage some ten times. With 0.5 ms a recorder whose thread is
+never idle added 0.6 ms to what a bare hop costs; with this, 0.1.
+"""
 
 Open: TypeAlias = Callable[[Passage, asyncio.AbstractEventLoop], Session]
 
