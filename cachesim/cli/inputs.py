@@ -84,6 +84,9 @@ def requests_in(inputs: Sequence[Given]) -> list[Recorded]:
     reader = DumpReader()
     for each in inputs:
         reader.read(each.name, as_dump(each.file) if has_bodies(each.head) else each.file)
+    if not reader.requests:
+        msg = f"{', '.join(each.name for each in inputs)}: no request with a prompt is recorded"
+        raise InputError(msg)
     for place in reader.cut:
         show(notes(), Text(f"{place}: the last line is cut; it is left out"))
     return reader.requests

@@ -192,4 +192,5 @@ def starts_of(request: Recorded, anchors: Sequence[Anchor]) -> list[int]:
             found.append(tokens_at(anchors, at))
         before = each.part
         at += each.length
-    return sorted({each for each in found if each > 0})
+    total = anchors[-1][1]
+    return sorted({each for each in found if 0 < each < total})

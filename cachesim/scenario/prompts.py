@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat_templates import Message
@@ -80,8 +80,13 @@ class Vocabulary:
         messages = self.messages(step.messages)
         if self.server is not None:
             return self.server(messages)
-        told = (step.options.get("tools", ()), step.options.get("chat_template_kwargs", {}))
-        tokenizer = self.tokenizer.with_arguments(*told) if any(told) else self.tokenizer
+        tools = step.options.get("tools", ())
+        tools = (tools,) if isinstance(tools, str) else tools  # one text is a list of one
+        arguments = step.options.get("chat_template_kwargs", {})
+        tokenizer = self.tokenizer
+        # Of another type they change nothing here: the engine is asked next, and refuses them.
+        if _are_texts(tools) and isinstance(arguments, Mapping) and (tools or arguments):
+            tokenizer = tokenizer.with_arguments(tools, arguments)
         return tokenizer.apply_chat_template(messages), tokenizer.message_starts(messages)
 
     def parts(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
@@ -104,6 +109,10 @@ class Vocabulary:
             parts.append(Part(name=word, start=at, end=end))
             at = end
         return tuple(parts)
+
+
+def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
+    return isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
 
 
 def piece_of(word: str) -> tuple[str, slice]:

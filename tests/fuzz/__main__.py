@@ -16,10 +16,14 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
+from typing import Final
 
 from tests.fuzz.guard import limit_memory
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.search import Tally, portions, search
+
+TOLD_EVERY: Final = 20_000
+"""Mutants between two lines that say how far a long run has come."""
 
 
 def main() -> int:
@@ -39,7 +43,7 @@ def main() -> int:
             for at in range(given.first, end, 200)
         )
     started = time.monotonic()
-    whole = Tally()
+    whole, told = Tally(), 0
     for tally in done(orders, given.jobs):
         shown = {last_line(each.failure) for each in whole.failures}
         for each in tally.failures:
@@ -47,6 +51,9 @@ def main() -> int:
                 shown.add(last_line(each.failure))
                 say(each.again, each.failure)
         whole.add(tally)
+        if whole.counts.total() - told >= TOLD_EVERY:
+            told = whole.counts.total()
+            say(f"{told:,} mutants, {len(whole.failures)} failures")
         if given.minutes and time.monotonic() - started > 60 * given.minutes:
             break
     tell(whole, given.seed, time.monotonic() - started)

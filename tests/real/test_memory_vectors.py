@@ -82,7 +82,10 @@ def test_what_is_no_vector_file_is_refused(tmp_path: Path, content: str, message
         ("memory-b9509", ("ops", 0, "runs", 0, "count"), 2**31 - 1, "a batch of 2,147,483,647"),
         ("memory-b9509", ("ops", 0, "runs", 0, "start"), -1, "a position below 0"),
         ("memory-b9509", ("memory", "cells"), 2**31, "cells: a memory of 2,147,483,648"),
+        ("memory-b9509", ("memory", "layers", "kv"), 2**31, "1,000 are the most"),
         ("vllm-0.33.0", ("config", "blocks"), 2**31 - 1, "a pool of 2,147,483,647 blocks"),
+        ("sglang-0.5.23", ("steps", 0, 0, "generate"), 2**31, "a reply of 2,147,483,648"),
+        ("sglang-0.5.23", ("config", "tokens"), 10**12, "a pool of 1,000,000,000,000"),
     ],
 )
 def test_counts_and_positions_that_no_memory_holds_are_refused(

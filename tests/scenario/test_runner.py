@@ -1,6 +1,8 @@
 """Runs: what a step shows, what is expected of it, and what an end in the middle leaves."""
 
 import json
+import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -171,3 +173,41 @@ def test_steps_sent_together_keep_their_own_events_after_several_completions() -
 
     tasks = [{event["task"] for event in step["events"]} - {-1} for step in run["steps"]]
     assert tasks == [{0, 1}, {2}, {3}]
+
+
+def chat_with(options: str) -> dict[str, Any]:
+    return tomllib.loads(f"""
+        format = 1
+        name = "tools"
+        about = "A chat with tools."
+        class = "limits"
+        engine = {{ name = "mlx-lm", profiles = ["0.32.2"] }}
+        model = {{ preset = "hybrid-delta" }}
+        [[step]]
+        name = "A"
+        messages = [{{ role = "user", content = "hello" }}]
+        predict = 2
+        options = {{ {options} }}
+        [[expect]]
+        profile = "0.32.2"
+    """)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("tools = 64", "'tools' is 64; write a text or a list of texts"),
+        ("chat_template_kwargs = 1", "chat_template_kwargs is 1; write {"),
+    ],
+)
+def test_tools_and_arguments_of_another_type_are_refused_in_words(given: str, said: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        run_scenario(chat_with(given), arithmetic="ring", verify=False)
+
+
+def test_one_text_is_a_list_of_one_tool() -> None:
+    runs = [
+        run_scenario(chat_with(given), arithmetic="ring", verify=False).to_json()["steps"]
+        for given in ('tools = "w1"', 'tools = ["w1"]')
+    ]
+    assert runs[0] == runs[1]

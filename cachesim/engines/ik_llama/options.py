@@ -150,6 +150,12 @@ class Options:
                 "a companion works with parallel = 1 only: the server refuses -mtp with more slots"
             )
             raise OptionError(msg)
+        if self.tags == ("", ""):
+            msg = (
+                f"reasoning_tokens is {self.reasoning_tokens!r}, two empty tags, which the search "
+                'for blocks would find for ever; write "<think>,</think>", "auto" or "none"'
+            )
+            raise OptionError(msg)
 
     @property
     def tags(self) -> tuple[str, str] | None:

@@ -23,6 +23,7 @@ from cachesim.units import Array, Integers, Token
 F32: Final = 0
 WIDE: Final = 1 << 30
 """As many tokens as anybody wants to decode at once."""
+LAYERS: Final = 1_000
 
 
 class CounterNetwork:
@@ -91,6 +92,9 @@ def counter_context(memory: Mapping[str, Any], rules: MemoryRules) -> Context:
         if memory.get(part, 0) > CONTEXT:
             msg = f"{part}: a memory of {memory[part]:,}; {CONTEXT:,} is the most"
             raise ValueError(msg)
+    if sum(memory["layers"].values()) > LAYERS:
+        msg = f"layers: {memory['layers']}; {LAYERS:,} are the most"
+        raise ValueError(msg)
     shapes = counter_shapes(memory["layers"])
     return Context(
         CounterNetwork(shapes),

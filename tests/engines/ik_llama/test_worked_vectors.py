@@ -3,7 +3,7 @@
 import pytest
 
 from cachesim.engines.byte_tokenizer import THINK_MARKS
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort
 from tests.engines.ik_llama.worked_kit import (
     LATER,
     SEED_ERA,
@@ -242,3 +242,8 @@ def test_reasoning_is_left_out_of_the_choice_not_of_the_count(
     assert answer == server.ask(prompt + said + U[:30], SHORT)
     assert ([994, 1000, 1511, 2022, 2510] if model == "hybrid-delta" else []) == made
     assert ([2511] if tags == "none" else []) == server.parked[:1]
+
+
+def test_two_empty_tags_are_refused() -> None:
+    with pytest.raises(OptionError, match="two empty tags"):
+        Played("dense", reasoning_tokens=",")
