@@ -116,6 +116,10 @@ class Engine(ABC):
         """The reply to a request, once it is finished."""
 
     @abstractmethod
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for the reply of a finished request again, nor for the events so far."""
+
+    @abstractmethod
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away."""
 

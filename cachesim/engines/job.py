@@ -1,15 +1,46 @@
 """A request to an engine core that knows no slots: what was asked for, and what came of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.ledger import Ledger
 from cachesim.errors import OptionError, TokenError
+from cachesim.model.adapters import Strengths
 from cachesim.units import Array, Count, Tokens
+
+J = TypeVar("J")
+
+
+class Jobs(Generic[J]):
+    """Requests by their tickets, oldest first; a ticket is given once, whatever is forgotten."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, J] = {}
+        self._given = 0
+
+    def __getitem__(self, ticket: int) -> J:
+        return self._jobs[ticket]
+
+    def __iter__(self) -> Iterator[J]:
+        return iter(self._jobs.values())
+
+    def ticket(self) -> base.Ticket:
+        """The ticket of the next one."""
+        return base.Ticket(self._given)
+
+    def append(self, job: J) -> None:
+        """Keep a request under the next ticket."""
+        self._jobs[self._given] = job
+        self._given += 1
+
+    def forget(self, ticket: int) -> None:
+        """Keep nothing of a request."""
+        self._jobs.pop(ticket, None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +56,7 @@ class Job(ABC):
     error: str | None = None
     message: str = ""
     done: bool = False
+    strengths: Strengths = ()  # of the adapters that the answer is to be computed under
 
     @property
     @abstractmethod
@@ -46,6 +78,7 @@ class Job(ABC):
             equal=self.ledger.equal,
             equal_with=self.ledger.equal_with,
             losses=self.ledger.losses,
+            strengths=self.strengths,
             error=self.error,
             message=self.message,
         )

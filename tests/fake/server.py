@@ -109,6 +109,10 @@ class FakeServer(Engine):
     def reply(self, ticket: Ticket) -> Reply | None:
         return self.answers.get(ticket)
 
+    def forget(self, ticket: Ticket) -> None:
+        self.answers.pop(ticket, None)
+        self.log.clear()
+
     def cancel(self, ticket: Ticket) -> None:
         self.queue = [(each, request) for each, request in self.queue if each != ticket]
 

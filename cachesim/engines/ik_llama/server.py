@@ -164,6 +164,11 @@ class IkLlama(Engine):
         """The reply, once it is finished."""
         return self._replies.get(ticket)
 
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._record.clear()
+        self._replies.pop(ticket, None)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away: a generating slot is released, a prefilling one goes on.
 

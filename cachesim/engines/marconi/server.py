@@ -11,6 +11,7 @@ from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
 from cachesim.engines.held import Held
+from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.marconi import causes
 from cachesim.engines.marconi import events as happened
@@ -21,7 +22,7 @@ from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.rules import Rules
 from cachesim.engines.marconi.tree import Match, Node, Tree
 from cachesim.engines.profile import Profile
-from cachesim.engines.tokens import get_common_prefix
+from cachesim.engines.seen import Seen
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
@@ -68,8 +69,9 @@ class Marconi(Engine):
         self.computes = arithmetic_of(network) != "counts"
         self.options = family.read(profile, options)
         self._events = EventLog()
-        self._jobs: list[Job] = []
-        self._computed: list[Tokens] = []
+        self._jobs: Jobs[Job] = Jobs()
+        self._computed = Seen()
+        self._served = 0
         self._start()
 
     def _start(self) -> None:
@@ -112,7 +114,7 @@ class Marconi(Engine):
         if limit < 1:
             msg = "a request generates at least 1 token: let it"
             raise OptionError(msg)
-        ticket = Ticket(len(self._jobs))
+        ticket = self._jobs.ticket()
         job = Job(ticket=ticket, prompt=request.prompt, limit=limit, forced=request.reply)
         self._jobs.append(job)
         if len(request.prompt) + limit > LONGEST:
@@ -137,6 +139,12 @@ class Marconi(Engine):
             error=job.error,
         )
 
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._events.clear()
+        if self._jobs[ticket].done:
+            self._jobs.forget(ticket)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away before its turn."""
         job = self._jobs[ticket]
@@ -147,7 +155,7 @@ class Marconi(Engine):
         """A scenario's way to begin with an empty tree."""
         del slot
         self._start()
-        job = Job(ticket=Ticket(len(self._jobs)), prompt=(), limit=0, forced=None, done=True)
+        job = Job(ticket=self._jobs.ticket(), prompt=(), limit=0, forced=None, done=True)
         self._jobs.append(job)
         return job.ticket
 
@@ -234,7 +242,8 @@ class Marconi(Engine):
     def _keep(self, job: Job, memory: Memory, states: dict[int, dict[int, Array]]) -> None:
         """What was computed goes into the tree, each new node with its keys and state."""
         tokens = (*job.prompt, *job.generated)[: memory.length]
-        self._computed.append(tokens)
+        self._computed.learn(np.array(tokens, np.int64), None, self._served)
+        self._served += 1
         asked = job.prompt
         leaf, branch = self.tree.insert(asked, tokens, int(job.ticket))
         if branch is not None:
@@ -273,11 +282,8 @@ class Marconi(Engine):
 
     def _account(self, job: Job, match: Match) -> None:
         """From what was computed before down to the match."""
-        prompt, best, by = job.prompt, 0, -1
-        for number, tokens in enumerate(self._computed):
-            shared = int(get_common_prefix(tokens, prompt))
-            if shared > best:
-                best, by = shared, number
+        prompt = job.prompt
+        best, by = self._computed.find(np.array(prompt, np.int64), None)
         ledger = job.ledger = Ledger(Count(best), f"request {by}" if best else "nothing")
         if self._right and best > len(prompt) - 1:
             ledger.apply(causes.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))

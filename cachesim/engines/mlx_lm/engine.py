@@ -7,6 +7,7 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
 from cachesim.engines.held import Held
+from cachesim.engines.job import Jobs
 from cachesim.engines.mlx_lm.events import ModelCalled
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
@@ -61,7 +62,7 @@ class MlxLm(Engine):
             rules=rules,
             tell=self._events.append,
         )
-        self._jobs: list[Job] = []
+        self._jobs: Jobs[Job] = Jobs()
 
     def _draft(self, rules: MlxRules) -> Forward | None:
         """The draft model, where there is one; nobody asks what its states have folded in."""
@@ -86,7 +87,7 @@ class MlxLm(Engine):
 
     def submit(self, request: Request) -> Ticket:
         """Put a request into the server's queue; several before a step are admitted together."""
-        ticket = Ticket(len(self._jobs))
+        ticket = self._jobs.ticket()
         job = job_of(
             ticket,
             request,
@@ -109,6 +110,12 @@ class MlxLm(Engine):
         """The reply to a request, once it is finished."""
         job = self._jobs[ticket]
         return job.reply() if job.done else None
+
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._events.clear()
+        if self._jobs[ticket].done:
+            self._jobs.forget(ticket)
 
     def said(self, ticket: Ticket) -> int:
         """How many tokens a request has got so far."""

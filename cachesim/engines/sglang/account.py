@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachesim.engines.ledger import Ledger
+from cachesim.engines.seen import Seen
 from cachesim.engines.sglang import causes
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.seen import Seen, States
+from cachesim.engines.sglang.seen import States
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.units import Count, Integers
 

@@ -10,6 +10,7 @@ from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
 from cachesim.engines.held import Held
+from cachesim.engines.job import Jobs
 from cachesim.engines.profile import Profile
 from cachesim.engines.sglang import events as happened
 from cachesim.engines.sglang.account import Account
@@ -61,7 +62,7 @@ class Sglang(Engine):
         states = self.kind in {"mamba", "window-mamba"}
         self.options.check(self.rules, states=states)
         self._events = EventLog()
-        self._jobs: list[Job] = []
+        self._jobs: Jobs[Job] = Jobs()
         self._of_req: dict[int, Job] = {}
         self._idle = 0
         self._start()
@@ -146,7 +147,7 @@ class Sglang(Engine):
         """Put a request at the end of the queue; nothing runs yet."""
         check(request, self.network.spec.vocabulary if self.computes else None)
         fields = self.family.read_fields(self.profile, request.options or {})
-        ticket = Ticket(len(self._jobs))
+        ticket = self._jobs.ticket()
         job = Job(ticket=ticket, prompt=request.prompt, forced=request.reply)
         self._jobs.append(job)
         room = self._longest - len(request.prompt) - 1
@@ -182,6 +183,13 @@ class Sglang(Engine):
         job = self._jobs[ticket]
         return job.reply() if job.done else None
 
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._events.clear()
+        if self._jobs[ticket].done:
+            self._jobs.forget(ticket)
+            self._of_req.pop(int(ticket), None)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away."""
         job = self._jobs[ticket]
@@ -203,7 +211,7 @@ class Sglang(Engine):
         """A scenario's way to say `flush_cache`."""
         del slot
         self.flush_cache()
-        job = Job(ticket=Ticket(len(self._jobs)), prompt=())
+        job = Job(ticket=self._jobs.ticket(), prompt=())
         job.done, job.cached = True, Count(0)
         self._jobs.append(job)
         return job.ticket

@@ -8,6 +8,7 @@ from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
 from cachesim.engines.held import Held
+from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
 from cachesim.engines.vllm import causes
@@ -69,7 +70,7 @@ class Vllm(Engine):
         self.computed = Computed(self.manager.sizes.hash_block)
         self.drafter = Drafter(self.options)
         self.connector = Connector.open(self.options, self.manager, self.runner)
-        self._jobs: list[Job] = []
+        self._jobs: Jobs[Job] = Jobs()
         self._pending: Step | None = None
         self._published: dict[int, int] = {}  # blocks of the step that is scheduled, by request
         self._lost: set[int] = set()  # keys that were evicted
@@ -109,7 +110,7 @@ class Vllm(Engine):
         """Put a request at the end of the queue; nothing runs yet."""
         check(request, self.network.spec.vocabulary if self.computes else None)
         fields = self.family.read_fields(self.profile, request.options or {})
-        ticket = Ticket(len(self._jobs))
+        ticket = self._jobs.ticket()
         job = Job(
             ticket=ticket,
             prompt=request.prompt,
@@ -152,6 +153,14 @@ class Vllm(Engine):
         job = self._jobs[ticket]
         return job.reply() if job.done else None
 
+    def forget(self, ticket: Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._events.clear()
+        job = self._jobs[ticket]
+        runs = self._pending is not None and job.request and self._pending.has(job.request)
+        if job.done and not runs:  # an aborted one may still run, for nobody
+            self._jobs.forget(ticket)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away; what was scheduled for it runs, and nobody gets it."""
         job = self._jobs[ticket]
@@ -178,7 +187,7 @@ class Vllm(Engine):
         """A scenario's way to say `reset_prefix_cache`."""
         del slot
         self.reset_prefix_cache()
-        job = Job(ticket=Ticket(len(self._jobs)), prompt=(), request=None, forced=None, drafts=None)
+        job = Job(ticket=self._jobs.ticket(), prompt=(), request=None, forced=None, drafts=None)
         job.done, job.cached = True, Count(0)
         self._jobs.append(job)
         return job.ticket
