@@ -135,7 +135,8 @@ def _run(name: str, session: Session, *, verify: bool) -> tuple[Compared, Compar
             continue
         asked += len(reply.prompt)
         cached.append(reply.cached)
-        best.append(max(0, min(int(ideal.common(reply.prompt)), len(reply.prompt) - 1)))
+        known = int(ideal.common(reply.prompt, reply.strengths))
+        best.append(max(0, min(known, len(reply.prompt) - 1)))
         ideal.remember(reply)
         for loss in reply.losses:
             lost[loss.rule] += loss.before - loss.after

@@ -65,7 +65,8 @@ def _reuse(step: Step, account: Account) -> Iterator[Fact]:
 def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     """Who had computed what an ideal cache would have reused, and what became of it."""
     wanted = record.prompt[: account.ideal]
-    computed = next((each for each in past.earlier if _text(each)[: len(wanted)] == wanted), None)
+    alike = (each for each in past.earlier if _adapters(each) == _adapters(record))
+    computed = next((each for each in alike if _text(each)[: len(wanted)] == wanted), None)
     if computed is None:
         return
     if computed.snapshot is record.snapshot:
@@ -109,6 +110,11 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         ),
         fields={"computed": computed.name, "n_tokens": len(wanted), "since": names},
     )
+
+
+def _adapters(record: Record) -> tuple[float, ...]:
+    """Under which strengths a step was computed."""
+    return () if record.reply is None else record.reply.strengths
 
 
 def _text(record: Record) -> Tokens:

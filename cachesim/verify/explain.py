@@ -114,7 +114,7 @@ def _parting(
     return Parting(
         index=Pos(index),
         token=reply.prompt[index],
-        others=ideal.others(reply.prompt, index),
+        others=ideal.others(reply.prompt, index, reply.strengths),
         there=matched[index] if matched is not None and index < len(matched) else None,
         within=next((part.name for part in parts if part.start <= index < part.end), None),
     )
@@ -134,7 +134,7 @@ def _beginning(
     if parting.there is not None:
         differ = f"they differ at token {parting.index}{where}"
         return f"{equal}; {differ} ({parting.token} here, {parting.there} there)."
-    if ideal.common(reply.prompt) <= reply.equal and not parting.others:
+    if ideal.common(reply.prompt, reply.strengths) <= reply.equal and not parting.others:
         return f"{equal}; what follows{where} is new."
     if matched is not None:
         return f"{equal}, which has no more; what follows{where} is not there."

@@ -358,11 +358,25 @@ def _ideal(case: Case, fact: Fact) -> None:
 
 
 def _due(case: Case) -> int:
-    """The longest prefix that any earlier request computed, but for the last token."""
+    """The longest prefix that any earlier request computed, but for the last token.
+
+    Under the same adapters; where others were in force, what a slot holds may be theirs.
+    """
     prompt, reply = case.record.prompt, case.record.reply
-    earlier = (prefix(text_of(each), prompt) for each in case.played.records[: case.index])
-    known = max(max(earlier, default=0), 0 if reply is None else int(reply.equal))
+    before = [each for each in case.played.records[: case.index] if _done(each)]
+    alike = [each for each in before if reply is not None and _under(each) == reply.strengths]
+    known = max((prefix(text_of(each), prompt) for each in alike), default=0)
+    if len(alike) == len(before):
+        known = max(known, 0 if reply is None else int(reply.equal))
     return max(0, min(known, len(prompt) - 1))
+
+
+def _done(record: Record) -> bool:
+    return record.reply is not None and record.reply.error is None and bool(record.prompt)
+
+
+def _under(record: Record) -> tuple[float, ...]:
+    return () if record.reply is None else record.reply.strengths
 
 
 def _consumed(case: Case, fact: Fact) -> None:

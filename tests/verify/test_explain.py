@@ -1,5 +1,7 @@
 """The explanation of a miss: the engine's own entries, added up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,6 +88,20 @@ def test_what_a_server_found_equal_is_due_even_where_it_computed_ahead() -> None
     ideal.remember(reply((as_tokens([1, 2])), generated=as_tokens([3, 4])))
 
     assert 4 == ideal.due(reply(as_tokens([1, 2, 3, 4, 5]), equal=4))
+
+
+def test_what_other_adapters_computed_is_not_due() -> None:
+    ideal, plain, adapted = IdealCache(), (0.0,), (1.0,)
+    prompt = as_tokens([1, 2, 3, 4])
+    ideal.remember(replace(reply(prompt), strengths=plain))
+
+    assert [4, 0] == [ideal.common(prompt, each) for each in (plain, adapted)]
+    foreign = replace(reply(prompt, equal=4), strengths=adapted)
+    assert 0 == ideal.due(foreign)
+    assert () == ideal.others(as_tokens([1, 2, 9]), 2, adapted)
+
+    ideal.remember(foreign)
+    assert 3 == ideal.due(foreign)
 
 
 def test_a_refused_request_computed_nothing() -> None:

@@ -24,6 +24,11 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
             kind="text",
         ),
         Option(
+            name="lora",
+            about="the adapter to answer with: a table with 'name', and 'path' among --enable-lora",
+            kind="any",
+        ),
+        Option(
             name="priority",
             about="under the policy `priority`: the smaller the number, the earlier it is served",
             kind="whole number",

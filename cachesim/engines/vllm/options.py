@@ -43,6 +43,12 @@ class VllmOptions:
         unit="tokens",
         tried=(0, 32),
     )
+    lora: str = option(
+        "--enable-lora",
+        "the files of adapters that requests may bring, their names with commas between them",
+        default="",
+        may_be_silent=True,
+    )
     prefix_match_unit: int = option(
         "--prefix-match-unit",
         "tokens of one id; 0: the greatest common divisor of the groups' blocks",
@@ -155,6 +161,11 @@ class VllmOptions:
         choices=("none", "store", "store-attention"),
         tried=("none", "store"),
     )
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The files of adapters."""
+        return tuple(each.strip() for each in self.lora.split(",") if each.strip())
 
     @property
     def use_eagle(self) -> bool:

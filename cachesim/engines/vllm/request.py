@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from cachesim.engines.vllm.hashing import Prefixes
+from cachesim.model.adapters import Strengths
 
 Status: TypeAlias = Literal["waiting", "running", "preempted", "finished", "aborted"]
 
@@ -28,6 +29,7 @@ class Request:
     is_prefill_chunk: bool = False
     reads_cache: bool = True
     priority: int = 0  # the smaller, the earlier
+    strengths: Strengths = ()  # of the adapters, while it is computed
 
     @classmethod
     def make(
@@ -38,6 +40,7 @@ class Request:
         *,
         max_tokens: int,
         extra: object = None,
+        strengths: Strengths = (),
         reads_cache: bool = True,
         priority: int = 0,
     ) -> "Request":
@@ -51,6 +54,7 @@ class Request:
             root=prefixes.root(extra),
             reads_cache=reads_cache,
             priority=priority,
+            strengths=strengths,
         )
         prefixes.extend(request.hashes, tuple(prompt), request.root)
         return request

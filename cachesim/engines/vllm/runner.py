@@ -21,6 +21,7 @@ from cachesim.engines.vllm.pages import ChunkStore, Pages
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.engines.vllm.scheduler import Chunk, Step
 from cachesim.errors import ContractError
+from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import Lanes, Ubatch
 from cachesim.units import Array
@@ -200,6 +201,9 @@ class Runner:
 
     def _compute(self, chunk: Chunk) -> Array:
         """Put a chunk through the network; the logits of its last tokens."""
+        adapters = adapted_in(self.network)
+        if adapters is not None:
+            adapters.strengths = chunk.request.strengths
         pieces = self._pieces(chunk)
         wanted = 1 + len(chunk.drafts)
         tokens = chunk.tokens

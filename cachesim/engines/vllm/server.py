@@ -11,7 +11,7 @@ from cachesim.engines.held import Held
 from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
-from cachesim.engines.vllm import causes
+from cachesim.engines.vllm import adapters, causes
 from cachesim.engines.vllm import events as happened
 from cachesim.engines.vllm.account import Account, Computed
 from cachesim.engines.vllm.coordinator import Hit
@@ -110,6 +110,7 @@ class Vllm(Engine):
         """Put a request at the end of the queue; nothing runs yet."""
         check(request, self.network.spec.vocabulary if self.computes else None)
         fields = self.family.read_fields(self.profile, request.options or {})
+        lora = adapters.read(fields, self.options.adapters)
         ticket = self._jobs.ticket()
         job = Job(
             ticket=ticket,
@@ -117,6 +118,7 @@ class Vllm(Engine):
             request=None,
             forced=request.reply,
             drafts=request.drafts,
+            strengths=lora.strengths,
         )
         self._jobs.append(job)
         room = self.options.max_model_len - len(request.prompt)
@@ -132,7 +134,8 @@ class Vllm(Engine):
             self.prefixes,
             request.prompt,
             max_tokens=self._limit(request, room),
-            extra=fields.get("cache_salt"),
+            extra=lora.keyed(fields.get("cache_salt")),
+            strengths=lora.strengths,
             reads_cache=request.cache_prompt,
             priority=fields.get("priority") or 0,
         )

@@ -72,6 +72,7 @@ def _refuse(scenario: Scenario) -> None:
         "n-grams propose in some steps only": options.get("speculative_method") == "ngram",
         "its steps are never left half done": bool(options.get("async_scheduling"))
         or any(step.do == "cancel" for step in scenario.step),
+        "it computes under no adapter": bool(options.get("lora")),
         "it reads the cache for every request": any(
             not step.cache_prompt for step in scenario.step
         ),
