@@ -58,7 +58,7 @@ def _patches(family: Family[Any, Any]) -> str:
             code(each.name),
             plain(each.about),
             linked(f"#{each.pull}", family.name) if each.pull else "our own",
-            ", ".join(map(code, each.fits)),
+            ", ".join(map(code, each.fits)) or f"in every release: {code(f'-{each.name}')} only",
             ", ".join(_changes(family, each)),
         )
         for each in family.patches
@@ -67,8 +67,16 @@ def _patches(family: Family[Any, Any]) -> str:
 
 
 def _changes(family: Family[Any, Any], patch: Patch[Any]) -> Iterator[str]:
-    """The fields that a patch sets, on the newest release that it changes."""
+    """The fields that a patch sets, on the newest release that it changes.
+
+    What every release has is told by what taking it back from the first one changes.
+    """
     found: dict[str, str] = {}
+    if not patch.fits:
+        base = Profile(family.name, patch.landed)
+        before = flat(family.rules(base.with_patches(f"-{patch.name}")))
+        after = flat(family.rules(base))
+        found = {name: after[name] for name in after if before[name] != after[name]}
     for release in patch.fits:
         base = Profile(family.name, release)
         before = flat(family.rules(base))

@@ -83,6 +83,15 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         landed="8337e4cd3",
     ),
     Patch(
+        name="1669",
+        pull=1669,
+        about="rejected drafts are taken out of recurrent states; before, only out of the cells",
+        fits=(),
+        lay=_set(restores_recurrent=True),
+        landed="d2da6da05",
+        back=_set(restores_recurrent=False),
+    ),
+    Patch(
         name="2459",
         pull=2459,
         about="a context shift shortens the token list of requests without cache_prompt too",

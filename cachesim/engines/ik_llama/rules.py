@@ -39,6 +39,9 @@ class Rules:
     eviction: Literal["fifo", "variance"] = "fifo"  # #2020
     keeps_earliest: bool = False  # #1877: with a cap above 1 the second oldest is evicted
 
+    # speculation
+    restores_recurrent: bool = True  # #1669: rejected drafts are taken out of recurrent states too
+
     # companion
     companion_reset: CompanionReset = "everything"  # #1889
     trims_companion_always: bool = True  # later release: only after the primary agreed

@@ -177,7 +177,9 @@ class Speculation:
     def _undo(self, slot: Slot, m: int, accepted: Count, drafted: Count) -> None:
         """Take rejected positions out of the primary, its recurrent rows included."""
         seq = SeqId(slot.id)
-        if self._primary.hybrid and self._per_step:
+        if not self._rules.restores_recurrent:
+            self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
+        elif self._primary.hybrid and self._per_step:
             self._primary.roll_back_to_step(seq, accepted, drafted)
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
         elif self._primary.hybrid and self._before is not None:

@@ -258,6 +258,33 @@ _AT_LAST_USER: Final = {"checkpoint_at_last_user": True}
 
 PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
+        name="138",
+        pull=138,
+        about="a stored prompt that parts from the new one is cut back to what they share",
+        fits=(),
+        lay=_lay(store={"cuts_to_common_prefix": True}),
+        landed=ALL[0],
+        back=_lay(store={"cuts_to_common_prefix": False}),
+    ),
+    Patch(
+        name="183",
+        pull=183,
+        about="a stored prompt is cut so that at least one token is left to feed",
+        fits=(),
+        lay=_lay(store={"leaves_one_token": True}),
+        landed=ALL[0],
+        back=_lay(store={"leaves_one_token": False}),
+    ),
+    Patch(
+        name="755",
+        pull=755,
+        about="rows without keys are merged with rows that have some",
+        fits=(),
+        lay=_lay(caches={"merge_skips_empty": True}),
+        landed=ALL[0],
+        back=_lay(caches={"merge_skips_empty": False}),
+    ),
+    Patch(
         name="923",
         pull=923,
         about="snapshots at message boundaries",

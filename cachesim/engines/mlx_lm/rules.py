@@ -67,6 +67,9 @@ class CacheRules:
     all rows become float32: whoever joins a batch doubles its bytes, and those of what is stored
     of it."""
 
+    merge_skips_empty: bool = True
+    """#755 (0.30.4): a cache without keys is merged with others; before, it raised."""
+
     merge_of_empties: bool = True
     """#1072 (0.31.2): merging caches that all hold nothing gives an empty batch."""
 
@@ -113,6 +116,12 @@ class StoreRules:
 
     consumes: bool = False
     """Until #911 (0.31.0) a fetch takes the entry out of the store."""
+
+    cuts_to_common_prefix: bool = True
+    """#138 (0.24.1): an entry that parts from the prompt is cut back; before, none was used."""
+
+    leaves_one_token: bool = True
+    """#183 (0.24.2): a longer entry is cut so that one token is left; before, nothing was left."""
 
     longer_beside_shorter: bool = True
     """#911 (0.31.0): a longer entry is considered although a shorter one could be used."""

@@ -1,5 +1,6 @@
 """Proposals that never merged: rings that trim (#999), states that are forgotten (#1253, #1254)."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -95,8 +96,11 @@ def test_a_patch_replaces_fields_and_leaves_the_release_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mlx-lm@9.9", r"no mlx-lm release '9\.9'; there are 0\.30\.6"),
-        ("mlx-lm@0.32.2+77", r"no mlx-lm patch '77'; there are 923"),
+        (
+            "mlx-lm@9.9",
+            rf"no mlx-lm release '9\.9'; there are {re.escape(FAMILY.releases[0].name)}",
+        ),
+        ("mlx-lm@0.32.2+77", r"no mlx-lm patch '77'; there are 138, 183"),
     ],
 )
 def test_unknown_names_are_refused_with_the_known_ones(text: str, message: str) -> None:

@@ -210,7 +210,11 @@ class ArraysCache(LayerCache):
                 batch.left_padding = integers([0] * len(caches))
             return batch
         for slot in range(len(batch.cache)):
-            batch[slot] = cls._block([each[slot] for each in caches])
+            states = [each[slot] for each in caches]
+            if not rules.merge_skips_empty:
+                for state in states:
+                    indexed(state)
+            batch[slot] = cls._block(states)
         return batch
 
     @staticmethod

@@ -226,10 +226,11 @@ class BatchKVCache(LayerCache, batches=KVCache):
         keys = blank_batch([each.keys for each in caches], longest)
         values = blank_batch([each.values for each in caches], longest)
         for row, (left, cache) in enumerate(zip(padding, caches, strict=True)):
-            if cache.keys is None:
+            if cache.keys is None and rules.merge_skips_empty:
                 continue
+            held = indexed(cache.keys)
             place = slice(left, left + cache.offset)
-            place_rows(keys, row, place, cache.keys[:, :, : cache.offset])
+            place_rows(keys, row, place, held[:, :, : cache.offset])
             place_rows(values, row, place, some(cache.values)[:, :, : cache.offset])
         batch = cls._like(caches, padding)
         batch.keys, batch.values = keys, values

@@ -363,7 +363,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         keys = blank_batch([each.keys for each in caches], longest)
         values = blank_batch([each.values for each in caches], longest)
         for row, (left, length, cache) in enumerate(zip(padding, lengths, caches, strict=True)):
-            if cache.keys is not None:
+            if cache.keys is not None or not rules.merge_skips_empty:
+                indexed(cache.keys)
                 last = cls._contributed(cache, length)
                 place = slice(left, left + (cache.idx if last is None else length))
                 place_rows(keys, row, place, cache.temporal_order(cache.keys)[:, :, last:])

@@ -122,12 +122,15 @@ class LRUPromptCache:
         used = 0 if found.shorter is None else len(found.shorter)
         if found.longer is None or found.common_prefix <= used:
             return None
+        if found.common_prefix < len(tokens) and not self.rules.cuts_to_common_prefix:
+            return None
         entry = self.trie.get(found.model, found.longer)
         equal = Count(found.common_prefix)
         if not can_trim_prompt_cache(entry.prompt_cache):
             return self._untrimmed(found, entry, tokens) if self.rules.reuses_untrimmed else None
         cache = deepcopy(entry.prompt_cache)
-        prefix = Count(min(len(tokens) - 1, equal))
+        spared = 1 if self.rules.leaves_one_token else 0
+        prefix = Count(min(len(tokens) - spared, equal))
         wanted = len(found.longer) - prefix
         trimmed = trim_prompt_cache(cache, wanted)
         if self.rules.checks_trimmed and trimmed < wanted:
