@@ -6,7 +6,7 @@ Engines, oracle and scenarios know only what stands here.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from cachesim.model import ArithmeticName
 from cachesim.model.spec import ModelSpec
@@ -45,6 +45,7 @@ class Output:
     hidden: Array | None = None  # (T, width), last hidden states; None where there is no MTP head
 
 
+@runtime_checkable
 class Network(Protocol):
     """A network that runs ubatches against a Store and keeps nothing itself."""
 

@@ -1,5 +1,6 @@
 """Whether an engine takes a profile and an option: asked of its family, and of a server."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 from cachesim.engines.base import Engine
@@ -42,6 +43,22 @@ def refused_option(profile: Profile, spec: ModelSpec, name: str, value: object) 
         return str(error)
     except TypeError:  # a value that cannot be a key is asked about each time
         return _refusal.__wrapped__(profile, spec, name, value)
+
+
+def partner_of(profile: Profile, spec: ModelSpec, options: Mapping[str, object], name: str) -> str:
+    """The option beside which another one is taken that is refused alone; empty if there is none.
+
+    `spec_type = "draft-simple"` and `model_draft` need each other.
+    """
+    for other in options.keys() - {name}:
+        pair = {name: options[name], other: options[other]}
+        try:
+            family_of(profile.engine).refuse_internal(profile, pair)
+            Engine.create(profile, model=build(spec, "ring"), options=pair)
+        except (InputError, UpstreamAbort):
+            continue
+        return other
+    return ""
 
 
 @lru_cache(maxsize=4096, typed=True)

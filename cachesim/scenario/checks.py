@@ -11,6 +11,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.scenario import limits
 from cachesim.scenario.acceptance import (
     full_profile,
+    partner_of,
     refused_option,
     refused_profile,
     wrong_profile,
@@ -32,6 +33,8 @@ NEEDS: Final = {
     "slot-restore": ("file",),
     "slot-erase": (),
     "set-lora": ("options",),
+    "restart": (),
+    "sleep": (),
     "cancel": (),
 }
 """What an action cannot do without."""
@@ -165,7 +168,8 @@ def _options(scenario: Scenario) -> Iterator[Problem]:
             continue
         for key, value in scenario.engine.options.items():
             problem = refused_option(profile, spec, key, value)
-            if problem and key not in told:
+            needs = problem and partner_of(profile, spec, scenario.engine.options, key)
+            if problem and not needs and key not in told:
                 told.add(key)
                 yield Problem(("engine", "options", key), problem)
 

@@ -19,7 +19,16 @@ WORD_SHAPE: Final = r"[A-Za-z_][A-Za-z0-9_-]*"
 FILE_SHAPE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 CLASSES: Final = ("lost-reuse", "stale-state", "crash", "limits", "accounting")
 ANSWERS: Final = ("same", "rounding", "by-design", "diverged", "any", "none")
-ACTIONS: Final = ("complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "cancel")
+ACTIONS: Final = (
+    "complete",
+    "slot-save",
+    "slot-restore",
+    "slot-erase",
+    "set-lora",
+    "restart",
+    "sleep",
+    "cancel",
+)
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 LAYER_KINDS: Final = ("attention", "window", "ssm", "delta", "conv")
 

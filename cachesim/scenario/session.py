@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
 from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
@@ -16,6 +15,13 @@ from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.trace import Traced
 from cachesim.scenario import limits
+from cachesim.scenario.abilities import (
+    Adapting,
+    ChatRendering,
+    Restarting,
+    SeveralReplies,
+    SlotActions,
+)
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.models import spec_of
@@ -39,50 +45,6 @@ ENDLESS: Final = "endless"
 
 CANCELLED: Final = "cancelled"
 """The error of a request whose client went away."""
-
-
-@runtime_checkable
-class SlotActions(Protocol):
-    """A server that can save, restore and erase a slot; each action is queued like a request."""
-
-    def slot_save(self, slot: int, name: str) -> Ticket:
-        """Write a slot to the store."""
-        ...
-
-    def slot_restore(self, slot: int, name: str) -> Ticket:
-        """Fill a slot from the store."""
-        ...
-
-    def slot_erase(self, slot: int) -> Ticket:
-        """Empty a slot."""
-        ...
-
-
-@runtime_checkable
-class Adapting(Protocol):
-    """A server whose own set of adapters can be replaced while it runs."""
-
-    def set_lora(self, given: object) -> Ticket:
-        """Replace it."""
-        ...
-
-
-@runtime_checkable
-class ChatRendering(Protocol):
-    """A server whose HTTP side makes of a chat what no template alone does."""
-
-    def render_chat(self, messages: Sequence[Message]) -> tuple[Tokens, Sequence[tuple[str, int]]]:
-        """The prompt, and role and first token of every message."""
-        ...
-
-
-@runtime_checkable
-class SeveralReplies(Protocol):
-    """A server that can give several completions of one prompt."""
-
-    def replies(self, ticket: Ticket) -> tuple[Reply, ...]:
-        """All of them, the one that read the prompt first."""
-        ...
 
 
 class SlotFiles:
@@ -272,6 +234,8 @@ class Session:
             self._cancel(record, group)
         elif step.do == "set-lora":
             self._set_lora(record)
+        elif step.do in {"restart", "sleep"}:
+            self._begin_anew(record)
         else:
             self._slot_action(record)
 
@@ -324,6 +288,19 @@ class Session:
             record.ticket = self.engine.set_lora(record.step.options.get("lora", ()))
         except InputError as error:
             raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
+
+    def _begin_anew(self, record: Record) -> None:
+        engine, do = self.engine, record.step.do
+        try:
+            if not isinstance(engine, Restarting):
+                msg = f"{self.profile.engine} has no {do}"
+                raise OptionError(msg)
+            if do == "restart":
+                engine.restart()
+            else:
+                engine.sleep()
+        except InputError as error:
+            raise ScenarioError(str(Problem(("step", record.index, "do"), str(error)))) from None
 
     def _slot_action(self, record: Record) -> None:
         step, engine = record.step, self.engine

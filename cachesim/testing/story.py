@@ -46,6 +46,8 @@ def _deed(step: Step) -> str:
         "slot-save": f"then slot {slot} is saved into a file",
         "slot-restore": f"then slot {slot} is filled from that file",
         "slot-erase": f"then slot {slot} is erased",
+        "restart": "then the server is started again",
+        "sleep": "then nobody asks anything, and the server sleeps",
         "set-lora": "then the server's own adapters get other strengths",
     }[step.do]
 

@@ -150,3 +150,15 @@ def test_what_would_not_fit_into_memory_is_refused_before_it_is_built() -> None:
     found = problems(story(model=model, engine={"name": "fake", "options": {"ctx_size": 131072}}))
 
     assert any("needs about" in line and "make model or ctx_size smaller" in line for line in found)
+
+
+def test_options_that_need_each_other_are_taken_together() -> None:
+    companion = {"spec_type": "draft-simple", "model_draft": "dense"}
+    mapping = story(expect=[])
+    mapping["engine"] = {"name": "llama.cpp", "profiles": ["b11549"], "options": companion}
+
+    assert companion == scenario_of(mapping).engine.options
+
+    mapping["engine"]["options"] = {"spec_type": "draft-simple"}
+    with pytest.raises(ScenarioError, match="needs 'model_draft'"):
+        scenario_of(mapping)

@@ -49,13 +49,15 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
 def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
     """What a context is created with."""
     return ContextParams(
-        n_ctx=Count(options.ctx_size),
-        n_batch=options.batch_size,
+        n_ctx=Count(options.context),
+        n_batch=options.batch,
         n_ubatch=options.ubatch_size,
         n_seq_max=options.n_parallel,
         kv_unified=options.unified,
         swa_full=options.swa_full,
         n_rs_seq=n_rs_seq,
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
     )
 
 

@@ -104,6 +104,12 @@ ADAPTERS_CHANGED: Final = Cause(
     about="A request with a `lora` set of its own that is not the slot's empties the slot.",
     fields=("slot",),
 )
+READ_WHOLE: Final = Cause(
+    id="read-whole",
+    sentence="a prompt to be embedded is read in one piece, from its start (--pooling {pooling})",
+    about="All embeddings of a prompt come from one ubatch, unless only the last one is wanted.",
+    fields=("pooling",),
+)
 CACHE_PROMPT_OFF: Final = Cause(
     id="cache-prompt-off",
     sentence="the request asks for no reuse",

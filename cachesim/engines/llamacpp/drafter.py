@@ -152,12 +152,12 @@ def open_drafter(
     rules: MemoryRules,
 ) -> Drafter | None:
     """The companion that `--spec-type` asks for (`common_speculative_init`)."""
-    if options.spec_type == "none":
+    if not options.drafts:
         if options.model_draft is not None:
             msg = "option 'model_draft' needs 'spec_type'; write spec_type = \"draft-simple\""
             raise OptionError(msg)
         return None
-    params = replace(params, n_rs_seq=0)
+    params = replace(params, n_rs_seq=0, type_k="f16", type_v="f16")
     if options.spec_type == "draft-mtp":
         head = network.companion()
         if head is None:
@@ -177,8 +177,11 @@ def _draft_network(model: object, target: Network) -> Network:
         model = preset(model, vocabulary=target.spec.vocabulary, seed=target.spec.seed)
     if isinstance(model, ModelSpec):
         network: Network = build(model, arithmetic_of(target))
+    elif isinstance(model, Network):
+        network = model
     else:
-        network = model  # type: ignore[assignment]
+        msg = f"spec_type 'draft-simple': 'model_draft' is {model!r}; write a preset's name"
+        raise OptionError(msg)
     if network.spec.vocabulary != target.spec.vocabulary:
         msg = (
             f"the draft model has {network.spec.vocabulary} tokens and the target "

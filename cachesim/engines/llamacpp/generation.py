@@ -47,10 +47,12 @@ def budget_left(server: ServerContext, slot: Slot) -> int | None:
     """How many tokens may still be generated; None without a limit (upstream: `has_budget`).
 
     The end of a forced reply ends the generation too.
+
+    Trap: a number below -1 is a limit as well, and ends the reply with its first token.
     """
     params = slot.running.params
-    most = params.n_predict if params.n_predict >= 0 else server.options.predict
-    limits = [most] if most >= 0 else []
+    most = params.n_predict if params.n_predict != -1 else server.options.predict
+    limits = [most] if most != -1 else []
     if params.reply is not None:
         limits.append(len(params.reply))
     return min(limits) - slot.n_decoded if limits else None

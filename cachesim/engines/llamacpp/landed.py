@@ -22,8 +22,15 @@ from cachesim.units import Count
 
 OLDEST: Final = ServerRules(
     memory=memory.B9094,
-    requests=RequestRules(empty_prefill_opens=True),
-    selection=SelectionRules(pinned_slot_uses_cache=False, idle_save_needs_unified=True),
+    requests=RequestRules(
+        empty_prefill_opens=True,
+        counts_are_checked=False,
+        embeddings_reuse=True,
+        rank_is_last=False,
+    ),
+    selection=SelectionRules(
+        pinned_slot_uses_cache=False, idle_saves_any_task=True, idle_save_needs_unified=True
+    ),
     cache=PromptCacheRules(save_makes_room=False, limits_keep_one=True, load_consumes=True),
     reuse=ReuseRules(
         depth_test_skips_extensions=True,
@@ -151,6 +158,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"reuse.thold_spares_one": "when-nothing-new"},
     ),
     Merged(
+        name="counts-checked",
+        about="fields of a request are checked against their bounds",
+        landed="b9713",
+        sets={"requests.counts_are_checked": True},
+    ),
+    Merged(
         pull=24190,
         about="idle slots are saved without a unified cache too, and keep what they hold",
         landed="b9713",
@@ -235,6 +248,13 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"slots.file_holds_checkpoints": True},
     ),
     Merged(
+        name="rank-in-pieces",
+        about="a prompt to be ranked may be read in pieces; a prompt to be embedded reuses nothing",
+        landed="b11549",
+        sets={"requests.rank_is_last": True, "requests.embeddings_reuse": False},
+    ),
+    Merged(
+        name="unseen-before-b11549",
         about="what no random workload turned on: looked at in b11549",
         landed="b11549",
         sets={

@@ -1,13 +1,23 @@
 """The server's flags: upstream's names, the release's defaults for a server with one slot."""
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.engines.option import Option, option
 from cachesim.errors import OptionError
 
-SpecType: TypeAlias = Literal["none", "draft-mtp", "draft-simple"]
+Drafting: TypeAlias = Literal["draft-mtp", "draft-simple"]
+Ngrams: TypeAlias = Literal[
+    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"
+]
+SpecType: TypeAlias = Literal["none"] | Drafting | Ngrams
+CacheType: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
+Pooling: TypeAlias = Literal["none", "mean", "cls", "last", "rank"]
+Endpoint: TypeAlias = Literal["completion", "infill", "embedding", "rerank"]
+
+TRAINED_CONTEXT: Final = 65_536
+"""What the toy models say they were trained with: the context where none is asked for."""
 
 CONTEXT_STEP: Final = 256
 """Contexts are rounded up to multiples of this."""
@@ -46,9 +56,9 @@ class Options:
     )
     ctx_size: int = option(
         "-c, --ctx-size",
-        "the whole context, rounded up to a multiple of 256",
+        "the whole context, rounded up to a multiple of 256; 0 is what the model was trained with",
         default=4096,
-        low=1,
+        low=0,
         high=MOST,
         unit="tokens",
         tried=(4096, 1024, 512, 256),
@@ -145,6 +155,38 @@ class Options:
         default=False,
         tried=(False, True),
     )
+    cache_type_k: CacheType = option(
+        "-ctk, --cache-type-k",
+        "how keys are kept: it decides bytes here, and no value",
+        default="f16",
+        choices=get_args(CacheType),
+    )
+    cache_type_v: CacheType = option(
+        "-ctv, --cache-type-v",
+        "how values are kept: it decides bytes here, and no value",
+        default="f16",
+        choices=get_args(CacheType),
+    )
+    embedding: bool = option(
+        "--embeddings",
+        "embed prompts too; what is embedded shares the slots",
+        default=False,
+    )
+    pooling: Pooling = option(
+        "--pooling",
+        "what is made of a prompt's embeddings; with last, prompts are reused, with rank, reranked",
+        default="none",
+        choices=get_args(Pooling),
+    )
+    sleep_idle_seconds: int = option(
+        "--sleep-idle-seconds",
+        "after so long without a request all is given up until the next; -1 never. "
+        "No clock runs here: a step says that the server sleeps",
+        default=-1,
+        low=-1,
+        high=MOST,
+        unit="seconds",
+    )
     cache_prompt: bool = option(
         "--cache-prompt",
         "reuse what a slot holds; a request may say otherwise",
@@ -185,9 +227,10 @@ class Options:
     )
     spec_type: SpecType = option(
         "--spec-type",
-        "what drafts tokens: the model's own MTP head, or a second model",
+        "what drafts tokens: the model's own MTP head, or a second model; drafts from n-grams are "
+        "not simulated, and changed no count on the real servers",
         default="none",
-        choices=("none", "draft-mtp", "draft-simple"),
+        choices=("none", *get_args(Drafting), *get_args(Ngrams)),
         since="b9294",
     )
     spec_draft_n_max: int = option(
@@ -238,9 +281,25 @@ class Options:
         return self.kv_unified or self.parallel < 0
 
     @property
+    def drafts(self) -> bool:
+        """True where a companion drafts."""
+        return self.spec_type in get_args(Drafting)
+
+    @property
+    def context(self) -> int:
+        """The context that is asked for."""
+        return self.ctx_size or TRAINED_CONTEXT
+
+    @property
+    def batch(self) -> int:
+        """The most tokens of one decode call; a server that embeds reads an ubatch at a time."""
+        whole = self.embedding and self.ubatch_size > 0
+        return min(self.batch_size, self.ubatch_size) if whole else self.batch_size
+
+    @property
     def n_batch(self) -> int:
         """Tokens per decode call: at most the context as it was asked for."""
-        return min(self.ctx_size, self.batch_size)
+        return min(self.context, self.batch)
 
     @property
     def n_ubatch(self) -> int:
@@ -250,7 +309,7 @@ class Options:
     @property
     def n_ctx_seq(self) -> int:
         """Cells that one sequence can use, before any cap on the slot."""
-        whole = _round_up(self.ctx_size)
+        whole = _round_up(self.context)
         return whole if self.unified else _round_up(whole // self.n_parallel)
 
     @property
@@ -270,6 +329,36 @@ def _round_up(count: int) -> int:
 
 
 FIELDS: Final = (
+    Option(
+        name="endpoint",
+        kind="choice",
+        default="completion",
+        choices=get_args(Endpoint),
+        about="what is asked: only completions look into the prompt cache and make checkpoints",
+    ),
+    Option(
+        name="n_predict",
+        kind="whole number",
+        low=-MOST,
+        high=MOST,
+        unit="tokens",
+        about="as `predict`, in the server's own words: below -1 is one token, or refused",
+    ),
+    Option(
+        name="cache_prompt",
+        kind="yes or no",
+        about="said by the request itself: it counts more than the flag --cache-prompt",
+    ),
+    Option(
+        name="add_generation_prompt",
+        kind="yes or no",
+        about="of a chat: whether the template opens the reply",
+    ),
+    Option(
+        name="tools",
+        kind="texts",
+        about="of a chat: what the model may call, which a template shows before the messages",
+    ),
     Option(
         name="n_keep",
         kind="whole number",
@@ -299,6 +388,11 @@ FIELDS: Final = (
         name="ignore_eos",
         kind="yes or no",
         about="as the flag --ignore-eos, for one request",
+    ),
+    Option(
+        name="infill",
+        kind="yes or no",
+        about="the request comes to /infill: no parked conversation is looked up or parked for it",
     ),
     Option(
         name="prompt_string",

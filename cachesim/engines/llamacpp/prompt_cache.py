@@ -35,16 +35,17 @@ class Entry:
     checkpoints: tuple[Checkpoint, ...]
     approximate: Approximation | None
     n_tokens: Count = field(init=False)
-    checkpoint_size: int = field(init=False)
+    size: int = field(init=False)  # bytes of the blobs and of all checkpoints
 
     def __post_init__(self) -> None:
         self.n_tokens = Count(len(self.tokens))  # nothing is ever added to them
-        self.checkpoint_size = sum(each.size for each in self.checkpoints)
+        self.size = self.state.size + sum(each.size for each in self.checkpoints)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the blobs and of all checkpoints."""
-        return self.state.size + self.checkpoint_size
+    def empty(self) -> None:
+        """A failed load leaves nothing of the target's blob."""
+        self.size -= self.state.size
+        self.state = self.state.emptied()
+        self.size += self.state.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
         slot.n_prompt_tokens_cache = Count(0)
         server.finish(slot, "empty")
         return False
+    if not can_split(server, task):
+        return _start_whole(server, slot, task)
     if task.n_tokens >= slot.n_ctx:
         message = (
             f"request ({task.n_tokens} tokens) exceeds the available context size "
@@ -69,6 +71,38 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
         n_past -= 1
         task.ledger.apply(causes.LAST_TOKEN, n_past, n_tokens=task.n_tokens)
     _commit(slot, n_past)
+    return True
+
+
+def can_split(server: ServerContext, task: Task) -> bool:
+    """Whether a prompt may be read in pieces, and after what is there (upstream's name)."""
+    pooling = server.options.pooling
+    last = pooling == "last" or (pooling == "rank" and server.rules.requests.rank_is_last)
+    return not task.is_embedded or last
+
+
+def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
+    """A prompt whose embeddings must come from one ubatch (upstream: `if (!slot.can_split())`).
+
+    Trap: nothing erases the checkpoints of what the slot held; later prompts may find them.
+    """
+    n_ubatch = server.options.n_ubatch
+    if task.n_tokens > n_ubatch:
+        message = (
+            f"input ({task.n_tokens} tokens) is too large to process. increase the physical batch "
+            f"size (current batch size: {n_ubatch})"
+        )
+        server.finish(slot, "error", "server_error", message)
+        return False
+    if task.n_tokens > slot.n_ctx:
+        message = (
+            f"input ({task.n_tokens} tokens) is larger than the max context size "
+            f"({slot.n_ctx} tokens). skipping"
+        )
+        server.finish(slot, "error", "exceed_context_size_error", message)
+        return False
+    task.ledger.apply(causes.READ_WHOLE, 0, pooling=server.options.pooling)
+    _commit(slot, 0)
     return True
 
 

@@ -9,7 +9,7 @@ from cachesim.engines.chat_templates import Message
 from cachesim.engines.llamacpp.lora import parse_lora
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.spans import Start, message_starts, user_starts
-from cachesim.engines.llamacpp.task import Task, TaskParams
+from cachesim.engines.llamacpp.task import EMBEDDED, Task, TaskKind, TaskParams
 from cachesim.engines.rope import as_rope
 from cachesim.errors import OptionError, TokenError
 from cachesim.units import Pos, Token, Tokens
@@ -33,26 +33,37 @@ def to_task(
     prompt: Tokens = request.prompt
     starts: tuple[Start, ...] = ()
     if request.messages:
-        prompt, starts = _chat_prompt(request, server)
+        prompt, starts = _chat_prompt(request, server, fields)
     check_tokens(request, prompt, server.network.spec.vocabulary)
     if server.rules.checkpoints.placement == "every":
         starts = ()
     starts = (*starts, *message_starts(prompt, fields))
     users = sorted(user_starts(starts))
     params = TaskParams(
-        n_predict=request.predict,
+        n_predict=fields.get("n_predict", request.predict),
         n_keep=fields.get("n_keep", options.keep),
         n_discard=fields.get("n_discard", 0),
         n_cache_reuse=fields.get("n_cache_reuse", options.cache_reuse),
-        cache_prompt=request.cache_prompt and options.cache_prompt,
+        cache_prompt=fields.get("cache_prompt", request.cache_prompt and options.cache_prompt),
         lora=parse_lora(fields.get("lora", ()), options.adapters),
         ignore_eos=fields.get("ignore_eos", options.ignore_eos),
+        infill=fields.get("infill", False),
         reply=request.reply,
         drafts=request.drafts,
         user_starts=frozenset(users),
         last_user_start=users[-1] if users else Pos(-1),
     )
-    task = Task(id=number, ticket=ticket, tokens=prompt, params=params, id_slot=request.slot)
+    kind: TaskKind = fields.get("endpoint", "completion")
+    if kind in EMBEDDED:  # the HTTP side reads no further fields of such a request
+        params = TaskParams(reply=(), cache_prompt=server.rules.requests.embeddings_reuse)
+    task = Task(
+        id=number,
+        ticket=ticket,
+        kind=kind,
+        tokens=prompt,
+        params=params,
+        id_slot=-1 if kind in EMBEDDED else request.slot,
+    )
     task.children = [
         Task(id=number + 1 + k, ticket=ticket, tokens=prompt, params=params, id_parent=number)
         for k in range(request.completions - 1)
@@ -84,38 +95,58 @@ def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
             raise TokenError(msg)
 
 
-def why_refused(request: Request, task: Task, server: ServerContext) -> str:
-    """Why the HTTP side answers 400 before anything is queued; empty where it does not.
+INVALID: Final = "invalid_request_error"
+NOT_SUPPORTED: Final = "not_supported_error"
+
+
+def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
+    """The error with which the HTTP side answers before anything is queued, and its message.
 
     An empty list of tokens is refused. An empty text (`prompt_string`) is not, nor is a chat that
     renders to nothing.
     """
     if [each.role for each in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
-        return "Cannot have 2 or more assistant messages at the end of the list."
+        return INVALID, "Cannot have 2 or more assistant messages at the end of the list."
+    embeds = server.options.embedding
+    if task.is_embedded and not (embeds and (task.kind != "rerank" or _ranks(server))):
+        return NOT_SUPPORTED, f"This server was not started for {task.kind} requests"
+    if task.params.n_predict < -1 and server.rules.requests.counts_are_checked:
+        return INVALID, f"Field 'n_predict': -1 <= value, but got {task.params.n_predict}"
     is_text = bool(request.messages) or dict(request.options or {}).get("prompt_string")
     if not task.tokens and not is_text:
-        return '"prompt" must not be empty'
+        return INVALID, '"prompt" must not be empty'
     if request.completions > len(server.slots):
-        return f"n_cmpl cannot be greater than the number of slots ({len(server.slots)})"
-    return ""
+        slots = len(server.slots)
+        return INVALID, f"n_cmpl cannot be greater than the number of slots ({slots})"
+    return None
+
+
+def _ranks(server: ServerContext) -> bool:
+    return server.options.pooling == "rank"
 
 
 def render_chat(
-    server: ServerContext, messages: Sequence[Message]
+    server: ServerContext,
+    messages: Sequence[Message],
+    *,
+    opens: bool = True,
+    tools: Sequence[str] = (),
 ) -> tuple[Tokens, tuple[Start, ...]]:
     r"""The prompt of a conversation, and where its messages begin.
 
     Upstream: `oaicompat_chat_params_parse`. The role `developer` is `system`. An assistant message
     at the end is no turn of its own: the reply goes on from it. Trap: where it is empty, releases
-    since June do not even open the reply.
+    since June do not even open the reply. A client may ask that no reply be opened (`opens`), which
+    is not heard where there is a message to continue.
 
         <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n  [ the last message )
     """
-    tokenizer = ByteTokenizer(server.options.chat_template)
+    tokenizer = ByteTokenizer(server.options.chat_template).with_arguments(tools, {})
     shown = [_as_read(each) for each in messages]
     continued = shown.pop() if shown and shown[-1].role == ASSISTANT else None
-    opens = server.rules.requests.empty_prefill_opens or continued is None or continued.content
-    prompt = tokenizer.apply_chat_template(shown, add_generation_prompt=bool(opens))
+    if continued is not None:
+        opens = server.rules.requests.empty_prefill_opens or bool(continued.content)
+    prompt = tokenizer.apply_chat_template(shown, add_generation_prompt=opens)
     starts = [(role, Pos(count)) for role, count in tokenizer.message_starts(shown)]
     if continued is not None:
         starts.append((ASSISTANT, Pos(len(prompt))))
@@ -128,8 +159,12 @@ def _as_read(message: Message) -> Message:
     return Message(role=role, content=message.content.replace(" ", SPACE))
 
 
-def _chat_prompt(request: Request, server: ServerContext) -> tuple[Tokens, tuple[Start, ...]]:
-    prompt, starts = render_chat(server, request.messages)
+def _chat_prompt(
+    request: Request, server: ServerContext, fields: Mapping[str, Any]
+) -> tuple[Tokens, tuple[Start, ...]]:
+    """The prompt of a chat, of which nothing else may be said (`oaicompat_chat_params_parse`)."""
+    opens, tools = fields.get("add_generation_prompt", True), fields.get("tools", ())
+    prompt, starts = render_chat(server, request.messages, opens=opens, tools=tools)
     if request.prompt not in ((), prompt):
         msg = (
             "the prompt is not what the chat template makes of the messages: leave it out, or "

@@ -37,6 +37,9 @@ class RequestRules:
     """What the HTTP side makes of a request."""
 
     empty_prefill_opens: bool  # an empty assistant message at the end still opens the reply
+    rank_is_last: bool  # a prompt to be ranked may be read in pieces
+    embeddings_reuse: bool  # where a prompt to be embedded may be read in pieces
+    counts_are_checked: bool  # an n_predict below -1 is refused; else it is one token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class SelectionRules:
     """Choosing a slot and swapping its prompt with the prompt cache."""
 
     pinned_slot_uses_cache: bool
+    idle_saves_any_task: bool  # #26893: infill, which never looks up, is parked all the same
     idle_save_needs_unified: bool  # until b9601: idle slots are saved only under a unified cache
 
 

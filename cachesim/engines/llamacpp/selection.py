@@ -1,6 +1,6 @@
 """Which slot a task gets, and whether its prompt is swapped with the prompt cache first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -61,8 +61,10 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
         choice = get_available_slot(server, task)
     if choice is None:
         return None
+    if task.params.infill:  # "cache prompts only for completion tasks"
+        choice = replace(choice, update=False, f_keep=None)
     _rule_out_slots(server, choice, holdings)
-    if choice.update:
+    if choice.update and task.kind == "completion":
         update_prompt_cache(server, choice.slot, task.tokens, holdings)
     _settle(choice, holdings)
     return choice.slot

@@ -20,14 +20,16 @@ from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
 from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
+from cachesim.engines.llamacpp.server_events import ServerRestarted, ServerSlept
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.snapshot import snapshot
 from cachesim.engines.llamacpp.spans import Start
 from cachesim.engines.llamacpp.swap import save_idle_slots
-from cachesim.engines.llamacpp.task import Task, TaskKind
+from cachesim.engines.llamacpp.task import PROMPTED, Task, TaskKind
 from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope, as_rope
+from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.units import Tokens
@@ -71,9 +73,9 @@ class LlamaCpp(Engine):
         fields = self._family.read_fields(self.profile, request.options or {})
         task = to_task(request, fields, number=server.next_task, ticket=ticket, server=server)
         server.next_task += request.completions
-        message = why_refused(request, task, server)
-        if message:
-            self._refuse(task, message)
+        refused = why_refused(request, task, server)
+        if refused is not None:
+            self._refuse(task, *refused)
         else:
             server.queue.append(task)
         return ticket
@@ -108,6 +110,27 @@ class LlamaCpp(Engine):
             )
         )
         return Ticket(number)
+
+    def restart(self) -> None:
+        """End the process and start it again with the same flags; slot files stay."""
+        self._begin_anew(ServerRestarted())
+
+    def sleep(self) -> None:
+        """Give everything up until the next request (upstream: `handle_sleeping_state`)."""
+        if self._server.options.sleep_idle_seconds < 0:
+            msg = "the server never sleeps; set option 'sleep_idle_seconds'"
+            raise OptionError(msg)
+        self._begin_anew(ServerSlept())
+
+    def _begin_anew(self, event: Event) -> None:
+        old = self._server
+        if old.queue or any(slot.is_processing for slot in old.slots):
+            msg = "the server is at work; let it come to rest first"
+            raise OptionError(msg)
+        old.emit(event)
+        new = open_server(old.rules, self.network, old.options)
+        new.events, new.replies, new.next_task = old.events, old.replies, old.next_task
+        self._server = new
 
     def step(self) -> bool:
         """Empty the task queue, then one pass over the slots (upstream: `start_loop`)."""
@@ -214,8 +237,7 @@ class LlamaCpp(Engine):
         )
         return ticket
 
-    def _refuse(self, task: Task, message: str) -> None:
-        error = "invalid_request_error"
+    def _refuse(self, task: Task, error: str, message: str) -> None:
         self._server.emit(RequestRefused(task=task.id, error=error, message=message))
         self._server.answer(task, None, self._blank(task, error=error, message=message))
 
@@ -243,7 +265,7 @@ class LlamaCpp(Engine):
             set_lora(server, task)
             server.answer(task, None, self._blank(task))
             return
-        if task.kind != "completion":
+        if task.kind not in PROMPTED:
             self._process_action(task)
             return
         slot = choose_slot(server, task)
@@ -284,5 +306,6 @@ class LlamaCpp(Engine):
     def _launch(self, task: Task, slot: Slot, state: SlotState) -> None:
         take_over(self._server, slot, task)
         slot.task = task
+        slot.infilled = task.params.infill
         slot.move(state)
         self._server.emit(TaskLaunched(slot=slot.id, task=task.id, is_child=task.is_child))

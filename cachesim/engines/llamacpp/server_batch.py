@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from cachesim.engines.llamacpp.memory.advance import Advance
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids
 from cachesim.engines.llamacpp.slot import Slot
+from cachesim.engines.llamacpp.task import EMBEDDED, TaskKind
 from cachesim.engines.rope import LONGEST, as_rope
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token
@@ -37,12 +38,18 @@ class ServerBatch:
     runs: list[Run] = field(default_factory=list)
     length: int = 0
     lora: Strengths | None = None  # of the first slot in it: others join with the same
+    kind: TaskKind = "completion"  # likewise
 
     def admits(self, slot: Slot) -> bool:
         """Whether a slot may join those in it (upstream: `can_batch_with`)."""
         if self.lora is None:
-            self.lora = slot.lora
-        return self.lora == slot.lora
+            self.lora, self.kind = slot.lora, slot.running.kind
+        return (self.lora, self.kind) == (slot.lora, slot.running.kind)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the output of every token is wanted (upstream: `llama_set_embeddings`)."""
+        return self.kind in EMBEDDED
 
     def __len__(self) -> int:
         return self.length

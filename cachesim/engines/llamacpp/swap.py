@@ -79,7 +79,7 @@ def prompt_load(
     if not server.contexts.load_companion(state.companion, slot.id):
         server.emit(CacheLoadFailed(slot=slot.id, part="companion", size=state.companion_size))
         if cache.rules.load_consumes:
-            entry.state = state.emptied()
+            entry.empty()
         swap.rule_out(entry, causes.CACHE_LOAD_FAILED)
         return False
     slot.prompt.tokens = entry.tokens[:]
@@ -118,6 +118,10 @@ def save_idle_slots(server: ServerContext) -> None:
         if not slot.prompt.tokens:
             left = server.contexts.target.seq_pos_max(slot.id) >= 0
             if left and unified and not server.rules.selection.idle_save_needs_unified:
+                server.prompt_clear(slot)
+            continue
+        if slot.infilled and not server.rules.selection.idle_saves_any_task:
+            if unified:
                 server.prompt_clear(slot)
             continue
         server.emit(IdleSlotSaved(slot=slot.id))

@@ -1,7 +1,7 @@
 """What waits in the server's queue: a request as the HTTP side prepared it, or a slot action."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.base import Ticket
 from cachesim.engines.ledger import Ledger
@@ -9,8 +9,20 @@ from cachesim.model.adapters import Strengths
 from cachesim.units import Count, Pos, Tokens
 
 TaskKind: TypeAlias = Literal[
-    "completion", "slot-save", "slot-restore", "slot-erase", "set-lora", "cancel"
+    "completion",
+    "infill",
+    "embedding",
+    "rerank",
+    "slot-save",
+    "slot-restore",
+    "slot-erase",
+    "set-lora",
+    "cancel",
 ]
+
+EMBEDDED: Final = frozenset({"embedding", "rerank"})
+PROMPTED: Final = frozenset({"completion", "infill"}) | EMBEDDED
+"""Kinds of tasks that bring a prompt and take a slot for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,7 @@ class TaskParams:
     cache_prompt: bool = True
     lora: Strengths | None = None  # None: the server's own
     ignore_eos: bool = True
+    infill: bool = False  # upstream: SERVER_TASK_TYPE_INFILL
     reply: Tokens | None = None
     drafts: tuple[Tokens, ...] | None = None
     user_starts: frozenset[Pos] = frozenset()  # first tokens of user messages
@@ -51,6 +64,11 @@ class Task:
     def n_tokens(self) -> Count:
         """The length of the prompt."""
         return Count(len(self.tokens))
+
+    @property
+    def is_embedded(self) -> bool:
+        """True where every token's output is wanted, and none is generated (`need_embd`)."""
+        return self.kind in EMBEDDED
 
     @property
     def is_parent(self) -> bool:

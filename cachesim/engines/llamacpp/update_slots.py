@@ -22,7 +22,7 @@ from cachesim.engines.llamacpp.events import (
 from cachesim.engines.llamacpp.forced import pass_over_replies
 from cachesim.engines.llamacpp.generation import next_token, process_token
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.prompt_start import cut_memory, start_prompt
+from cachesim.engines.llamacpp.prompt_start import can_split, cut_memory, start_prompt
 from cachesim.engines.llamacpp.server_batch import ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState
@@ -169,6 +169,10 @@ def add_prompts(server: ServerContext, batch: ServerBatch) -> None:
         if slot.state is SlotState.STARTED and not start_prompt(server, slot):
             continue
         if slot.state is SlotState.PROCESSING_PROMPT:
+            task = slot.running
+            whole = not can_split(server, task)
+            if whole and len(batch) + task.n_tokens > server.options.n_batch:
+                continue  # the next pass has room for all of it
             add_prompt(server, slot, batch)
         if slot.is_processing and len(batch) >= server.options.n_batch:
             break
@@ -187,12 +191,13 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     cut_memory(server, slot)
     windowed = server.n_swa > 0 and not server.options.swa_full
     do_checkpoint = server.options.ctx_checkpoints > 0 and (server.is_exact or windowed)
+    do_checkpoint = do_checkpoint and task.kind == "completion"
     n_tokens_start = len(slot.prompt.tokens)
     n_tokens = min(
         break_at(server, slot, task, do_checkpoint=do_checkpoint),
         n_tokens_start + max(0, n_batch - len(batch)),
     )
-    batch.add(slot, task.tokens[n_tokens_start:n_tokens], output=False)
+    batch.add(slot, task.tokens[n_tokens_start:n_tokens], output=task.is_embedded)
     slot.n_prompt_tokens_processed += n_tokens - n_tokens_start
     if n_tokens == task.n_tokens:
         if not len(batch):  # what was swapped into a busy slot may hold the whole prompt
@@ -333,6 +338,7 @@ def _decode(server: ServerContext, batch: ServerBatch, begin: int, end: int) -> 
             return 0
     view = batch.view(begin, end)
     lora.apply(server, batch.lora or ())
+    target.all_outputs = batch.embeds
     ret = target.decode(view)
     if ret == 0:
         _feed_companion(server, view)
@@ -368,6 +374,9 @@ def post_decode(server: ServerContext, begin: int, end: int) -> None:
     copy_to_children(server)
     for slot in server.slots:
         if not begin <= slot.i_batch < end:
+            continue
+        if slot.state is SlotState.DONE_PROMPT and slot.running.is_embedded:
+            server.finish(slot, "embedded")  # send_embedding, send_rerank
             continue
         if slot.state is SlotState.DONE_PROMPT:
             slot.move(SlotState.GENERATING)

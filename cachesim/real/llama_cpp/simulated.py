@@ -16,7 +16,8 @@ from cachesim.real.llama_cpp.abilities import nearest_release
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, ENDLESS, Outcome, Step, Workload
-from cachesim.scenario.session import Adapting, SlotActions, SlotFiles
+from cachesim.scenario.abilities import Adapting, SlotActions
+from cachesim.scenario.session import SlotFiles
 from cachesim.units import Tokens
 
 SPARE: Final = 2

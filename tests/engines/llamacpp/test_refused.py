@@ -40,7 +40,6 @@ def create(profile: str = OCTOBER, model: str = "dense", **options: Any) -> Engi
         (OCTOBER, {"colour": 1}, ("there are", "batch_size")),
         (OCTOBER, {"parallel": 0}, ("-1 for the automatic four",)),
         (OCTOBER, {"parallel": "2"}, ("'parallel'", "'2'", "whole number")),
-        (OCTOBER, {"ctx_size": 0}, ("from 1",)),
         (OCTOBER, {"ctx_size": True}, ("True",)),
         (OCTOBER, {"slot_prompt_similarity": 2}, ("from 0 to 1",)),
         (OCTOBER, {"swa_full": 1}, ("true or false",)),
@@ -48,6 +47,7 @@ def create(profile: str = OCTOBER, model: str = "dense", **options: Any) -> Engi
         (OCTOBER, {"spec_type": "draft-mtp"}, ("needs an MTP head", "has none")),
         (OCTOBER, {"spec_type": "draft-simple"}, ("model_draft",)),
         (OCTOBER, {"model_draft": "dense"}, ("spec_type",)),
+        (OCTOBER, {"spec_type": "draft-simple", "model_draft": 0.5}, ("0.5", "a preset")),
     ],
 )
 def test_a_wrong_option_is_refused_with_what_to_write(

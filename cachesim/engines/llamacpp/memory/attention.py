@@ -42,6 +42,7 @@ class AttentionCache:
         rotate: Rotate | None = None,
         sections: bool = False,
         element: int = 1,  # f16
+        fixed: bool = False,  # keys are kept in a type that nothing turns
     ) -> None:
         self.rules = rules
         self.shapes = tuple(shapes)
@@ -50,6 +51,7 @@ class AttentionCache:
         self.n_seq_max = n_seq_max
         self.mask = mask
         self.rotate = rotate
+        self.fixed = fixed
         self.sections = sections  # a token's position has several (M-RoPE)
         self.can_shift = not sections
         self.ext = rules.ext_bytes if sections else 0  # bytes beside each saved cell
@@ -132,6 +134,9 @@ class AttentionCache:
             # The base cache of a model whose every attention layer has a window.
             where = "llama_kv_cache::set_input_k_shift"
             raise UpstreamAbort(where, "no layer gave the shifts a buffer")
+        if self.fixed:  # seen on the wheels, from the oldest to the newest
+            where = "llama_kv_cache::build_graph_shift"
+            raise UpstreamAbort(where, "keys kept as bf16 cannot be turned")
         for cells, rows in zip(self.streams.cells, self.rows, strict=True):
             moved = np.flatnonzero(cells.shift)
             if moved.size and self.rotate is not None:

@@ -36,6 +36,8 @@ class ContextParams:
     kv_unified: bool = False
     swa_full: bool = False
     n_rs_seq: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
 
 
 def create_context(network: Network, params: ContextParams, rules: MemoryRules) -> Context:
@@ -60,6 +62,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
     memory = create_memory(
         network,
         rules,
+        types=(params.type_k, params.type_v),
         n_seq_max=params.n_seq_max,
         unified=params.kv_unified,
         cells=n_ctx_seq,
@@ -105,6 +108,7 @@ def create_memory(
     cells: int,
     swa_cells: int,
     n_rs_seq: int,
+    types: tuple[str, str] = ("f16", "f16"),
 ) -> Memory:
     """Recurrent, hybrid (with or without window), window pair, or plain: by the layers it has.
 
@@ -117,7 +121,7 @@ def create_memory(
         shapes[shape.place].append(shape)
     sections = has_position_sections(network)
     sizes = {
-        shape.layer: RowBytes() if shape.marks else row_bytes(network.spec, shape.layer)
+        shape.layer: RowBytes() if shape.marks else row_bytes(network.spec, shape.layer, *types)
         for shape in network.shapes
     }
 
@@ -132,6 +136,7 @@ def create_memory(
             mask=mask,
             rotate=network.rotate,
             sections=sections,
+            fixed=types[0] == "bf16",
         )
 
     def attention() -> AttentionCache | WindowPair:

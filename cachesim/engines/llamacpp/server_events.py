@@ -1,4 +1,4 @@
-"""What llama-server does with adapters, as events."""
+"""What happens to the whole server: other adapters, a new start, sleep."""
 
 from dataclasses import dataclass
 
@@ -23,3 +23,21 @@ class AdaptersSet(Event, tone="plain", says="the server's own adapters get other
     """The server's own set of adapters was replaced."""
 
     lora: Strengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRestarted(
+    Event,
+    tone="loss",
+    says="the server is started again: slots and prompt cache are empty, slot files stay",
+):
+    """The process ended and another one was started with the same flags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSlept(
+    Event,
+    tone="loss",
+    says="the idle server sleeps: slots and prompt cache are empty when it wakes",
+):
+    """Nothing was asked for as long as `--sleep-idle-seconds` says."""
