@@ -56,6 +56,8 @@ class Reply:
     error: str | None = None  # the server's own word for a refusal
     message: str = ""  # its sentence
     strengths: tuple[float, ...] = ()  # of the adapters that it was to be computed under
+    drafted: Count | None = None  # tokens that a companion proposed, as the server counts them
+    accepted: Count | None = None  # and how many of them it says were right
     approximated: str | None = None  # set when the server knowingly kept values of another context
 
 

@@ -73,7 +73,8 @@ class Patch(Generic[R]):
     about: str
     fits: tuple[str, ...]
     lay: Callable[[R], R]
-    pull: int = 0  # its number where it was proposed; 0: our own
+    pull: int = 0  # its number where it was proposed; 0: our own, or unknown where it landed
+    perhaps: tuple[int, ...] = ()  # numbers that may be its own, where none could be confirmed
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # the rules without it, where it was merged
     cures: str = ""  # the wrong answers that there are without it, by their cause
@@ -175,8 +176,13 @@ class Family(Generic[R, S]):
         raise ProfileError(msg)
 
     def upstream_of(self, patch: Patch[R]) -> str:
-        """Where a patch was proposed; empty if it is cachesim's own."""
-        return f"{self.repository}#{patch.pull}" if patch.pull else ""
+        """Where a patch was proposed, as far as it is known; empty if it is cachesim's own."""
+        if patch.pull:
+            return f"{self.repository}#{patch.pull}"
+        if not patch.landed:
+            return ""
+        perhaps = " or ".join(f"#{number}" for number in patch.perhaps)
+        return f"no pull request confirmed{perhaps and f' (perhaps {perhaps})'}"
 
     def fitting(self, release: str) -> tuple[str, ...]:
         """The patches that may be laid over a release."""

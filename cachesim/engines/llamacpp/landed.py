@@ -35,12 +35,13 @@ OLDEST: Final = ServerRules(
     reuse=ReuseRules(
         depth_test_skips_extensions=True,
         thold_spares_one="never",
+        chunk_moves_the_rest=True,
         swa_full_hides_window=False,
         start_passes=False,
         search_limit="none",
         exact_search="threshold",
         erasure="beyond",
-        seq_rm_failure="clear",
+        seq_rm_failure="assert",
         failed_restore_resets=True,
     ),
     checkpoints=CheckpointRules(
@@ -64,13 +65,18 @@ OLDEST: Final = ServerRules(
         cleared_after_bad_restore=False,
         companion_is_saved=False,
         drafter_is_saved=False,
+        replay_counts_correction=True,
         processed_is_reset=False,
     ),
     loop=LoopRules(
-        process_failure_is_fatal=False, refused_cut_aborts=False, empty_batches_abort=True
+        process_failure_is_fatal=False,
+        refused_cut_aborts=False,
+        shift_asks_new_prompts=True,
+        empty_batches_abort=True,
     ),
 )
-"""April 2026: the oldest wheel that names its build."""
+"""Before the oldest wheel that names its build. What landed in that one was read in the reports and
+their fixes, and no wheel played it: taken back from b8672, it shows the report and no release."""
 
 NAMES: Final = (
     "b8672",
@@ -90,6 +96,24 @@ NAMES: Final = (
 """The releases, oldest first."""
 
 LANDED: Final[tuple[Merged, ...]] = (
+    Merged(
+        pull=12161,
+        about="a chunk that is reused moves alone; what follows it keeps its positions",
+        landed="b8672",
+        sets={"reuse.chunk_moves_the_rest": False},
+    ),
+    Merged(
+        pull=16983,
+        about="only a slot that generates is asked whether its context is full (after #16818)",
+        landed="b8672",
+        sets={"loop.shift_asks_new_prompts": False},
+    ),
+    Merged(
+        pull=18391,
+        about="a slot at work may be cleared: a refused cut no longer ends the process",
+        landed="b8672",
+        sets={"reuse.seq_rm_failure": "clear"},
+    ),
     Merged(
         pull=21510,
         about="a checkpoint from position 0 passes the depth test",
@@ -120,6 +144,8 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"reuse.depth_test_skips_extensions": False, "reuse.thold_spares_one": "always"},
     ),
     Merged(
+        name="refusals-abort",
+        perhaps=(22838,),
         about="what a memory refuses to cut or to load ends the process",
         landed="b9294",
         sets={
@@ -230,6 +256,13 @@ LANDED: Final[tuple[Merged, ...]] = (
         },
     ),
     Merged(
+        pull=26320,
+        about="a draft that is replayed after a restore counts no token of the target as accepted",
+        landed="b10566",
+        sets={"slots.replay_counts_correction": False},
+    ),
+    Merged(
+        name="processed-reset",
         about="a slot forgets at its release how many tokens it processed",
         landed="b10566",
         sets={"slots.processed_is_reset": True},
@@ -255,6 +288,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="unseen-before-b11549",
+        perhaps=(24843, 26221),
         about="what no random workload turned on: looked at in b11549",
         landed="b11549",
         sets={

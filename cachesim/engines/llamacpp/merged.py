@@ -24,6 +24,7 @@ class Merged:
     landed: str  # the first release that has it
     sets: Mapping[str, Value]
     pull: int = 0  # 0: it is not known which one
+    perhaps: tuple[int, ...] = ()  # pull requests that may have been it, where none is confirmed
     name: str = ""  # where one pull request has another name, or none
     cures: str = ""  # the wrong answers that there were before, by their cause
 

@@ -61,6 +61,7 @@ def _merged(merged: Merged) -> Patch[ServerRules]:
     return Patch(
         name=merged.title,
         pull=merged.pull,
+        perhaps=merged.perhaps,
         about=merged.about,
         fits=HISTORY.older(merged),
         lay=merged.laid,
@@ -76,6 +77,14 @@ def _reuse(**fields: Any) -> Callable[[ServerRules], ServerRules]:
 
 def _keep_loaded(rules: ServerRules) -> ServerRules:
     return replace(rules, cache=replace(rules.cache, load_consumes=False))
+
+
+def _no_save_of_a_rollback(rules: ServerRules) -> ServerRules:
+    return replace(rules, memory=replace(rules.memory, saves_rolled_back=False))
+
+
+def _completions_only(rules: ServerRules) -> ServerRules:
+    return replace(rules, selection=replace(rules.selection, idle_saves_any_task=False))
 
 
 def _longest_prefix(rules: ServerRules) -> ServerRules:
@@ -167,6 +176,20 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         about="recurrent checkpoints for prompts of any length; a refused cut goes back to one",
         fits=_since("b8672", "b9093"),
         lay=_no_minimum,
+    ),
+    Patch(
+        name="26893",
+        pull=26893,
+        about="idle slots are parked after completions only, which alone look parked prompts up",
+        fits=ALL,
+        lay=_completions_only,
+    ),
+    Patch(
+        name="22673-early",
+        pull=22673,
+        about="22673 before its merge: saving a state while a rollback is pending ends the process",
+        fits=("b9294",),
+        lay=_no_save_of_a_rollback,
     ),
     Patch(
         name="erase-equal",

@@ -147,7 +147,8 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
             ChunkReused(slot=slot.id, task=task.id, size=n_match, source=head_c, target=head_p)
         )
         server.contexts.seq_rm(slot.id, head_p, head_c)
-        server.contexts.seq_add(slot.id, head_c, head_c + n_match, head_p - head_c)
+        end = -1 if server.rules.reuse.chunk_moves_the_rest else head_c + n_match
+        server.contexts.seq_add(slot.id, head_c, end, head_p - head_c)
         if head_c != head_p:
             slot.prompt.approximate_from(head_p, "chunk-reuse")
         tokens[head_p : head_p + n_match] = tokens[head_c : head_c + n_match]
@@ -379,6 +380,9 @@ def cut_memory(server: ServerContext, slot: Slot) -> None:
         case "abort":
             where = "common_memory::seq_rm"
             raise UpstreamAbort(where, f"sequence {slot.id} cannot be cut at position {p0}")
+        case "assert":
+            where = "server_slot::prompt_clear"
+            raise UpstreamAbort(where, "!is_processing()")
         case "warn":
             return
         case "checkpoint" if _fall_back(server, slot, task, p0):

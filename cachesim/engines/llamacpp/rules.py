@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.units import Count
 
-SeqRmFailure: TypeAlias = Literal["clear", "checkpoint", "warn", "abort"]
-"""What a refused cut does: read the prompt anew, go back to a checkpoint, go on, or end."""
+SeqRmFailure: TypeAlias = Literal["clear", "checkpoint", "warn", "abort", "assert"]
+"""What a refused cut does: read the prompt anew, go back to a checkpoint, go on, or end; `assert`
+ends the process because the slot that is to be cleared is at work."""
 
 ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "longest"]
 """How a checkpoint of an exact state (recurrent, hybrid) is found acceptable."""
@@ -67,12 +68,13 @@ class ReuseRules:
 
     depth_test_skips_extensions: bool  # the guard is `n_past < slot size`, not `<=`
     thold_spares_one: SparesOne  # #23280: one less; #24110: only when the prompt brings nothing new
+    chunk_moves_the_rest: bool  # #12161: before, all that follows a moved chunk moves with it
     swa_full_hides_window: bool  # #22288: with --swa-full the depth test knows of no window
     start_passes: bool  # #21510: a checkpoint from position 0 passes the depth test
     search_limit: SearchLimit  # #24411
     exact_search: ExactSearch  # #24035, #25592, #22384
     erasure: Erasure  # #20671; #24035, #25592, #24891
-    seq_rm_failure: SeqRmFailure  # #20428, #24891
+    seq_rm_failure: SeqRmFailure  # #18391, #20428, #24891
     failed_restore_resets: bool  # a blob that does not load: read anew, or the process aborts
     resumes_behind: bool = False  # a window's checkpoint gives its last token too
 
@@ -107,6 +109,9 @@ class SlotRules:
     cleared_after_bad_restore: bool  # a file that does not fit empties the slot
     companion_is_saved: bool  # checkpoints and cache entries hold the companion's state
     drafter_is_saved: bool  # checkpoints hold what the drafter carries beside its memory
+    replay_counts_correction: (
+        bool  # #26320: replayed after a restore, the target's own token counts
+    )
     processed_is_reset: bool  # a slot forgets at its release how many tokens it processed
 
 
@@ -116,6 +121,7 @@ class LoopRules:
 
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
     refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
+    shift_asks_new_prompts: bool  # #16818: a slot is held to be full before its prompt is started
     empty_batches_abort: bool  # four turns with nothing to decode end the process (#20277)
 
 

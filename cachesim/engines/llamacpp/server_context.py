@@ -163,4 +163,6 @@ class ServerContext:
             message=message,
             strengths=slot.lora,
             approximated=slot.approximated,
+            drafted=Count(slot.n_draft_total),
+            accepted=Count(slot.n_draft_accepted),
         )

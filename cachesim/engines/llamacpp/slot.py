@@ -173,6 +173,9 @@ class Slot:
         self.draft: list[Token] = []
         self.spec_checkpoint: SpecCheckpoint | None = None
         self.n_draft_steps = 0
+        self.n_draft_total = 0
+        self.n_draft_accepted = 0
+        self.spec_is_replay = False  # the draft is what was accepted before a restore
 
     @property
     def is_processing(self) -> bool:

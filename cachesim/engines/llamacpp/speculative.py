@@ -52,6 +52,7 @@ def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
     companion.seq_rm(slot.id, pos_max + 1, -1)
     if len(draft) < server.options.spec_draft_n_min:
         draft = []
+    slot.n_draft_total += len(draft)
     server.emit(DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most))
     saved = None
     if draft and needs_checkpoint(server, len(draft)):
@@ -97,6 +98,7 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
         return
     _report(server, slot, accepted, "cut" if rollback else "nothing")
     slot.draft = []
+    _count_accepted(server, slot, len(accepted) - 1)
     if server.drafter is not None:
         server.drafter.accept(slot.id, len(accepted) - 1)
     tokens = slot.prompt.tokens
@@ -146,6 +148,20 @@ def _go_back(server: ServerContext, slot: Slot, accepted: list[Token]) -> None:
     contexts.seq_rm(slot.id, checkpoint.pos_max + 1, -1)
     slot.prompt.keep_first(checkpoint.n_tokens)
     slot.draft = accepted
+    slot.spec_is_replay = True
+
+
+def _count_accepted(server: ServerContext, slot: Slot, accepted: int) -> None:
+    """How many drafted tokens were right, as the reply's timings tell (`n_draft_accepted`).
+
+    Trap: where the memory cannot be cut, a partly accepted draft is not counted. What was accepted
+    comes again as a draft and is right by construction; until #26320 the target's own token, which
+    is part of it, counts as drafted and right.
+    """
+    if slot.spec_is_replay and not server.rules.slots.replay_counts_correction:
+        accepted -= 1
+    slot.n_draft_accepted += accepted
+    slot.spec_is_replay = False
 
 
 def _report(server: ServerContext, slot: Slot, accepted: list[Token], how: str) -> None:

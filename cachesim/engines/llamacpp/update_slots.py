@@ -94,7 +94,8 @@ def pre_decode(server: ServerContext) -> ServerBatch:
     """Make room, draft, and fill the batch (upstream: `pre_decode`)."""
     for slot in server.slots:
         full = slot.prompt.n_tokens + 1 >= slot.n_ctx
-        if slot.state is SlotState.GENERATING and full:
+        asked = slot.is_processing and server.rules.loop.shift_asks_new_prompts
+        if full and (asked or slot.state is SlotState.GENERATING):
             shift_context(server, slot)
     make_drafts(server)
     batch = ServerBatch()

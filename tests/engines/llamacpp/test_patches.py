@@ -1,12 +1,17 @@
 """Proposed patches, each by what it changes; the mends of wrong answers stand in their own file."""
 
+from contextlib import nullcontext
+
 import pytest
 
+from cachesim.engines.base import Request
 from cachesim.engines.family import Patch
 from cachesim.engines.llamacpp.events import CheckpointErased, CheckpointKept, ChunkReused
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.profile import Profile
+from cachesim.errors import UpstreamAbort
+from cachesim.units import as_tokens
 from tests.engines.llamacpp.play import Play, run
 
 MAY, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
@@ -131,3 +136,64 @@ def test_24891_keeps_what_lies_within_the_prompts_length() -> None:
         play.ask(run(range(100)))
         play.ask(run(range(50), range(500, 560)))
         assert [each for each in play.checkpoints() if each == 96] == held
+
+
+def test_16983_taken_back_refuses_whoever_comes_to_a_full_slot() -> None:
+    for profile, error in (("llama.cpp@b8672", None), ("llama.cpp@b8672-16983", "server_error")):
+        play = Play(profile, ctx_size=256)
+        play.ask(run(range(200)), 100)
+        assert play.reply(run(range(500, 520))).error == error
+
+
+def test_18391_taken_back_ends_the_process_where_a_cut_is_refused() -> None:
+    play = Play("llama.cpp@b8672-18391", "hybrid")
+    play.ask(run(range(100)), 1)
+    with pytest.raises(UpstreamAbort, match="!is_processing"):
+        play.ask(run(range(100)), 1)
+
+
+def test_26893_parks_no_slot_that_was_used_for_infill() -> None:
+    for profile, parked in ((OCTOBER, 1), (OCTOBER + "+26893", 0)):
+        play = Play(profile, parallel=2, slot_prompt_similarity=0.0)
+        play.ask(run(range(100)), options={"infill": True})
+        play.ask(run(range(500, 600)), options={"infill": True})
+        assert len(play.snapshot["prompt_cache"]) == parked
+
+
+def test_infill_looks_up_no_parked_prompt() -> None:
+    for infill, cached in ((False, 99), (True, 0)):
+        play = Play(OCTOBER, parallel=1)
+        play.ask(run(range(100)))
+        play.ask(run(range(500, 600)))
+        assert play.ask(run(range(100)), options={"infill": infill})[0] == cached
+
+
+@pytest.mark.parametrize(("patch", "ends"), [("", False), ("+22673-early", True)])
+def test_22673_before_its_merge_saves_no_state_with_a_rollback_pending(
+    patch: str, ends: bool
+) -> None:
+    """A client goes away right after drafts were taken back, and the next one parks the slot."""
+    play = Play("llama.cpp@b9294" + patch, "hybrid-mtp", spec_type="draft-mtp")
+    wrong = (as_tokens([3, 4, 5]),) * 9
+    gone = play.engine.submit(
+        Request(prompt=as_tokens(run(range(300, 400))), predict=40, drafts=wrong)
+    )
+    for _ in range(5):
+        play.engine.step()
+    play.engine.cancel(gone)
+    expected = pytest.raises(UpstreamAbort, match="partial rollback") if ends else nullcontext()
+    with expected:
+        play.ask(run(range(500, 560)))
+
+
+def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -> None:
+    unknown = [each for each in FAMILY.patches if each.landed and not each.pull]
+
+    assert {each.name: FAMILY.upstream_of(each) for each in unknown} == {
+        "counts-checked": "no pull request confirmed",
+        "refusals-abort": "no pull request confirmed (perhaps #22838)",
+        "processed-reset": "no pull request confirmed",
+        "rank-in-pieces": "no pull request confirmed",
+        "unseen-before-b11549": "no pull request confirmed (perhaps #24843 or #26221)",
+    }
+    assert FAMILY.upstream_of(FAMILY.patch("erase-equal")) == ""

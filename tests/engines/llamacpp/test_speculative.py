@@ -180,3 +180,16 @@ def test_random_drafts_leave_answers_and_memory_as_they_would_be(
         cold = cold_logits(engine.network, reply.prompt + forced[:-1], rows=rows)
         assert engine.network.difference(reply.logits, cold) == 0.0
         held = [*prompt, *forced]
+
+
+@pytest.mark.parametrize(("profile", "counted"), [(JUNE, (8, 6)), (OCTOBER, (8, 4))])
+def test_a_replayed_draft_counts_as_the_release_counts_it(
+    profile: str, counted: tuple[int, int]
+) -> None:
+    """Two of four are right, twice; until #26320 the target's own token counts beside them."""
+    said = as_tokens(range(11, 23))
+    drafts = (as_tokens([12, 13, 30, 31]), as_tokens([16, 17, 32, 33]))
+    options = {"spec_draft_n_max": 4}
+    engine = create(profile, "hybrid", **COMPANIONS[3][1], **options)
+    reply = talk(engine, run(range(300, 400)), reply=said, drafts=drafts)
+    assert (reply.drafted, reply.accepted) == counted

@@ -33,6 +33,9 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
     """
     cells = memory.cells
     chosen = [c for c, seqs in enumerate(cells.seqs) if (seqs if seq == -1 else seq in seqs)]
+    if seq != -1 and memory.rs_idx[seq] and not memory.rules.saves_rolled_back:
+        where = "llama_memory_recurrent::state_write"
+        raise UpstreamAbort(where, "state read/write is not supported with partial rollback")
     ids = tuple(tuple(sorted(cells.seqs[c])) if seq == -1 else () for c in chosen)
     positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
     rows = np.array([_plane(memory, seq, c) * memory.size + c for c in chosen], dtype=np.int64)

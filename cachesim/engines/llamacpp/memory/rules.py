@@ -37,6 +37,8 @@ class MemoryRules:
     """Planes that a short ubatch did not compute: copied as undefined data, or left alone."""
     refuses_foreign_ids: bool
     """Recurrent `seq_rm` refuses ids outside 0 .. n_seq_max-1 (was: wipes cells, keeps tails)."""
+    saves_rolled_back: bool
+    """A state is saved while a rollback is pending (#22673 before its merge: the process ends)."""
     zero_layer_rollback: bool
     """A recurrent memory without layers moves its position back by any depth."""
 
@@ -84,6 +86,7 @@ B9094: Final = MemoryRules(
     single_use_rollback=False,
     short_ubatch="undefined",
     refuses_foreign_ids=False,
+    saves_rolled_back=True,
     zero_layer_rollback=False,
     saves_unmasked_window=False,
     attention_header=8,
@@ -117,6 +120,7 @@ B11434: Final = MemoryRules(
     single_use_rollback=True,
     short_ubatch="kept",
     refuses_foreign_ids=True,
+    saves_rolled_back=True,
     zero_layer_rollback=True,
     saves_unmasked_window=True,
     attention_header=16,
