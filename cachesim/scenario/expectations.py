@@ -1,6 +1,6 @@
 """What a scenario expects of a profile, held against what it showed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cachesim.engines.profile import Profile
@@ -52,12 +52,21 @@ def _unshown(
             "answer": step.answer if verified else seen.answer,
             "error": step.error,
             "checkpoints": len(step.checkpoints),
+            "checkpoint_mib": _mib(each.bytes for each in step.checkpoints),
             "parked": len(step.prompt_cache),
+            "parked_mib": _mib(each.get("bytes") for each in step.prompt_cache),
+            "drafted": step.drafted,
+            "accepted": step.accepted,
+            "companion": step.companion,
         }
         for key, found in values.items():
             wanted = getattr(seen, key)
             if wanted is not None and str(wanted) != _word(found):
                 yield f"{step.name}: {key} is {_word(found)}, and [shows] says {wanted}"
+
+
+def _mib(sizes: Iterable[int | None]) -> int:
+    return sum(each or 0 for each in sizes) // 2**20
 
 
 def _went_wrong(step: Step) -> bool:

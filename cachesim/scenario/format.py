@@ -109,7 +109,12 @@ class Seen:
     answer: Annotated[str | None, OneOf(ANSWERS[:4]), "The verdict on the answer."] = None
     error: Annotated[str | None, Text(limits.NAME), "The server's word for a refusal."] = None
     checkpoints: Annotated[int | None, _count, "Checkpoints of the slot after it."] = None
+    checkpoint_mib: Annotated[int | None, _count, "Whole MiB that these checkpoints take."] = None
     parked: Annotated[int | None, _count, "Conversations in the prompt cache after it."] = None
+    parked_mib: Annotated[int | None, _count, "Whole MiB that the prompt cache takes."] = None
+    drafted: Annotated[int | None, _count, "Drafted tokens, as the server counts them."] = None
+    accepted: Annotated[int | None, _count, "Those of them it says were right."] = None
+    companion: Annotated[int | None, _count, "Tokens of the slot that its companion holds."] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

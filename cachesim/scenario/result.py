@@ -89,6 +89,7 @@ class Saved:
     pos_min: Annotated[int, "Its first position."]
     pos_max: Annotated[int, "Its last position."]
     n_tokens: Annotated[int, "How many tokens it stands for."]
+    bytes: Annotated[int | None, "What it takes; null where the engine does not say."] = None
 
     def __str__(self) -> str:
         return f"{self.n_tokens}[{self.pos_min}..{self.pos_max}]"
@@ -182,6 +183,9 @@ class Step:
     forced: Annotated[bool, "Whether the reply was given by the scenario."]
     finding: Annotated[Finding, "The verdict on the step."]
     facts: Annotated[tuple[Fact, ...], "What is worth saying of it, in the order a reader asks."]
+    drafted: Annotated[int | None, "Tokens a companion drafted, as the server counts."] = None
+    accepted: Annotated[int | None, "How many of them the server says were right."] = None
+    companion: Annotated[int | None, "Tokens the slot has in its companion's memory."] = None
     detail: Annotated[StepDetail | None, "Written with --detail."] = None
 
     @property

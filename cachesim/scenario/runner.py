@@ -134,21 +134,29 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         forced=record.step.reply is not None,
         finding=UNSAID,
         facts=(),
+        drafted=None if reply is None else as_json(reply.drafted),
+        accepted=None if reply is None else as_json(reply.accepted),
+        companion=slot_of(record).get("companion"),
     )
 
 
 def checkpoints_of(record: Record) -> tuple[Saved, ...]:
     """The checkpoints of the slot that the step used."""
-    slots: Sequence[Mapping[str, Any]] = record.snapshot.get("slots", ())
-    mine: Mapping[str, Any] = next((each for each in slots if each.get("id") == record.slot), {})
     return tuple(
         Saved(
             pos_min=int(each["pos_min"]),
             pos_max=int(each["pos_max"]),
             n_tokens=int(each["n_tokens"]),
+            bytes=each.get("bytes"),
         )
-        for each in mine.get("checkpoints", ())
+        for each in slot_of(record).get("checkpoints", ())
     )
+
+
+def slot_of(record: Record) -> Mapping[str, Any]:
+    """The slot that the step used, as the server left it."""
+    slots: Sequence[Mapping[str, Any]] = record.snapshot.get("slots", ())
+    return next((each for each in slots if each.get("id") == record.slot), {})
 
 
 def run_scenario(

@@ -31,6 +31,10 @@ def test_a_run_that_shows_something_else_is_not() -> None:
     assert mismatches(of=35) == ("B: of is 34, and [shows] says 35",)
     assert mismatches(answer="diverged") == ("B: answer is same, and [shows] says diverged",)
     assert mismatches(parked=3) == ("B: parked is 0, and [shows] says 3",)
+    assert mismatches(parked_mib=1) == ("B: parked_mib is 0, and [shows] says 1",)
+    assert mismatches(checkpoint_mib=1) == ("B: checkpoint_mib is 0, and [shows] says 1",)
+    assert mismatches(drafted=3) == ("B: drafted is none, and [shows] says 3",)
+    assert mismatches(companion=3) == ("B: companion is none, and [shows] says 3",)
     assert mismatches(checkpoints=3) == ("B: checkpoints is 1, and [shows] says 3",)
 
 

@@ -15,19 +15,22 @@ def snapshot(server: ServerContext) -> dict[str, Any]:
     """Slots, prompt cache, and every part of both memories."""
     companion = server.contexts.companion
     return {
-        "slots": [_slot(slot) for slot in server.slots],
+        "slots": [_slot(server, slot) for slot in server.slots],
         "prompt_cache": _prompt_cache(server),
         "memory": _parts(server.contexts.target),
         "companion": None if companion is None else _parts(companion),
     }
 
 
-def _slot(slot: Slot) -> dict[str, Any]:
+def _slot(server: ServerContext, slot: Slot) -> dict[str, Any]:
+    companion = server.contexts.companion
+    follows = None if companion is None else int(companion.seq_pos_max(slot.id)) + 1
     return {
         "id": int(slot.id),
         "state": slot.state.value,
         "tokens": [int(token) for token in slot.prompt.tokens],
-        "checkpoints": [each.as_dict() for each in slot.prompt.checkpoints],
+        "checkpoints": [{**each.as_dict(), "bytes": each.size} for each in slot.prompt.checkpoints],
+        "companion": follows,
         "t_last_used": slot.t_last_used,
     }
 

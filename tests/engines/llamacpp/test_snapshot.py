@@ -42,7 +42,8 @@ def test_slots_checkpoints_and_parked_prompts() -> None:
     (slot,) = play.snapshot["slots"]
     assert slot["state"] == "idle"
     assert slot["tokens"][:100] == list(range(200, 300))
-    assert slot["checkpoints"] == [{"pos_min": 95, "pos_max": 95, "n_tokens": 96}]
+    saved = {"pos_min": 95, "pos_max": 95, "n_tokens": 96, "bytes": 42_108}
+    assert slot["checkpoints"] == [saved]
     (parked,) = play.snapshot["prompt_cache"]
     assert (parked["n_tokens"], parked["checkpoints"]) == (100, 1)
     assert parked["bytes"] > 0
