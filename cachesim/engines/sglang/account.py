@@ -1,7 +1,7 @@
 """Why not more was reused: the rule that lowered the number, part by part.
 
 computed before  -last token->  -pairs->  -whole pages->  -never kept->  -evicted->
-                 -window->  -state->
+                 -window->  -state->  -not loaded back->
 """
 
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Account:
         page = shape.page
         ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
         self._attention(ledger, req, match, prompt)
-        found = match.length
+        found = match.usable
         if found < ledger.usable:
             self._parts(ledger, req, found, prompt)
         return ledger
@@ -51,7 +51,8 @@ class Account:
         """What the tree never had of it, and what it has no more."""
         kept, _ = self.kept.find(prompt, req.extra_key)
         kept = kept - int(self.tree.shape.bigrams) if kept else 0
-        kept = max(kept // self.tree.shape.page * self.tree.shape.page, match.attention)
+        page = self.tree.shape.page
+        kept = max(kept // page * page, match.attention)
         if kept < ledger.usable:
             ledger.apply(causes.NOT_KEPT, kept, kept=kept)
         wanted = ledger.usable

@@ -14,6 +14,8 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.tree import Tree
 
 Verdict: TypeAlias = Literal["continue", "no-token", "other"]
+Chosen: TypeAlias = tuple[int, int, bool]
+"""Tokens of a chunk, how many the request is promised beyond it, whether more is left to read."""
 
 CLIP: Final = 4096
 """`SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION`: no request is counted with more new tokens."""
@@ -86,11 +88,12 @@ class Adder:
     def _window_left(self, pool: WindowPool) -> int:
         return pool.windows.available + self.tree.evictable[PART] - self.window_offset
 
-    def _window_tokens(self, extend: int, new: int, limit: int | None) -> int:
+    def _window_tokens(self, extend: int, new: int, limit: int | None, on_host: int = 0) -> int:
         """What a request takes of the windows at most. Follows `estimate_swa_kv_tokens`."""
         window, page = self.tree.shape.window, self.pool.page
         allocated = extend if limit is None else min(extend, limit)
-        return max(allocated - window, 0) + min(extend + new, window) + page
+        loaded = self.ceil(on_host)
+        return max(allocated - window, 0) + min(extend + new, window) + page + loaded
 
     def state(self) -> Verdict:
         """Whether anything more can be taken. Follows `budget_state`."""
@@ -148,7 +151,7 @@ class Adder:
         if not self.rules.scheduler.reserves_a_page:  # 0.5.9 looks before it holds the node too
             if total >= self.total_left:
                 return "no-token"
-            if self.ceil(extend) >= self.input_left and self.taken:
+            if self.ceil(extend - req.on_host) >= self.input_left and self.taken:
                 return "other"
         held = self.tree.lock(node)
         try:
@@ -158,40 +161,77 @@ class Adder:
         return verdict
 
     def _admit(self, req: Req, total: int, new: int) -> Verdict:
-        extend = req.num_tokens - req.prefix
+        wants = bool(req.on_host or req.window_on_host or req.state_on_host)
+        if self.rules.scheduler.loads_before_it_fits:
+            if total >= self.total_left:
+                return "no-token"
+            if wants:
+                self._load(req)
+            wants = False
+        shape = self._select(req, total, new, on_host=wants)
+        if not isinstance(shape, str) and wants:
+            came = self._load(req)
+            if came > req.on_host:
+                shape = self._shrunk(req, shape)
+            elif came < req.on_host:
+                shape = self._select(req, total, new, on_host=False)
+        if isinstance(shape, str):
+            return shape
+        extend, promised, is_cut = shape
+        if is_cut:
+            self.new_chunked = req
+        self._take(req, extend, promised)
+        return self.state()
+
+    def _load(self, req: Req) -> int:
+        """What the host has comes back before the chunk is formed."""
+        came = self.tree.bring(req)
+        req.prefix += came
+        req.protected = req.prefix
+        return came
+
+    def _select(self, req: Req, total: int, new: int, *, on_host: bool) -> Chosen | Verdict:
+        """How much of a request this pass would compute. Follows `_select_prefill_admission`."""
+        prefix = req.prefix + (req.on_host if on_host else 0)
+        extend = req.num_tokens - prefix
         whole = self.ceil(extend)
-        fits, limit = self._fits(whole, total, new)
+        fits, limit = self._fits(whole, total, new, req.window_on_host if on_host else 0)
         if not fits:
             return "no-token"
         bounded = self.chunk_left is None or not self.rules.scheduler.reserves_a_page
         if bounded and self.taken and whole >= self.input_left:
             return "other"
         if limit is None or whole <= limit:
-            self._take(req, extend, min(req.max_new_tokens, CLIP))
-            return self.state()
+            return extend, min(req.max_new_tokens, CLIP), False
         cut = limit // self.pool.page * self.pool.page
         if self.rules.scheduler.reserves_a_page:
-            end = (req.prefix + cut) // self.pool.page * self.pool.page
-            cut = end - req.prefix
-        if cut <= 0:
-            return "other"
-        self.new_chunked = req
-        self._take(req, cut, 0)
-        return self.state()
+            end = (prefix + cut) // self.pool.page * self.pool.page
+            cut = end - prefix
+        return (cut, 0, True) if cut > 0 else "other"
 
-    def _fits(self, whole: int, total: int, new: int) -> tuple[bool, int | None]:
+    @staticmethod
+    def _shrunk(req: Req, shape: Chosen) -> Chosen:
+        """More came than was promised: attention that lay behind a state on the host only."""
+        extend, promised, is_cut = shape
+        rest = req.num_tokens - req.prefix
+        extend = min(extend, rest)
+        if is_cut and extend == rest:
+            return extend, min(req.max_new_tokens, CLIP), False
+        return extend, promised, is_cut
+
+    def _fits(self, whole: int, total: int, new: int, on_host: int = 0) -> tuple[bool, int | None]:
         """Whether a request fits, and the longest chunk of it. Follows `check_prefill`."""
-        if total >= self.total_left:
+        if total >= self.total_left and not self.rules.scheduler.loads_before_it_fits:
             return False, None
         pool, limit = self.own_windows, self.chunk_left
         if pool is None:
             return True, limit
-        needed = self._window_tokens(whole, new, limit)
+        needed = self._window_tokens(whole, new, limit, on_host)
         if needed < self._window_left(pool):
             return True, limit
         cap = 0
         if needed >= pool.windows.size:
-            room = self._window_left(pool) - self._window_tokens(0, new, None)
+            room = self._window_left(pool) - self._window_tokens(0, new, None, on_host)
             cap = max(0, room // pool.page * pool.page)
         if limit is None or cap <= 0:
             return False, None

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from cachesim.engines.sglang.hi_radix import HiRadixCache
 from cachesim.engines.sglang.mamba_radix import MambaRadixCache
 from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
 from cachesim.engines.sglang.radix import RadixCache
@@ -40,6 +41,8 @@ def make_tree(kind: Kind, shape: Shape, sizes: Sizes, rules: Rules) -> Tree:
     states = StatePool(sizes.states) if kind in {"mamba", "window-mamba"} else None
     if rules.tree.trees == "unified":
         return UnifiedRadixCache(shape, rules, pool, states)
+    if shape.host is not None:
+        return HiRadixCache(shape, rules, pool, shape.host, states)
     if kind == "window":
         return SWARadixCache(shape, rules, pool, states)
     if kind == "mamba":

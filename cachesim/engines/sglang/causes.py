@@ -74,4 +74,13 @@ STATE_MISSING: Final = Cause(
     ),
     fields=("wanted", "found"),
 )
+NOT_LOADED: Final = Cause(
+    id="not-loaded-back",
+    sentence="the match ends on the host, after {wanted} tokens; the device has {found} of them",
+    about=(
+        "Fewer than ten tokens of attention are computed again instead of being loaded back, and "
+        "nothing is loaded where the device has no room for all of it."
+    ),
+    fields=("wanted", "found"),
+)
 CAUSES: Final = declared(globals())

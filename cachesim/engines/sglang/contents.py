@@ -9,6 +9,7 @@ What a slot held before it was handed out stays in it until somebody writes.
 
 import numpy as np
 
+from cachesim.engines.sglang.node import FULL, PART, STATE
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
@@ -74,22 +75,31 @@ class Contents:
         for layer, row in state.items():
             self.put_row(layer, slot, row)
 
-    def content(self, slots: Integers) -> dict[int, tuple[Array, Array]]:
-        """A copy of keys and values of attention's slots, layer by layer."""
-        found = {}
-        for layer in self.keys:
-            cells = self.cells(layer, slots)
-            self.reach(layer, cells)
-            found[layer] = (self.keys[layer][cells].copy(), self.values[layer][cells].copy())
-        return found
+    def layers_of(self, part: int) -> list[int]:
+        """The layers whose keys and values lie in attention's slots, or in the windows'."""
+        has_own = self.windows is not None
+        return [
+            layer
+            for layer in self.keys
+            if (PART if has_own and self.shapes[layer].place == "window" else FULL) == part
+        ]
 
-    def put_content(self, slots: Integers, content: dict[int, tuple[Array, Array]]) -> None:
-        """Write what `content` took."""
-        for layer, (keys, values) in content.items():
-            cells = self.cells(layer, slots)
-            self.reach(layer, cells)
-            self.keys[layer][cells] = keys
-            self.values[layer][cells] = values
+
+def copy_slots(source: Contents, target: Contents, part: int, at: Integers, to: Integers) -> None:
+    """What lies in some slots of one memory goes into slots of another one.
+
+    The slots are those of the part itself: a window's, not attention's. Follows `L2TransferEngine`.
+    """
+    if part == STATE:
+        for here, there in zip(at, to, strict=True):
+            target.put_state(int(there), source.state(int(here)))
+        return
+    device = source if source.windows is not None else target
+    for layer in device.layers_of(part):
+        source.reach(layer, at)
+        target.reach(layer, to)
+        target.keys[layer][to] = source.keys[layer][at]
+        target.values[layer][to] = source.values[layer][at]
 
 
 class ChunkStore:

@@ -14,11 +14,14 @@ class PrefixMatched(Event, tone="plain"):
     cached: Count
     attention: Count
     branch: int = 0
+    on_host: int = 0
 
     @property
     def sentence(self) -> str:
-        """What can be used, and how far attention alone goes."""
+        """What can be used, where it lies, and how far attention alone goes."""
         words = f"the tree has {self.cached} tokens to go on from"
+        if self.on_host:
+            words += f", {self.on_host} of them on the host"
         if self.attention > self.cached:
             words += f"; attention alone would have {self.attention}"
         if self.branch:
@@ -83,6 +86,64 @@ class WindowEvicted(
     request: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEvent(Event):
+    """Something of a node moved between the device and the host."""
+
+    request: int
+    start: int
+    end: int
+    part: str = "attention"  # or window, or state
+
+    @property
+    def subject(self) -> str:
+        """What moved, with the verb that it wants."""
+        if self.part == "state":
+            return f"the state after {self.end} tokens of request {self.request} is"
+        tokens = f"tokens {self.start} to {self.end} of request {self.request}"
+        return f"{tokens} are" if self.part == "attention" else f"the window slots of {tokens} are"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedToHost(HostEvent, tone="gain"):
+    """The host has a copy now."""
+
+    @property
+    def sentence(self) -> str:
+        """What was copied."""
+        return f"{self.subject} copied to the host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictedToHost(HostEvent, tone="plain"):
+    """The device gave something up that the host has."""
+
+    @property
+    def sentence(self) -> str:
+        """What was given up."""
+        return f"{self.subject} on the host only from now on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedFromHost(HostEvent, tone="gain"):
+    """The device has it again."""
+
+    @property
+    def sentence(self) -> str:
+        """What came back."""
+        return f"{self.subject} loaded back from the host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEvicted(HostEvent, tone="loss"):
+    """The host gave something up."""
+
+    @property
+    def sentence(self) -> str:
+        """What is gone."""
+        return f"{self.subject} evicted from the host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,10 +34,12 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     ),
     has_slots=False,
     may_decline=False,
+    hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),
     incidents=("cancel", "arrival"),
     exercised={
         "node-evicted": "eviction",
         "state-evicted": "eviction",
         "prefix-kept": "save",
+        "loaded-from-host": "load",
     },
 )

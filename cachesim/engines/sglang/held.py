@@ -1,21 +1,29 @@
 """What the tree holds at one moment, in the form that pages are drawn from."""
 
+from collections.abc import Iterator, Sequence
+from math import prod
+
 import numpy as np
 
-from cachesim.engines.held import UNKNOWN, CellsHeld, Held, Marks, RowHeld, runs_of
+from cachesim.engines.held import UNKNOWN, CellsHeld, EntryHeld, Held, Marks, RowHeld, runs_of
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.node import FULL, STATE, Node
 from cachesim.engines.sglang.tree import Tree
 from cachesim.model.arithmetic import Network, Place
+from cachesim.model.histories import NodeId
+from cachesim.model.trace import Traced
+from cachesim.units import Tokens, as_tokens
 
 
-def held(tree: Tree, contents: Contents, network: Network) -> Held:
-    """Every node: cells of attention and of windows, and states with what they have folded in.
+def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> Held:
+    """Every node: cells of attention and of windows, and states with what they have folded in;
+    what the host has, as parked prompts.
 
     Owners are the locks: who uses a node now is a running request's business.
     """
     marks = Marks.of(network)
-    nodes = [(node, node.depth()) for node in tree.nodes()]
+    parked = tuple(_parked(tree, host, network))
+    nodes = [(node, node.depth()) for node in tree.nodes() if node.value is not None]
     places = {shape.place for shape in network.shapes}
     cells = [
         _cells(place, nodes, tree, contents, marks)
@@ -33,7 +41,76 @@ def held(tree: Tree, contents: Contents, network: Network) -> Held:
         for node, depth in nodes
         if node.state is not None
     ]
-    return Held(cells=tuple(cells), rows=tuple(rows))
+    return Held(cells=tuple(cells), rows=tuple(rows), entries=parked)
+
+
+def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
+    """The longest prompts of which the host has everything, with the states on their way.
+
+    What several share is counted with the first of them.
+    """
+    counted: set[int] = set()
+    sizes = _sizes(network, tree)
+    for node in tree.nodes():
+        if node.host_full is None or any(
+            each.host_full is not None for each in node.children.values()
+        ):
+            continue
+        path = list(node.path())[::-1]
+        mine = [each for each in path if each.id not in counted and each.host_full is not None]
+        counted.update(each.id for each in mine)
+        tokens = _tokens(tree, path)
+        yield EntryHeld(
+            tokens=tokens,
+            checkpoints=sum(each.host_state is not None for each in path),
+            size=sum(_bytes(each, sizes) for each in mine),
+            kind="host",
+            held=tuple(_astray(network, host, path, tokens)),
+        )
+
+
+def _tokens(tree: Tree, path: Sequence[Node]) -> Tokens:
+    """The tokens that lead to a node's end; pairs are taken apart."""
+    key = np.concatenate([node.key for node in path])
+    if tree.shape.bigrams:
+        key = np.append(key >> 32, key[-1] & 0xFFFFFFFF)
+    return as_tokens(key.tolist())
+
+
+def _sizes(network: Network, tree: Tree) -> tuple[int, int, int]:
+    """Bytes of a token's attention, of its windows, and of a state, on a real server."""
+    token = window = state = 0
+    for shape in network.shapes:
+        cell = 2 * (prod(shape.key) + prod(shape.value)) if shape.key and not shape.marks else 0
+        own = shape.place == "window" and tree.has_windows
+        token, window = token + cell * (not own), window + cell * own
+        state += 4 * shape.row if not shape.marks else 0
+    return token, window, state
+
+
+def _bytes(node: Node, sizes: tuple[int, int, int]) -> int:
+    token, window, state = sizes
+    size = token * len(node)
+    size += window * len(node) if node.host_window is not None else 0
+    return size + (state if node.host_state is not None else 0)
+
+
+def _astray(
+    network: Network, host: Contents, path: Sequence[Node], tokens: Tokens
+) -> Iterator[tuple[str, Tokens]]:
+    """States on the host that have folded in other tokens than those that lead to them."""
+    if not isinstance(network, Traced):
+        return
+    clean, end = network.histories.clean(tokens), 0
+    for node in path:
+        end += len(node)
+        if node.host_state is None:
+            continue
+        layer = Marks.of(network).layers["recurrent"]
+        found = NodeId(int(host.row(layer, node.host_state)[0]))
+        if found != clean[end]:
+            folded = network.histories.tokens(found)
+            yield f"state after {end} tokens", as_tokens(folded)
 
 
 def _cells(

@@ -21,6 +21,9 @@ PART: Final = 1
 STATE: Final = 2
 """Which of a node's lists and locks: attention, the window's slots, the recurrent state."""
 
+HOST: Final = 3
+"""Added to one of them: its copy in the host's memory."""
+
 
 def as_key(tokens: Integers, *, bigrams: bool) -> Integers:
     """The numbers that a tree compares: tokens, or with EAGLE each token with the next one.
@@ -65,15 +68,18 @@ class Node:
         "child_key",
         "children",
         "created",
-        "evictable",
         "hits",
-        "host",
+        "host_full",
+        "host_state",
+        "host_window",
         "id",
         "key",
         "last_access",
+        "loading",
         "locks",
         "next",
         "parent",
+        "pending",
         "prev",
         "priority",
         "request",
@@ -93,16 +99,19 @@ class Node:
         self.state: int | None = None
         self.window = False
         self.window_mark = 0  # where a window's lock ends; 0: nowhere here
-        self.locks = [0, 0, 0]
+        self.locks = [0] * (2 * HOST)
         self.last_access = time
         self.created = time
         self.hits = 0
         self.priority = 0
         self.request = -1
-        self.evictable = False
-        self.host: dict[int, int] = {}
-        self.prev: list[Node | None] = [None, None, None]
-        self.next: list[Node | None] = [None, None, None]
+        self.host_full: Integers | None = None  # slots in the host's memory
+        self.host_window: Integers | None = None
+        self.host_state: int | None = None
+        self.pending: int | None = None  # write_through_pending_id
+        self.loading: int | None = None  # load_back_pending_id
+        self.prev: list[Node | None] = [None] * (2 * HOST)
+        self.next: list[Node | None] = [None] * (2 * HOST)
 
     def __lt__(self, other: "Node") -> bool:
         return self.last_access < other.last_access
@@ -112,6 +121,11 @@ class Node:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def evicted(self) -> bool:
+        """Whether attention's slots are gone from the device, and the node stays."""
+        return self.value is None and self.parent is not None
 
     @property
     def slots(self) -> Integers:

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachesim.engines.option import option
+from cachesim.engines.sglang.build import Kind, Sizes
+from cachesim.engines.sglang.host_pool import HostShape, WritePolicy, host_size
 from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
+from cachesim.model.spec import ModelSpec
 
 LONGEST: Final = 4096
 """`context_length` where nothing is said."""
@@ -137,6 +140,36 @@ class SglangOptions:
         tried=("none", "EAGLE"),
     )
 
+    enable_hierarchical_cache: bool = option(
+        "--enable-hierarchical-cache",
+        "a second tier in the host's memory (HiCache)",
+        default=False,
+        tried=(False, True, True, True),
+    )
+    hicache_ratio: float = option(
+        "--hicache-ratio",
+        "slots on the host for each slot on the device",
+        default=2.0,
+        low=0.01,
+        high=1000.0,
+        tried=(2.0, 1.0),
+    )
+    hicache_size: int = option(
+        "--hicache-size",
+        "the host's pools in GB, split like the device's; 0: by the ratio",
+        default=0,
+        low=0,
+        high=4096,
+        unit="GB",
+    )
+    hicache_write_policy: str = option(
+        "--hicache-write-policy",
+        "what goes to the host: what is used, what is used twice, or what the device gives up",
+        default="write_through",
+        choices=("write_through", "write_through_selective", "write_back"),
+        tried=("write_through", "write_back", "write_through_selective"),
+    )
+
     def check(self, rules: Rules, *, states: bool) -> None:
         """Refuse what does not go together."""
         page = self.page_size
@@ -169,6 +202,53 @@ class SglangOptions:
         if states and grid % page:
             msg = f"option 'page_size' is {page}: with states it must divide 64, or be a multiple"
             raise OptionError(msg)
+
+    def host(self, rules: Rules, kind: Kind, sizes: Sizes, spec: ModelSpec) -> HostShape | None:
+        """The second tier, or None. Follows `build_hybrid_mamba_stack` and its like."""
+        if not self.enable_hierarchical_cache:
+            return None
+        if kind != "full" and not rules.scheduler.host_takes_all_models:
+            msg = (
+                "option 'enable_hierarchical_cache' is true: this release has it for models of "
+                "full attention only (HiRadixCache supports MHA and MLA); leave it out"
+            )
+            raise OptionError(msg)
+        ratio = self.host_ratio(kind, sizes, spec)
+        tokens = host_size(sizes.tokens, ratio, self.page_size)
+        if tokens <= sizes.tokens and not rules.scheduler.host_may_be_smaller:
+            msg = (
+                f"the host would hold {tokens} tokens and the device {sizes.tokens}: this release "
+                "asserts that it holds more; write a hicache_ratio of 1 or more"
+            )
+            raise OptionError(msg)
+        states = host_size(sizes.states, ratio, 1)
+        if rules.tree.states_for_every_chunk and self.chunked_prefill_size > 0:
+            states = max(states, 2 * -(-tokens // self.chunked_prefill_size))
+        policies: dict[str, WritePolicy] = {
+            "write_through": "write_through",
+            "write_through_selective": "write_through_selective",
+            "write_back": "write_back",
+        }
+        return HostShape(
+            tokens=tokens,
+            window_tokens=host_size(sizes.window_tokens, ratio, self.page_size),
+            states=states,
+            policy=policies[self.hicache_write_policy],
+        )
+
+    def host_ratio(self, kind: Kind, sizes: Sizes, spec: ModelSpec) -> float:
+        """A size in GB is split like the device's pools, so that all grow by one ratio."""
+        if not self.hicache_size:
+            return self.hicache_ratio
+        token = window = state = 0
+        for layer in range(len(spec.layers)):
+            cell = spec.key_bytes(layer) + spec.value_bytes(layer)
+            is_window = spec.kind(layer) == "window" and "window" in kind
+            token, window = token + cell * (not is_window), window + cell * is_window
+            state += spec.conv_bytes(layer) + spec.state_bytes(layer)
+        device = token * sizes.tokens + window * sizes.window_tokens
+        device += state * sizes.states if "mamba" in kind else 0
+        return self.hicache_size * 1e9 / max(device, 1)
 
     def extra_buffer(self, rules: Rules) -> bool:
         """Whether states are tracked in slots of their own; `auto` is the release's business."""

@@ -85,6 +85,14 @@ class TokenPool:
             return None
         return self.free_pages.take(count)
 
+    def alloc_pages(self, count: int) -> Integers | None:
+        """So many slots in whole pages, for what comes back from the host."""
+        page = self.page
+        if count > self.available:
+            return None
+        pages = self.free_pages.take(count // page)
+        return (pages[:, None] * page + np.arange(page, dtype=np.int64)).reshape(-1)
+
     def alloc_extend(self, spans: Sequence[tuple[int, int, int]]) -> Integers | None:
         """Slots for spans `(before, after, last slot)` of several requests, one after the other.
 

@@ -31,6 +31,11 @@ class Req:
     shared: Integers = field(default_factory=lambda: NO_SLOTS)  # their slots, as the tree has them
     extend: int = 0
     last_node: Node | None = None
+    best: Node | None = None  # best_match_node: with what is on the host only
+    on_host: int = 0  # host_hit_length
+    window_on_host: int = 0  # swa_host_hit_length
+    state_on_host: bool = False  # mamba_host_hit_length
+    half_read: bool = False  # more of its prompt is to come
     lock: object = None
     protected: int = 0  # cache_protected_len
     inserted: int = 0  # cache_inserted_len
@@ -99,7 +104,9 @@ class Req:
         self.retracted = True
         self.prefix = self.extend = 0
         self.shared = NO_SLOTS
-        self.last_node = self.lock = None
+        self.last_node = self.lock = self.best = None
+        self.on_host = self.window_on_host = 0
+        self.state_on_host = False
         self.protected = self.inserted = 0
         self.is_chunked = 0
         self.state = self.state_source = self.tracks = None

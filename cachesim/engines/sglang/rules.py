@@ -31,6 +31,22 @@ class TreeRules:
     uses_path_states: bool = False
     """Until #31643 a match refreshed every state on its path; since then only the one it used."""
 
+    frees_by_a_stale_map: bool = False
+    """#27586: a node that has lost its window keeps its entries in the map from tokens to window
+    slots; where it is revived, the slots that they name are freed, whoever has them now."""
+
+    states_for_every_chunk: bool = False
+    """#39436, as proposed: the host has room for a state of every chunk that it has room for."""
+
+    state_copies_go_too: bool = False
+    """#33713: a state that the device gives up goes from the host as well."""
+
+    copies_inner_states: bool = True
+    """#40680: with `write_back` an inner node's state goes to the host before it is evicted."""
+
+    copies_inner_windows: bool = True
+    """#29204: the same of its window slots."""
+
     refills_windows: bool = True
     """Inserting over a node whose window is gone revives it with the request's own slots."""
 
@@ -89,6 +105,18 @@ class SchedulerRules:
     groups_prefill_frees: bool = True
     """0.5.23: what a prefill frees is freed at its end."""
 
+    looks_every_pass: bool = True
+    """0.5.23 looks at the host's copies in every pass; before, when a prefill is formed."""
+
+    host_takes_all_models: bool = True
+    """0.5.9 has a host tier for models of full attention only (`HiRadixCache`)."""
+
+    host_may_be_smaller: bool = True
+    """0.5.9 asserts that the host holds more than the device."""
+
+    loads_before_it_fits: bool = False
+    """0.5.9 loads back from the host before it asks whether the chunk fits."""
+
     aborts_last: bool = True
     """0.5.23: the last request that runs out of memory is aborted; 0.5.9 raises."""
 
@@ -126,7 +154,8 @@ class RunnerRules:
     """A request runs on the tree's own state instead of a copy."""
 
     host_copy_late: bool = False
-    """#39830: the copy to the host is made after the slot has been used for something else."""
+    """#39830: the copy to the host is made when it is needed; the slots hold something else by
+    then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +189,10 @@ RULES_059 = Rules(
         evicts="whole-demand",
         window_steps=0,
         groups_prefill_frees=False,
+        looks_every_pass=False,
+        host_takes_all_models=False,
+        host_may_be_smaller=False,
+        loads_before_it_fits=True,
         aborts_last=False,
         aborts_chunks=False,
         auto_is_extra_buffer=False,

@@ -14,13 +14,13 @@ import numpy as np
 
 from cachesim.engines.sglang.batch import Batch
 from cachesim.engines.sglang.build import CHUNK
-from cachesim.engines.sglang.contents import ChunkStore, Contents
+from cachesim.engines.sglang.contents import ChunkStore, Contents, copy_slots
 from cachesim.engines.sglang.pools import StatePool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import RunnerRules
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import Lanes, Ubatch
-from cachesim.units import Array
+from cachesim.units import Array, Integers
 
 
 class _Nowhere:
@@ -54,9 +54,11 @@ class Runner:
 
     network: Network
     contents: Contents
+    host: Contents
     rules: RunnerRules
     grid: int
     pending: list[tuple[int, int]] = field(default_factory=list)  # copies that come too late
+    unmade: list[tuple[int, Integers, Integers]] = field(default_factory=list)  # copies to the host
     chunk_states: list[dict[int, Array]] = field(default_factory=list)  # of this batch, in order
 
     late_now: bool = False  # a piece of a prompt is being stashed
@@ -76,6 +78,22 @@ class Runner:
             self.pending.append((source, target))
         else:
             self.contents.copy_state(source, target)
+
+    # -- the host ----------------------------------------------------------------------------------
+
+    def to_host(self, part: int, at: Integers, to: Integers) -> None:
+        """Slots of the device are copied to slots of the host; with the defect, when needed."""
+        if self.rules.host_copy_late:
+            self.unmade.append((part, at.copy(), to.copy()))
+        else:
+            copy_slots(self.contents, self.host, part, at, to)
+
+    def from_host(self, part: int, at: Integers, to: Integers) -> None:
+        """And back."""
+        unmade, self.unmade = self.unmade, []
+        for each, source, target in unmade:
+            copy_slots(self.contents, self.host, each, source, target)
+        copy_slots(self.host, self.contents, part, at, to)
 
     def run(self, batch: Batch, judge: Judge) -> list[int]:
         """Run a batch; what was sampled for each request, 0 where a prompt is half read."""

@@ -82,6 +82,8 @@ class Scheduler:
         """Follows `get_next_batch_to_run`."""
         self._abort_chunked()
         rules, excluded = self.rules.scheduler, []
+        if rules.looks_every_pass:
+            self.tree.look()
         if self.chunked is not None:
             excluded.append(self.chunked)
             if self.chunked.extend:
@@ -109,7 +111,9 @@ class Scheduler:
         """A piece of a prompt has run: the tree gets it. Follows `stash_chunked_request`."""
         if self.on_chunk is not None:
             self.on_chunk(begins=True)
+        req.half_read = True
         self._stash(req)
+        req.half_read = False
         if self.on_chunk is not None:
             self.on_chunk(begins=False)
 
@@ -138,6 +142,8 @@ class Scheduler:
         if self._allocatable() <= 0 and unread == rules.full_flag_needs_no_chunk:
             running.is_full = True
             return None
+        if not rules.looks_every_pass:
+            self.tree.look()
         if rules.refreshes_waiting and self.tree.shape.policy == "lru":
             self._touch_waiting()
         adder = Adder(
@@ -162,6 +168,7 @@ class Scheduler:
         if self.chunked is not None:
             self.chunked.is_chunked += 1
         batch = Batch(adder.taken, extend=True, chunked=self.chunked)
+        self.tree.begin_loading()
         self._prepare_for_extend(batch)
         return batch
 
@@ -198,7 +205,8 @@ class Scheduler:
                 continue
             if verdict == "no-token":
                 idle = not adder.taken and not running.reqs
-                running.is_full = not (rules.filters_before_prefill and idle)
+                waits = rules.filters_before_prefill or self.tree.shape.host is not None
+                running.is_full = not (waits and idle)
             if rules.returns_unused_state and not (adder.taken and adder.taken[-1] is req):
                 self._return_state(req)
             break
@@ -218,6 +226,9 @@ class Scheduler:
         req.shared = match.slots
         req.prefix = req.protected = match.length
         req.last_node = match.node
+        req.best = match.best
+        req.on_host, req.window_on_host = match.on_host, match.window_on_host
+        req.state_on_host = match.state_on_host
         req.branch = match.branch
         req.window_branch = match.window_branch
         if self.on_match is not None:
@@ -301,6 +312,7 @@ class Scheduler:
             raise UpstreamAbort(where, why)
         req = order.pop()
         self._end(req)
+        req.retractions += 1
         if self.on_abort is not None:
             self.on_abort(req)
 
@@ -329,6 +341,7 @@ class Scheduler:
                 self._stash(req)
         if grouped:
             self.pool.end_group()
+        self.tree.flush()
         return done
 
     def _release(self, req: Req, *, insert: bool) -> None:

@@ -12,6 +12,7 @@ from cachesim.engines.family import Family
 from cachesim.engines.held import Held
 from cachesim.engines.job import Jobs
 from cachesim.engines.profile import Profile
+from cachesim.engines.sglang import causes
 from cachesim.engines.sglang import events as happened
 from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.batch import Batch, Limits
@@ -19,6 +20,7 @@ from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.held import held
+from cachesim.engines.sglang.host_pool import Deed
 from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.job import Job, check
 from cachesim.engines.sglang.node import Node
@@ -33,10 +35,25 @@ from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Array, Count
+from cachesim.units import Array, Count, Integers
 
 MOST_IDLE: Final = 3
 """Steps in a row that schedule nothing while requests wait: nothing can change any more."""
+
+
+PART_NAMES: Final = ("attention", "window", "state")
+
+MOVED: Final[dict[Deed, type[happened.HostEvent]]] = {
+    "copied": happened.CopiedToHost,
+    "left": happened.EvictedToHost,
+    "loaded": happened.LoadedFromHost,
+    "dropped": happened.HostEvicted,
+}
+
+
+def _not(part: int, at: Integers, to: Integers) -> None:
+    """Without a network there is nothing in the slots."""
+    del part, at, to
 
 
 class Sglang(Engine):
@@ -83,7 +100,8 @@ class Sglang(Engine):
         self.scheduler = Scheduler(self.tree, pool, self.rules, self._limits())
         windows = pool if isinstance(pool, WindowPool) else None
         self.contents = Contents(self.network, windows)
-        self.runner = Runner(self.network, self.contents, self.rules.runner, self.tree.shape.grid)
+        host, grid = Contents(self.network, None), self.tree.shape.grid
+        self.runner = Runner(self.network, self.contents, host, self.rules.runner, grid)
         self.runner.computes = self.computes
         if self.computes:
             self.runner.watch(self.tree.states)
@@ -95,25 +113,28 @@ class Sglang(Engine):
         self.tree.on_kept = self._kept
         self.tree.on_state = self._kept_state
         self.tree.on_lost = self._lost
+        copies = (self.runner.to_host, self.runner.from_host) if self.computes else (_not, _not)
+        self.tree.watch_host(*copies, self._moved)
 
     def _tree(self) -> Tree:
         options = self.options
         page = options.page_size
+        tokens = options.max_total_tokens // page * page
+        windows = int(tokens * options.swa_full_tokens_ratio) // page * page
+        self.sizes = sizes = Sizes(
+            tokens=tokens,
+            window_tokens=max(windows, page),
+            states=options.max_mamba_cache_size,
+        )
         shape = Shape(
             page=page,
-            bigrams=options.speculative_algorithm == "EAGLE" and self.kind != "mamba",
+            bigrams=options.speculative_algorithm == "EAGLE" and "mamba" not in self.kind,
             extra_buffer=options.extra_buffer(self.rules),
             grid=grid_of(page),
             window=max(self.network.spec.window - 1, 1),
             states_per_path=options.mamba_max_states_per_path,
             policy=options.radix_eviction_policy,
-        )
-        tokens = options.max_total_tokens // page * page
-        windows = int(tokens * options.swa_full_tokens_ratio) // page * page
-        sizes = Sizes(
-            tokens=tokens,
-            window_tokens=max(windows, page),
-            states=options.max_mamba_cache_size,
+            host=options.host(self.rules, self.kind, sizes, self.network.spec),
         )
         return make_tree(self.kind, shape, sizes, self.rules)
 
@@ -257,6 +278,10 @@ class Sglang(Engine):
             job = self._of_req[req.id]
             if job.cached is None:
                 job.cached = Count(req.prefix)
+                wanted = job.ledger.usable
+                if req.prefix < wanted:
+                    found = req.prefix
+                    job.ledger.apply(causes.NOT_LOADED, found, wanted=wanted, found=found)
             self._tell(happened.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
     def _sample(self, req: Req, row: Array) -> int:
@@ -280,7 +305,8 @@ class Sglang(Engine):
         self._tell(
             happened.PrefixMatched(
                 task=req.id,
-                cached=Count(match.length),
+                cached=Count(match.usable),
+                on_host=match.usable - match.length,
                 attention=Count(match.attention),
                 branch=match.branch or match.window_branch or 0,
             )
@@ -320,6 +346,12 @@ class Sglang(Engine):
         else:
             self._tell(happened.StateEvicted(request=request, tokens=Count(end)))
 
+    def _moved(self, deed: Deed, part: int, node: Node) -> None:
+        end = node.depth()
+        self._tell(
+            MOVED[deed](request=node.request, start=end - len(node), end=end, part=PART_NAMES[part])
+        )
+
     # -- looking in --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
@@ -345,7 +377,7 @@ class Sglang(Engine):
 
     def held(self) -> Held:
         """The tree's nodes, with the ledgers of a traced network."""
-        return held(self.tree, self.contents, self.network)
+        return held(self.tree, self.contents, self.runner.host, self.network)
 
     def check_integrity(self) -> None:
         """Raise ContractError where the tree's own books disagree."""

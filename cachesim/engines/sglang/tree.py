@@ -15,7 +15,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.sglang.node import NO_SLOTS, Clock, Node, as_key, common
+from cachesim.engines.sglang.host_pool import Copy, Deed, HostShape
+from cachesim.engines.sglang.node import HOST, NO_SLOTS, Clock, Node, as_key, common
 from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
@@ -24,6 +25,9 @@ from cachesim.units import Integers
 
 Lost: TypeAlias = Literal["node", "window", "state"]
 """What went: a node with everything in it, or a part of it."""
+
+OnDeed = Callable[[Deed, int, Node], None]
+"""What became of which part of a node, between the device and the host."""
 
 Priority = Callable[[Node], tuple[float, ...]]
 """What goes first is smallest."""
@@ -51,6 +55,7 @@ class Shape:
     window: int = 0  # sliding_window_size, the current token excluded
     states_per_path: int = -1
     policy: str = "lru"
+    host: HostShape | None = None  # enable_hierarchical_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +67,53 @@ class Match:
     attention: int = 0
     branch: int | None = None
     window_branch: int | None = None
+    best: Node | None = None  # with what is on the host only; None: as `node`
+    reach: int = 0  # tokens to its end
+    on_host: int = 0  # host_hit_length
+    window_on_host: int = 0  # swa_host_hit_length
+    state_on_host: bool = False  # mamba_host_hit_length
 
     @property
     def length(self) -> int:
         """Tokens on the device."""
         return len(self.slots)
 
+    @property
+    def usable(self) -> int:
+        """Tokens to go on from, wherever they lie."""
+        return len(self.slots) if self.best is None else self.reach
 
-class Tree(ABC):
+
+class OneTier:
+    """What a scheduler asks of a tree with a host beside it; most trees have none."""
+
+    def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
+        """Who copies what lies in the slots, and who hears of it."""
+
+    def look(self) -> None:
+        """Copies to and from the host that are done are taken note of (`check_hicache_events`)."""
+
+    def flush(self) -> None:
+        """What is queued for the host is submitted (`flush_pending_backups`)."""
+
+    def begin_loading(self) -> None:
+        """What is queued for the device is submitted (`ready_to_load_host_cache`)."""
+
+    def held_by_host(self) -> Iterator[Node]:
+        """Nodes that are locked because a copy is under way."""
+        yield from ()
+
+    def host_free(self) -> dict[str, int]:
+        """Free slots on the host, by part."""
+        return {}
+
+    def bring(self, req: Req) -> int:
+        """Load back what a request would go on from; how many tokens came (`init_load_back`)."""
+        del req
+        return 0
+
+
+class Tree(OneTier, ABC):
     """A radix tree over a pool of slots (`BasePrefixCache`)."""
 
     has_windows = False
@@ -85,7 +129,7 @@ class Tree(ABC):
         self.clock = Clock()
         self._count = 0
         self.root = self.new_node()
-        self.root.locks = [1, 1, 1]
+        self.root.locks[:HOST] = [1, 1, 1]
         self.evictable = [0, 0, 0]
         self.on_evict: Callable[[], Callable[[], None]] | None = None
         self.on_lost: Callable[[Lost, Node], None] | None = None
@@ -165,7 +209,7 @@ class Tree(ABC):
     def match_tokens(self, tokens: Integers, req: Req) -> Match:
         """What a request may go on from; its state is copied where there is one."""
         match = self.match(self.key_of(tokens), req.extra_key)
-        self.take_state(req, match.node)
+        self.take_state(req, match.best or match.node)
         return match
 
     def take_state(self, req: Req, node: Node) -> None:

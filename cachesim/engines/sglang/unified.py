@@ -14,6 +14,7 @@ from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.tree import Match, Shape, joined, matching
 from cachesim.engines.sglang.unified_evict import EvictingTree
+from cachesim.engines.sglang.unified_host import HostTier
 from cachesim.engines.sglang.unified_insert import Insertion
 from cachesim.units import Integers
 
@@ -31,6 +32,8 @@ class UnifiedRadixCache(EvictingTree):
         self.window_lru = LruList(PART)
         self.state_lru = LruList(STATE)
         self._marks = 0
+        if shape.host is not None:
+            self.host = HostTier(self, shape.host)
 
     # -- match -------------------------------------------------------------------------------------
 
@@ -39,38 +42,54 @@ class UnifiedRadixCache(EvictingTree):
         if not len(key):
             return Match(joined([]), self.root)
         page, node, found, attention = self.shape.page, self.root, [], 0
-        best, usable, alive = node, 0, inf
+        best, usable, alive, tiered = node, 0, inf, self.host is not None
+        beyond, reach, there = node, 0, inf  # the same with what is on the host only
         while len(key):
             child = node.children.get(self.child_key(key, extra))
-            if child is None:
+            if child is None or (child.value is None and child.host_full is None):
                 break
             length = matching(child, key, page)
             attention += length
             partly = length < len(child)
             node = self.split(child, length, extra) if partly else child
-            found.append(node.slots)
+            if node.value is not None:
+                found.append(node.slots)
             alive = alive + len(node) if node.window else 0.0
-            if self._legal(node, alive):
+            if node.value is not None and self._legal(alive, has_state=node.state is not None):
                 best, usable = node, len(found)
+            if tiered:
+                there = there + len(node) if node.window or node.host_window is not None else 0.0
+                has_state = node.state is not None or node.host_state is not None
+                if self._legal(there, has_state=has_state):
+                    beyond, reach = node, attention
             if partly:
                 break
             key = key[length:]
-        self._used(best)
         slots = joined(found[:usable])
+        if not tiered:
+            beyond, reach = best, len(slots)
+        self._used(beyond)
+        on_host = self.host.tokens_between(best, beyond) if self.host is not None else 0
+        boundary = len(slots) + on_host
         return Match(
             slots,
             best,
             attention,
-            self._beyond(attention, self.shape.grid, len(slots)) if self.has_states else None,
-            self._beyond(attention, page, len(slots)) if self.has_windows else None,
+            self._beyond(attention, self.shape.grid, boundary) if self.has_states else None,
+            self._beyond(attention, page, boundary) if self.has_windows else None,
+            best=beyond,
+            reach=reach,
+            on_host=on_host,
+            window_on_host=self.host.window_tokens(beyond) if self.host is not None else 0,
+            state_on_host=beyond.state is None and beyond.host_state is not None,
         )
 
-    def _legal(self, node: Node, alive: float) -> bool:
+    def _legal(self, alive: float, *, has_state: bool) -> bool:
         """Whether every part of the model can go on from a node's end."""
         window_fits = alive >= self.shape.window or self.rules.tree.matches_without_window
         if self.has_windows and not window_fits:
             return False
-        return not self.has_states or node.state is not None
+        return not self.has_states or has_state
 
     @staticmethod
     def _beyond(attention: int, grid: int, usable: int) -> int | None:
@@ -120,16 +139,17 @@ class UnifiedRadixCache(EvictingTree):
     def lock(self, node: Node) -> int:
         """Attention on the whole path, windows as far as one reaches, the state of this node."""
         for each in node.path():
-            if not each.locks[FULL]:
+            if not each.locks[FULL] and each.value is not None:
                 self.evictable[FULL] -= len(each)
             each.locks[FULL] += 1
-            each.evictable = False
         self.leaves.difference_update(node.path())
         mark = self._lock_window(node) if self.has_windows else 0
         if self.has_states and node is not self.root:
             if not node.locks[STATE] and node.state is not None:
                 self.evictable[STATE] -= 1
             node.locks[STATE] += 1
+        if self.host is not None:
+            self.host.update_leaf(node)
         return mark
 
     def _lock_window(self, node: Node) -> int:
@@ -163,7 +183,7 @@ class UnifiedRadixCache(EvictingTree):
                 if held and each.window_mark == held:
                     break
         for each in node.path():
-            if each.locks[FULL] == 1:
+            if each.locks[FULL] == 1 and each.value is not None:
                 self.evictable[FULL] += len(each)
             each.locks[FULL] -= 1
             if not each.locks[FULL]:
@@ -264,7 +284,7 @@ class UnifiedRadixCache(EvictingTree):
         insertion.run()
         req.inserted = max(req.inserted, len(key))
         self._prefer_prompt(req, key)
-        slots = joined([each.slots for each in reversed(list(insertion.node.path()))])
+        slots = self.slots_to(insertion.node)
         req.write(req.protected, slots[req.protected :])
         if req.last_node is not None:
             self.unlock(req.last_node, req.lock)

@@ -56,9 +56,12 @@ class Insertion:
             if length < len(child):
                 child = tree.split(child, length, self.extra)
             child.priority = max(child.priority, self.priority)
-            self._overlap(child, length)
-            if self.total + length > self.inserted and tree.rules.tree.counts_hits:
-                child.hits += 1
+            if child.evicted:
+                self._restore(child, length)
+            else:
+                self._overlap(child, length)
+            if self.total + length > self.inserted:
+                self._walked_over(child)
             self.node = child
             self.total += length
             self.key, self.slots = self.key[length:], self.slots[length:]
@@ -69,8 +72,43 @@ class Insertion:
         self._commit_state(fresh=fresh)
         if tree.has_windows and self.node is not tree.root:
             tree.window_lru.use_path(tree.near(self.node))
-        if fresh and self.total + len(self.node) > self.inserted and tree.rules.tree.counts_hits:
-            self.node.hits += 1
+        if fresh and self.total + len(self.node) > self.inserted:
+            self._walked_over(self.node)
+        elif not fresh and tree.host is not None:
+            tree.host.backup_more(self.node)
+
+    def _walked_over(self, node: Node) -> None:
+        """Follows `_inc_hit_count_and_check`. Trap: with `write_back` nothing is counted, so that
+        `lfu` is `lru` there.
+        """
+        host = self.tree.host
+        if not self.tree.rules.tree.counts_hits or (host is not None and host.shape.writes_back):
+            return
+        node.hits += 1
+        if host is not None:
+            host.backup_if_used(node)
+
+    # -- what the device has given up --------------------------------------------------------------
+
+    def _restore(self, node: Node, length: int) -> None:
+        """The request's slots become those of a node that is on the host only. Follows
+        `_unevict_node_on_insert` and `recover_after_unevict`.
+        """
+        tree = self.tree
+        node.value = self.slots[:length]
+        if not node.locks[FULL]:
+            tree.evictable[FULL] += length
+        tree.update_leaf(node)
+        if tree.host is not None:
+            tree.host.track_twice(node)
+        if node.parent is not None:
+            tree.update_leaf(node.parent)
+        alive = max(self.total, self.gone)
+        if tree.windows is None or node.window or alive >= self.total + length:
+            return
+        if alive > self.total:
+            tree.split(node, alive - self.total, self.extra)
+        tree.publish(node)
 
     # -- what the tree has already -----------------------------------------------------------------
 
@@ -117,17 +155,12 @@ class Insertion:
             pool.mapping[node.slots] = windows
             pool.free_full(fresh)
         else:
+            if tree.rules.tree.frees_by_a_stale_map:
+                pool.free_window(node.slots)
             pool.free_full(node.slots)
             node.value = fresh
-        self._publish(node)
+        tree.publish(node)
         return start - self.total
-
-    def _publish(self, node: Node) -> None:
-        """The node's window slots are alive from now on."""
-        node.window = True
-        self.tree.window_lru.insert(node)
-        if not node.locks[PART]:
-            self.tree.evictable[PART] += len(node)
 
     # -- what is new -------------------------------------------------------------------------------
 
@@ -151,8 +184,8 @@ class Insertion:
             tree.split(node, alive - total, self.extra)
         upper = self._split_for_lock(node)
         if upper is not None:
-            self._publish(upper)
-        self._publish(node)
+            tree.publish(upper)
+        tree.publish(node)
 
     def _split_for_lock(self, leaf: Node) -> Node | None:
         """Follows `_maybe_split_leaf_for_swa_lock`."""
@@ -174,6 +207,8 @@ class Insertion:
             node.last_access = tree.clock.tick()
             return
         self.state_was_there = False
+        if tree.host is not None:
+            tree.host.came_back(node, STATE)
         node.state = self.state
         tree.state_lru.insert(node)
         if fresh or not node.locks[STATE]:

@@ -144,6 +144,14 @@ def test_s27_keys_of_pairs_end_a_token_earlier(release: str) -> None:
     assert [0, 39, 20] == cached(release, prompts, model="dense")
 
 
+def test_with_states_keys_are_tokens_whatever_the_drafter() -> None:
+    """A tree with states takes no pairs, beside windows neither."""
+    p = fresh(0, 64)
+    prompts = (p, p + fresh(100, 1))
+    for model in ("hybrid", "hybrid-swa"):
+        assert [0, 64] == cached("0.5.23", prompts, model=model, speculative_algorithm="EAGLE")
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_windows_are_a_part_of_a_match(release: str) -> None:
     """0.5.9 lets a window go as soon as it is passed, 0.5.23 when 128 tokens have slid out."""

@@ -19,8 +19,16 @@ PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 class Workload:
     """One server with random options, and the requests that it is sent."""
 
-    def __init__(self, seed: int, profile: str, *, presets: tuple[str, ...] = PRESETS) -> None:
+    def __init__(
+        self,
+        seed: int,
+        profile: str,
+        *,
+        presets: tuple[str, ...] = PRESETS,
+        tiered: bool = False,
+    ) -> None:
         self.rng = random.Random(seed)
+        self.tiered = tiered
         name = self.rng.choice(presets)
         window = {"window": self.rng.choice([6, 12, 40])} if "swa" in name else {}
         self.network = build(preset(name, **window), "ring")
@@ -47,7 +55,24 @@ class Workload:
             options["max_mamba_cache_size"] = rng.choice([24, 64])
         if rng.random() < 0.2:
             options["speculative_algorithm"] = "EAGLE"
+        if self.tiered:
+            options |= self._host(old)
         return options
+
+    def _host(self, old: bool) -> dict[str, Any]:
+        """A host beside a device that is soon full; 0.5.9's is unsound with `write_back`."""
+        rng = self.rng
+        policies = [
+            "write_through",
+            "write_through_selective",
+            *(["write_back"] if not old else []),
+        ]
+        return {
+            "enable_hierarchical_cache": True,
+            "max_total_tokens": rng.choice([400, 500, 700]),
+            "hicache_ratio": rng.choice([1.0, 2.0, 4.0] if old else [0.5, 1.0, 2.0, 4.0]),
+            "hicache_write_policy": rng.choice(policies),
+        }
 
     def fresh(self, count: int) -> Tokens:
         return as_tokens([self.rng.randrange(265, 512) for _ in range(count)])
@@ -74,7 +99,7 @@ class Workload:
 
     def play(self) -> Iterator[Reply]:
         """Groups of requests until the workload, or the server, comes to its end."""
-        for _ in range(self.rng.randint(3, 7)):
+        for _ in range(self.rng.randint(3, 7) + 8 * self.tiered):
             group = [
                 self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3]))
             ]

@@ -1,0 +1,360 @@
+"""The tree of models with full attention only, with a second tier. Follows `HiRadixCache` of 0.5.9.
+
+    root --[device, host]--> A --[host]--> B        the device gives leaves up, the host keeps them
+
+A node goes to the host once it was walked over often enough, or when the device gives it up
+(`write_back`). Other models are refused: upstream's tree takes no pool but attention's.
+"""
+
+import heapq
+from collections.abc import Hashable, Iterator
+
+from cachesim.engines.sglang.host_pool import (
+    LEAST_LOADED,
+    Copy,
+    Deed,
+    HostPool,
+    HostShape,
+    Transfers,
+    Underway,
+    rows,
+)
+from cachesim.engines.sglang.node import FULL, HOST, Node
+from cachesim.engines.sglang.pools import StatePool, TokenPool
+from cachesim.engines.sglang.radix import RadixCache
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.tree import Match, OnDeed, Shape, joined, matching
+from cachesim.errors import UpstreamAbort
+from cachesim.units import Integers
+
+
+class HiRadixCache(RadixCache):
+    """`RadixCache` over the device's slots and the host's (`HiRadixCache`)."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        rules: Rules,
+        pool: TokenPool,
+        tier: HostShape,
+        states: StatePool | None = None,
+    ) -> None:
+        super().__init__(shape, rules, pool, states)
+        self.tier = tier
+        self.host = HostPool(tier.tokens)
+        self.host_leaves: set[Node] = set()  # evictable_host_leaves
+        self.writes, self.loads = Transfers(tier.lag), Transfers()
+        self.writing: dict[int, Underway] = {}  # ongoing_write_through
+        self.loaded: dict[int, Node] = {}  # ongoing_load_back
+        self.on_backup: Copy | None = None
+        self.on_load: Copy | None = None
+        self.on_deed: OnDeed | None = None
+        self._half_read = False
+
+    def watch_host(self, on_backup: Copy, on_load: Copy, on_deed: OnDeed) -> None:
+        """Who copies what lies in the slots, and who hears of it."""
+        self.on_backup, self.on_load, self.on_deed = on_backup, on_load, on_deed
+
+    def _tell(self, deed: Deed, node: Node) -> None:
+        if self.on_deed is not None:
+            self.on_deed(deed, FULL, node)
+
+    # -- match and insert --------------------------------------------------------------------------
+
+    def match(self, key: Integers, extra: Hashable) -> Match:
+        """Walk down as far as tokens agree, wherever they lie. Follows `match_prefix`."""
+        if not len(key):
+            return Match(joined([]), self.root)
+        page, node, on_host = self.shape.page, self.root, 0
+        found: list[Integers] = []
+        node.last_access = self.clock.tick()
+        while len(key):
+            child = node.children.get(self.child_key(key, extra))
+            if child is None:
+                break
+            child.last_access = self.clock.tick()
+            length = matching(child, key, page)
+            partly = length < len(child)
+            node = self._split(child, length, extra) if partly else child
+            if node.value is not None:
+                found.append(node.slots)
+            else:
+                on_host += len(node)
+            if partly:
+                break
+            key = key[length:]
+        slots, deepest = joined(found), node
+        while node.evicted and node.parent is not None:
+            node = node.parent
+        reach = len(slots) + on_host
+        return Match(slots, node, reach, best=deepest, reach=reach, on_host=on_host)
+
+    def _split(self, child: Node, length: int, extra: Hashable) -> Node:
+        new = super()._split(child, length, extra)
+        new.hits = child.hits
+        if child.host_full is not None:
+            new.host_full, child.host_full = child.host_full[:length], child.host_full[length:]
+        return new
+
+    def insert(self, key: Integers, slots: Integers, extra: Hashable, priority: int = 0) -> int:
+        """Put a key in; how much of it the device had already. Follows `insert`.
+
+        A node that only the host has takes the request's slots, which have just been computed.
+        """
+        page, node, total = self.shape.page, self.root, 0
+        length_of_key = len(key)
+        while len(key):
+            child = node.children.get(self.child_key(key, extra))
+            if child is None:
+                break
+            node = child
+            node.last_access = self.clock.tick()
+            node.priority = max(node.priority, priority)
+            length = matching(node, key, page)
+            if length < len(node):
+                node = self._split(node, length, extra)
+                node.priority = max(node.priority, priority)
+            if node.evicted:
+                self._restore(node, slots[:length])
+            else:
+                self._walked_over(node)
+                total += length
+            key, slots = key[length:], slots[length:]
+        if len(key):
+            new = self._hang(node, key, slots, extra)
+            new.priority = priority
+            self.evictable[FULL] += len(key)
+            self._update_leaf(node)
+            self._update_leaf(new)
+            self._walked_over(new)
+        self.kept(length_of_key, len(key))
+        return total
+
+    def _restore(self, node: Node, slots: Integers) -> None:
+        node.value = slots
+        self.evictable[FULL] += len(slots)
+        self._update_leaf(node)
+        self._update_host_leaf(node)
+        if node.parent is not None:
+            self._update_leaf(node.parent)
+
+    def _walked_over(self, node: Node) -> None:
+        """Follows `_inc_hit_count`: a prompt that is half read counts for nothing."""
+        if self.tier.writes_back or self._half_read:
+            return
+        node.hits += 1
+        if node.host_full is None and node.hits >= self.tier.threshold:
+            self._backup(node, waits=False)
+
+    def cache_unfinished(self, req: Req) -> None:
+        """Follows `cache_unfinished_req`."""
+        self._half_read = req.half_read
+        super().cache_unfinished(req)
+        self._half_read = False
+
+    # -- leaves ------------------------------------------------------------------------------------
+
+    def _update_leaf(self, node: Node) -> None:
+        """Whether the device may give a node up. Follows `_update_leaf_status`."""
+        free = node is not self.root and not node.locks[FULL] and not node.evicted
+        if free and all(each.evicted for each in node.children.values()):
+            self.leaves.add(node)
+        else:
+            self.leaves.discard(node)
+
+    def _update_host_leaf(self, node: Node) -> None:
+        """Whether the host may. Follows `_update_host_leaf_status`.
+
+        Trap: it is not asked of a node whose child leaves the device, so that with `write_back` a
+        node may go with its children still in the tree; when those go, an assertion fails.
+        """
+        free = node.evicted and not node.locks[FULL]
+        if free and not any(each.evicted for each in node.children.values()):
+            self.host_leaves.add(node)
+        else:
+            self.host_leaves.discard(node)
+
+    def lock(self, node: Node) -> None:
+        """Hold a node and all above it."""
+        super().lock(node)
+        for each in node.path():
+            self._update_host_leaf(each)
+
+    def unlock(self, node: Node, held: object = None) -> None:
+        """Let go of a node and all above it."""
+        super().unlock(node, held)
+        for each in node.path():
+            self._update_host_leaf(each)
+
+    # -- to the host -------------------------------------------------------------------------------
+
+    def _backup(self, node: Node, *, waits: bool) -> int:
+        """Follows `write_backup`."""
+        to = self.host.alloc(len(node))
+        if to is None:
+            self._evict_host(len(node))
+            to = self.host.alloc(len(node))
+        if to is None:
+            return 0
+        node.host_full = to
+        if self.on_backup is not None:
+            self.on_backup(FULL, node.slots, to)
+        self._tell("copied", node)
+        self.writing[node.id] = Underway(node, [node], is_held=not waits)
+        if not waits:
+            self.lock(node)
+        self.writes.queued.append(node.id)
+        self.writes.submit()
+        return len(to)
+
+    def look(self) -> None:
+        """Follows `check_hicache_events`."""
+        if self.writing:
+            for number in self.writes.done():
+                self.unlock(self.writing.pop(number).node)
+        for number in self.loads.done():
+            self.unlock(self.loaded.pop(number))
+
+    def held_by_host(self) -> Iterator[Node]:
+        """Nodes that are locked because a copy is under way."""
+        yield from (each.node for each in self.writing.values() if each.is_held)
+        yield from self.loaded.values()
+
+    def host_free(self) -> dict[str, int]:
+        """Attention's only."""
+        return {"host_tokens": self.host.available}
+
+    def begin_loading(self) -> None:
+        """Follows `start_loading`."""
+        self.loads.submit()
+
+    # -- evict -------------------------------------------------------------------------------------
+
+    def _evict(self, tokens: int, window: int, states: int) -> None:
+        """Leaves of the device go; what the host has of them stays. Follows `evict`."""
+        del window, states
+        heap = [(self.first(node), node) for node in self.leaves]
+        heapq.heapify(heap)
+        evicted, back = 0, list[Node]()
+        while evicted < tokens and heap:
+            _, node = heapq.heappop(heap)
+            if node.locks[FULL]:
+                continue
+            parent = node.parent or self.root
+            if node.host_full is not None:
+                evicted += self._demote(node)
+            elif self.tier.writes_back:
+                evicted += self._backup(node, waits=True)
+                back.append(node)
+            else:
+                evicted += len(node)
+                self._delete(node)
+            if all(each in back or each.evicted for each in parent.children.values()):
+                heapq.heappush(heap, (self.first(parent), parent))
+        if self.tier.writes_back:
+            for number in self.writes.wait():
+                self.writing.pop(number)
+            for node in back:
+                if node.host_full is None:
+                    where = "HiRadixCache.evict"
+                    raise UpstreamAbort(where, "assert: node.backuped")
+                self._demote(node)
+
+    def _demote(self, node: Node) -> int:
+        """The host keeps it. Follows `_evict_backuped`.
+
+        Trap: a parent that is taken twice in one eviction (as a leaf, and again when its last child
+        has gone) is written back the first time and given up the second; the end of the eviction
+        wants to give it up once more, and the slots are None by then.
+        """
+        if node.evicted:
+            where = "HiRadixCache._evict_backuped"
+            raise UpstreamAbort(where, "'NoneType' object has no attribute 'numel'")
+        self.pool.free(node.slots)
+        self.evictable[FULL] -= len(node)
+        node.value = None
+        self._tell("left", node)
+        self._update_leaf(node)
+        self._update_host_leaf(node)
+        if node.parent is not None:
+            self._update_leaf(node.parent)
+        return len(node)
+
+    def _delete(self, node: Node) -> None:
+        """Follows `_evict_regular`."""
+        self.pool.free(node.slots)
+        self._detach(node)
+        self.evictable[FULL] -= len(node)
+        self.leaves.discard(node)
+        if node.parent is not None:
+            self._update_leaf(node.parent)
+        self.lost("node", node)
+
+    def _evict_host(self, tokens: int) -> None:
+        """Nodes that only the host has go, leaves first. Follows `evict_host`."""
+        heap = [(self.first(node), node) for node in self.host_leaves]
+        heapq.heapify(heap)
+        evicted = 0
+        while evicted < tokens and heap:
+            _, node = heapq.heappop(heap)
+            if node is self.root:
+                break
+            if not node.evicted or node.host_full is None or node.locks[HOST + FULL]:
+                continue
+            parent = node.parent or self.root
+            self._tell("dropped", node)
+            self.host.free(node.host_full)
+            evicted += len(node)
+            if parent.children.get(node.child_key) is not node:
+                where = "HiRadixCache.evict_host"
+                raise UpstreamAbort(where, "assert: parent does not have child key")
+            self._detach(node)
+            self.host_leaves.discard(node)
+            self._update_host_leaf(parent)
+            if not parent.children and parent.evicted:
+                heapq.heappush(heap, (self.first(parent), parent))
+
+    # -- back to the device ------------------------------------------------------------------------
+
+    def bring(self, req: Req) -> int:
+        """Load what a request would go on from, all of it or nothing. Follows `init_load_back`."""
+        last = req.best
+        if last is None or not last.evicted:
+            return 0
+        nodes = [each for each in last.path() if each.evicted][::-1]
+        above = nodes[0].parent or self.root
+        slots = self._load_back(nodes, last, above)
+        if slots is None:
+            req.last_node = above
+            return 0
+        req.last_node = last
+        req.shared = joined([req.shared, slots])
+        return len(slots)
+
+    def _load_back(self, nodes: list[Node], last: Node, above: Node) -> Integers | None:
+        """Follows `load_back`."""
+        self.lock(above)
+        count = rows(nodes)
+        if count < LEAST_LOADED:
+            self.unlock(above)
+            return None
+        slots = self.pool.alloc_pages(count)
+        if slots is None:
+            self.evict(tokens=count)
+            slots = self.pool.alloc_pages(count)
+        self.unlock(above)
+        if slots is None:
+            return None
+        at = 0
+        for node in nodes:
+            node.value = slots[at : at + len(node)]
+            at += len(node)
+            if self.on_load is not None and node.host_full is not None:
+                self.on_load(FULL, node.host_full, node.value)
+            self._tell("loaded", node)
+        self.evictable[FULL] += count
+        self.loaded[last.id] = last
+        self.loads.queued.append(last.id)
+        self.lock(last)
+        return slots
