@@ -9,6 +9,8 @@ class Writer:
     def __init__(self, rng: Random, unit: int, longest: int) -> None:
         self.rng, self.unit, self.longest = rng, unit, longest
         self.next = 10
+        self.recent = 6  # prompts that the next one may grow out of
+        self.novelty = 0.2  # how many begin anew
         self.known: list[tuple[list[int], list[int]]] = []
 
     def fresh(self, count: int) -> list[int]:
@@ -27,9 +29,9 @@ class Writer:
     def prompt(self) -> list[int]:
         """New, again, longer, cut, branched, or the turn after."""
         rng = self.rng
-        if not self.known or rng.random() < 0.2:
+        if not self.known or rng.random() < self.novelty:
             return self.fresh(self.length())
-        prompt, reply = rng.choice(self.known[-6:])
+        prompt, reply = rng.choice(self.known[-self.recent :])
         whole, kind = prompt + reply, rng.random()
         if kind < 0.25:
             return list(prompt)

@@ -46,6 +46,21 @@ def test_drawn_workloads_retract_evict_arrive_and_abort(release: str) -> None:
     assert any(group["evicted"] for group in groups if "evicted" in group)
 
 
+@pytest.mark.parametrize("release", FAMILY.names())
+def test_drawn_workloads_come_back_from_the_host(release: str) -> None:
+    """Nodes that were on the host only are on the device in the group after."""
+    rules = FAMILY.release(release).rules
+    numbers = [n for n in range(60) if draw(1, n, rules)["id"].startswith("host")]
+    back = 0
+    for number in numbers:
+        before: set[tuple[int, int]] = set()
+        for group in play(draw(1, number, rules), rules):
+            nodes = group.get("tree", [])
+            back += sum((node[0], node[1]) in before and node[3] == 1 for node in nodes)
+            before = {(node[0], node[1]) for node in nodes if node[3] == 0}
+    assert back
+
+
 def test_a_prompt_whose_client_goes_while_it_is_read_ends_there_since_0523() -> None:
     """0.5.9 reads it to its end, and keeps all of it."""
     config = {"kind": "full", "tokens": 2000, "chunk": 64}
@@ -73,6 +88,33 @@ def test_a_prefill_that_leaves_no_page_for_each_request_ends_059() -> None:
 
     assert "Prefill out of memory" in old["error"]
     assert [[[0, 20]]] * 8 == [each["chunks"] for each in new["requests"]]
+
+
+def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None:
+    """Six long replies in pools for one: 0.5.23 aborts the last that is left, after a reset."""
+    config = {
+        "kind": "window-mamba",
+        "chunk": 32,
+        "ignore_eos": False,
+        "strategy": "no_buffer",
+        "states": 36,
+        "tokens": 410,
+        "window": 100,
+        "window_tokens": 323,
+    }
+    asked = (
+        ("10-70 586-606", 40, "608-647"),
+        ("454-480 482-488", 120, "649-768"),
+        ("10-70 586-606", 120, "770-889"),
+        ("10-70 586-606 608-647 891-906", 40, "916-955"),
+        ("957-1002 1004-1043 1045-1057", 120, "1067-1186"),
+        ("957-1002 1004-1043 1045-1057 1067-1116", 120, "1188-1307"),
+    )
+    group = [{"prompt": p, "generate": n, "reply": r} for p, n, r in asked]
+
+    [told] = play({"config": config, "steps": [group]}, NEWEST)
+
+    assert [0, 0, 1, 1, 1, 1] == [each["retracted"] for each in told["requests"]]
 
 
 def test_where_the_release_raises_and_the_simulator_does_not_they_differ() -> None:
@@ -179,3 +221,42 @@ def test_the_newest_version_is_held_against_the_newest_release(
     assert status == real_sglang(newest=True, workloads=2)
     assert [("0.5.23", "0.5.24")] == asked
     assert f"sglang 0.5.24 is {word} 0.5.23" in capsys.readouterr().out
+
+
+def test_a_parent_that_is_evicted_twice_ends_059() -> None:
+    """With `write_back` it is written back as a leaf, and taken again when its last child goes."""
+    config = {
+        "kind": "full",
+        "page": 4,
+        "chunk": 128,
+        "max_running": 4,
+        "eagle": True,
+        "host": {"policy": "write_back", "ratio": 1.0, "lag": 0},
+        "tokens": 564,
+    }
+    groups = (
+        ("10-186: 188", "190-301: 303-342", "190-301: 344-348", "190 350-374: 384",
+         "386-544: 546-565"),
+        ("10-186 188 569-587: 597",),
+        ("190-301 303-308 654-674: 676-715", "10-170 717-741: 743",
+         "10-73 607-634 644 646-650 652 753-766: 768"),
+        ("770-893: 895-896",),
+        ("190 350-373 962-967: 969", "386-544 546-565 979-982: 992"),
+        ("10-186: 994",),
+        ("10-73 607-634 644 1001-1017: 1019", "386-440 1021-1041: 1043"),
+        ("10-186: 1109-1128",),
+    )  # fmt: skip
+    steps = [[asked(each) for each in group] for group in groups]
+    steps[-1][0]["salt"] = "b"
+
+    *served, last = play({"config": config, "steps": steps}, FAMILY.release("0.5.9").rules)
+
+    assert all("error" not in each for each in served)
+    assert "HiRadixCache._evict_backuped" in last["error"]
+
+
+def asked(text: str) -> dict[str, Any]:
+    """A prompt and its reply, as numbers of tokens."""
+    prompt, reply = text.split(": ")
+    first, _, last = reply.partition("-")
+    return {"prompt": prompt, "generate": int(last or first) - int(first) + 1, "reply": reply}

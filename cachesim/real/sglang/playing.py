@@ -11,6 +11,7 @@ import numpy as np
 
 from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
+from cachesim.engines.sglang.host_pool import HostShape, host_size
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
@@ -40,12 +41,13 @@ class Player:
         self.kind = config["kind"]
         shape = Shape(
             page=page,
-            bigrams=bool(config.get("eagle")),
+            bigrams=bool(config.get("eagle")) and "mamba" not in self.kind,
             extra_buffer=config.get("strategy") == "extra_buffer",
             grid=grid_of(page),
             window=config.get("window", 0),
             states_per_path=config.get("cap", -1),
             policy=config.get("policy", "lru"),
+            host=_host(config),
         )
         sizes = Sizes(
             tokens=config["tokens"],
@@ -85,8 +87,19 @@ class Player:
 
     def _extra(self, node: Node) -> list[int]:
         tree = self.tree
+        if tree.shape.host is not None:
+            return self._tiers(node)
         states = [int(node.state is not None)] if tree.has_states else []
         return states + ([int(node.window)] if tree.has_windows else [])
+
+    def _tiers(self, node: Node) -> list[int]:
+        """What of a node is on the device, and what on the host."""
+        found = [node.value is not None, node.host_full is not None]
+        if self.tree.has_states:
+            found += [node.state is not None, node.host_state is not None]
+        if self.tree.has_windows:
+            found += [node.window, node.host_window is not None]
+        return list(map(int, found))
 
     def _label(self, path: Sequence[int]) -> list[int]:
         keys = list(path)
@@ -206,7 +219,21 @@ class Player:
             free["window_tokens"] = pool.windows.available
         if self.tree.states is not None:
             free["states"] = self.tree.states.available
-        return free
+        return free | self.tree.host_free()
+
+
+def _host(config: Mapping[str, Any]) -> HostShape | None:
+    """The host tier of a configuration."""
+    wanted, page = config.get("host"), config.get("page", 1)
+    if wanted is None:
+        return None
+    return HostShape(
+        tokens=host_size(config["tokens"], wanted["ratio"], page),
+        window_tokens=host_size(config.get("window_tokens", 0), wanted["ratio"], page),
+        states=host_size(config.get("states", 0), wanted["ratio"], 1),
+        policy=wanted["policy"],
+        lag=wanted.get("lag", 0),
+    )
 
 
 def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:

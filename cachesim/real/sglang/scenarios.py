@@ -43,7 +43,7 @@ def config_of(engine: object) -> dict[str, Any]:
     """What the real scheduler is told of a simulated server."""
     assert isinstance(engine, Sglang)  # noqa: S101 - the profile says so
     shape, pool, limits = engine.tree.shape, engine.tree.pool, engine.scheduler.limits
-    config = {
+    config: dict[str, Any] = {
         "kind": engine.kind,
         "page": shape.page,
         "tokens": pool.size,
@@ -57,6 +57,11 @@ def config_of(engine: object) -> dict[str, Any]:
     }
     if isinstance(pool, WindowPool):
         config |= {"window": shape.window, "window_tokens": pool.windows.size}
+    if shape.host is not None:
+        config["host"] = {
+            "policy": shape.host.policy,
+            "ratio": engine.options.host_ratio(engine.kind, engine.sizes, engine.network.spec),
+        }
     if engine.tree.states is not None:
         config |= {
             "strategy": "extra_buffer" if shape.extra_buffer else "no_buffer",

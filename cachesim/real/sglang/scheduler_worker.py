@@ -126,7 +126,7 @@ class Playing:
             scheduler.cur_batch = batch
             if batch is None:
                 scheduler.last_batch = None
-                ended = all(r.finished() or told[n].get("aborted") for n, r in requests.items())
+                ended = all(_is_over(r) or told[n].get("aborted") for n, r in requests.items())
                 none = not coming and not scheduler.waiting_queue
                 if ended and none and scheduler.running_batch.is_empty():
                     return self._told([told[name] for name in requests])
@@ -162,6 +162,11 @@ class Playing:
             "tree": [[*self._label(path), *rest] for path, *rest in self._nodes()],
             "free": self.core.free(),
         }
+
+
+def _is_over(request: Real) -> bool:
+    """Done, or dropped: the last one that finds no memory is told to end, and never runs again."""
+    return bool(request.finished() or getattr(request, "to_finish", None) is not None)
 
 
 def _count_retractions(request: Real, told: Json, back: set[str]) -> None:

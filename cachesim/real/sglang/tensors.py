@@ -270,6 +270,41 @@ _METHODS: Final[dict[str, Callable[..., Real]]] = {
 }
 
 
+class Stream:
+    """Work in order; here everything is done when it is asked for."""
+
+    def __init__(self, *_: Real, **__: Real) -> None:
+        pass
+
+    def synchronize(self, *_: Real) -> None:
+        """Nothing is under way."""
+
+    wait_stream = wait_event = record_event = synchronize
+
+
+class Event:
+    """A copy between device and host: done after `lag` looks, or when it is waited for."""
+
+    lag = 0
+
+    def __init__(self, *_: Real, **__: Real) -> None:
+        self.looks = 0
+
+    def record(self, *_: Real) -> None:
+        """The copy was submitted."""
+        self.looks = self.lag
+
+    def query(self) -> bool:
+        """Whether it is done."""
+        self.looks -= 1
+        return self.looks < 0
+
+    def wait(self, *_: Real) -> None:
+        """Until it is done."""
+
+    synchronize = wait
+
+
 class Torch(EmptyModule):
     """`torch`: what is not here is empty while the release is imported, and an error afterwards."""
 
@@ -293,8 +328,19 @@ def make() -> dict[str, EmptyModule]:
     known: dict[str, dict[str, Real]] = {
         "cuda": {"is_available": lambda: False, "device_count": lambda: 0},
         "version": dict.fromkeys(("hip", "cuda", "musa", "xpu")),
-        "distributed": {"is_initialized": lambda: False, "is_available": lambda: False},
+        "distributed": {
+            "is_initialized": lambda: False,
+            "is_available": lambda: False,
+            "get_world_size": lambda **_: 1,
+        },
         "xpu": {"is_available": lambda: False},
+        "accelerator": {"current_accelerator": lambda **_: None},
+        "cpu": {
+            "Event": Event,
+            "Stream": Stream,
+            "stream": lambda *_: Nothing(),
+            "current_stream": Stream,
+        },
         "nn": {},
         "profiler": {"record_function": lambda *_: Nothing()},
     }
@@ -303,6 +349,7 @@ def make() -> dict[str, EmptyModule]:
         made[f"torch.{name}"] = module = EmptyModule(f"torch.{name}")
         vars(module).update(values)
         setattr(torch, name, module)
+    vars(torch).update(get_device_module=lambda *_: made["torch.cpu"])
     return made
 
 

@@ -4,41 +4,16 @@ Imported after the stand-ins are in place: what is imported here is the unpacked
 """
 
 import importlib
-import inspect
 from typing import Any, Final
+
+from cachesim.real.sglang import worker_host
+from cachesim.real.sglang.bag import Bag, Told, fitting
 
 Json = Any
 Real = Any
 
 CHUNK: Final = 64
 """What a linear-attention kernel takes at once."""
-
-
-class Bag:
-    """An object with some values; what nobody set is None."""
-
-    def __init__(self, **values: Real) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
-
-
-class Told(Bag):
-    """Somebody who is only told things."""
-
-    def __getattr__(self, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: None
-
-
-def fitting(made: Real, **values: Real) -> Real:
-    """Call with those arguments that this release knows."""
-    known = set(inspect.signature(made).parameters)
-    return made(**{name: value for name, value in values.items() if name in known})
 
 
 def set_all(owner: Real, values: Json) -> None:
@@ -99,6 +74,7 @@ class Core:
         self.has_states = "mamba" in self.kind
         self.has_windows = "window" in self.kind
         self.extra_buffer = config.get("strategy") == "extra_buffer"
+        self.host = config.get("host")
         self.page, self.size = config.get("page", 1), config["tokens"]
         self.rows, self.length = config.get("max_running", 8), config.get("max_len", 4096)
         self.chunk = config.get("chunk", 8192)
@@ -107,6 +83,8 @@ class Core:
         self.pool = self._rows_pool()
         self.allocator = self._allocator()
         self.tree = self._tree(self._tree_parameters())
+        if self.host is not None:
+            worker_host.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
@@ -202,13 +180,25 @@ class Core:
                 "SWATokenToKVPoolAllocator", "mem_cache.allocator.swa", "mem_cache.swa_memory_pool"
             )
             return fitting(made, **common, size_swa=windows, kvcache=cache)
-        cache = fitting(find("MHATokenToKVPool", "mem_cache.memory_pool"), **memory, layer_num=1)
+        cache = self._attention(memory)
         name, module = (
             ("TokenToKVPoolAllocator", "mem_cache.allocator.token")
             if self.page == 1
             else ("PagedTokenToKVPoolAllocator", "mem_cache.allocator.paged")
         )
         return fitting(find(name, module, "mem_cache.allocator"), **common, kvcache=cache)
+
+    def _attention(self, memory: Json) -> Real:
+        """Keys and values; a host beside states asks for the pool that knows of both."""
+        if self.host is None or not self.has_states:
+            made = find("MHATokenToKVPool", "mem_cache.memory_pool")
+            return fitting(made, **memory, layer_num=1)
+        return fitting(
+            find("HybridLinearKVPool", "mem_cache.memory_pool"),
+            **memory,
+            full_attention_layer_ids=[1],
+            mamba_pool=self.pool.mamba_pool,
+        )
 
     def _tree_parameters(self) -> Real:
         return fitting(
@@ -258,7 +248,7 @@ class Core:
             "schedule_policy": "fcfs",
             "enable_priority_scheduling": False,
             "schedule_low_priority_values_first": False,
-            "enable_hierarchical_cache": False,
+            "enable_hierarchical_cache": self.host is not None,
             "enable_lora": False,
             "enable_metrics": False,
             "enable_hicache_storage": False,
@@ -321,4 +311,6 @@ class Core:
         if self.has_states:
             states = getattr(self.pool, "mamba_allocator", None) or self.pool.mamba_pool
             found["states"] = int(states.available_size())
+        if self.host is not None:
+            found |= worker_host.free_slots(self.tree)
         return found

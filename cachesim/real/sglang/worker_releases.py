@@ -5,7 +5,9 @@ from array import array
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.real.sglang.worker_core import CHUNK, Bag, Core, Told, find, fitting, set_all
+from cachesim.real.sglang import worker_host
+from cachesim.real.sglang.bag import Bag, Told, fitting
+from cachesim.real.sglang.worker_core import CHUNK, Core, find, set_all
 
 Json = Any
 Real = Any
@@ -44,7 +46,8 @@ class OnePerKind(Core):
             mem_fraction_static=0.9,
             kv_cache_dtype="auto",
             allow_auto_truncate=False,
-            enable_hierarchical_cache=False,
+            disable_hicache_numa_detect=True,
+            **worker_host.settings(self.host),
             get_attention_backends=lambda: ("torch_native", "torch_native"),
         )
         set_all(importlib.import_module("sglang.srt.server_args"), {"_global_server_args": args})
@@ -52,6 +55,10 @@ class OnePerKind(Core):
         return args
 
     def _tree(self, parameters: Real) -> Real:
+        if self.host is not None:
+            module = importlib.import_module("sglang.srt.mem_cache.hiradix_cache")
+            worker_host.install_old(module)
+            return module.HiRadixCache(parameters, self.args)
         if self.has_states:
             return find("MambaRadixCache", "mem_cache.mamba_radix_cache")(parameters)
         if self.has_windows:
@@ -72,7 +79,9 @@ class OnePerKind(Core):
         return self.tree.root_node
 
     def held(self, node: Real) -> list[int]:
-        """Whether a node has its state, or its window."""
+        """Whether a node has its state, or its window; with a host, where attention's slots are."""
+        if self.host is not None:
+            return [int(node.value is not None), int(node.host_value is not None)]
         if self.has_states:
             return [int(node.mamba_value is not None)]
         return [int(not node.swa_tombstone)] if self.has_windows else []
@@ -112,6 +121,7 @@ class Unified(Core):
             Unified.published.restore()
         Unified.published = module.get_context().override_server_args(
             **values,
+            **worker_host.settings(self.host),
             mamba_radix_cache_strategy=self.config.get("strategy", "no_buffer"),
             _mamba_cache_chunk_size=max(CHUNK, self.page),
         )
@@ -120,13 +130,16 @@ class Unified(Core):
         return args
 
     def _tree(self, parameters: Real) -> Real:
+        if self.host is not None:
+            worker_host.install_unified()
         wanted = Bag(
             server_args=self.args,
             params=parameters,
             is_hybrid_swa=self.has_windows,
             is_hybrid_ssm=self.has_states,
             full_tokens_per_layer=1,
-            enable_hierarchical_cache=False,
+            enable_hierarchical_cache=self.host is not None,
+            tp_worker=Told(),
         )
         return find("create_unified_radix_cache", "mem_cache.registry")(wanted)
 
@@ -204,7 +217,10 @@ class Unified(Core):
         """Whether a node has its state, or its window."""
         kinds = find("ComponentType", "mem_cache.unified_cache.components")
         asked = [(self.has_states, kinds.MAMBA), (self.has_windows, kinds.SWA)]
-        return [int(node.component_data[kind].value is not None) for has, kind in asked if has]
+        if self.host is None:
+            return [int(node.component_data[kind].value is not None) for has, kind in asked if has]
+        parts = [node.component_data[kind] for has, kind in [(True, kinds.FULL), *asked] if has]
+        return [int(on is not None) for each in parts for on in (each.value, each.host_value)]
 
     @staticmethod
     def ids(tokens: list[int]) -> Real:

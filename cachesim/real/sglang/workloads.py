@@ -24,6 +24,9 @@ KINDS: Final = (
     "pressure",
     "arrivals",
     "aborts",
+    "host",
+    "host-parts",
+    "host-back",
 )
 
 GRID: Final = 64
@@ -38,7 +41,10 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     config = _config(rng, kind, longest, rules)
     writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
     steps = []
-    for _ in range(rng.randint(3, 10)):
+    groups = rng.randint(3, 10)
+    if kind in TIERED:  # what comes back after the device has given it up
+        writer.recent, writer.novelty, groups = 40, 0.35, groups + 8
+    for _ in range(groups):
         together = rng.choice((1, 1, 1, 2, 3, 5) if kind not in CROWDS else (2, 3, 5, 8))
         steps.append(writer.group(together, kind))
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
@@ -46,20 +52,15 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
 
+TIERED: Final = frozenset({"host", "host-parts", "host-back"})
+"""With a host beside the device: any model, one with parts, and everything copied late."""
+
+POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
+
 
 def _config(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any]:
     unified = rules.tree.trees == "unified"
-    model = {
-        "window": "window",
-        "window-pages": "window",
-        "no-buffer": "mamba",
-        "extra-buffer": "mamba",
-        "few-states": "mamba",
-    }.get(kind, "full")
-    if kind in CROWDS:
-        model = rng.choice(("full", "window", "mamba"))
-    if model != "full" and unified and rng.random() < 0.15:
-        model = "window-mamba"
+    model = _model(rng, kind, unified=unified)
     running = rng.choice((1, 2, 4, 8) if kind != "pressure" else (4, 8))
     config: dict[str, Any] = {
         "kind": model,
@@ -81,13 +82,45 @@ def _config(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any
         config["chunk"] = -(-config["chunk"] // page) * page  # the server takes no other
     if kind == "policy" or (kind in CROWDS and model == "full" and rng.random() < 0.5):
         config["policy"] = rng.choice(policies(rules))
-    if kind == "pairs" or (kind in CROWDS and model in {"full", "window"} and rng.random() < 0.2):
+    if kind == "pairs" or (kind in {*CROWDS, *TIERED} and rng.random() < 0.2):
         config["eagle"] = True
     if "mamba" in model:
-        config |= _states(rng, strategy, running, few=kind in {"few-states", "pressure"})
+        config |= _states(rng, strategy, running, few=kind in {"few-states", "pressure", *TIERED})
         if unified and rng.random() < 0.2:
             config["cap"] = rng.choice((1, 2, 4))
-    return config | _pool(rng, config, longest, tight=kind in {"pressure", "policy"})
+    if kind in TIERED:
+        config |= _host(rng, kind, rules)
+    return config | _pool(rng, config, longest, tight=kind in {"pressure", "policy", *TIERED})
+
+
+def _model(rng: Random, kind: str, *, unified: bool) -> str:
+    """What its layers keep; 0.5.9 has a host beside full attention only."""
+    model = {
+        "window": "window",
+        "window-pages": "window",
+        "no-buffer": "mamba",
+        "extra-buffer": "mamba",
+        "few-states": "mamba",
+    }.get(kind, "full")
+    if kind in CROWDS or (kind in TIERED and unified):
+        whole = () if kind == "host-parts" else ("full",)
+        model = rng.choice((*whole, "window", "mamba"))
+    if model != "full" and unified and rng.random() < 0.15:
+        model = "window-mamba"
+    return model
+
+
+def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
+    """A host that is larger than the device, or where a release takes it smaller."""
+    unified = rules.tree.trees == "unified"
+    ratios = (0.2, 0.5, 1.0, 1.5, 2.0, 4.0) if unified else (1.0, 1.5, 2.0, 4.0)
+    host = {
+        "policy": "write_back" if kind == "host-back" else rng.choice(POLICIES),
+        "ratio": rng.choice(ratios),
+        "lag": rng.choice((0, 0, 0, 1, 3)),
+    }
+    by = {"policy": rng.choice(policies(rules))} if rng.random() < 0.2 else {}
+    return {"host": host, **by}
 
 
 def policies(rules: Rules) -> tuple[str, ...]:
