@@ -19,6 +19,7 @@ from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import PRESETS
+from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.compare import SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.command import real_fit
@@ -104,7 +105,8 @@ def real_llama_cpp(
     seed
         What the workloads are drawn from.
     workloads
-        How many: each is a fresh server with random flags and 4 to 12 requests.
+        How many: each is a fresh server with random flags and 4 to 12 requests, or 70; with chats,
+        files, embeddings, restarts, cancels, arrivals and all else that users do.
     models
         Presets to draw from; all that the release can load if left out.
     first
@@ -199,20 +201,30 @@ def _real_random(
     except EnvironmentUnavailableError as error:
         return not_compared(error)
     tally, shown = Tally(), None
+    unstarted: list[str] = []
     with SideBySide(wheel) as pair:
         play = pair.play_arrival if arrivals else pair.play_random
         beside = console(stderr=True)
         for number in track(
             numbers, console=beside, transient=True, disable=not beside.is_terminal
         ):
-            played = play(seed=seed, number=number, presets=presets)
+            try:
+                played = play(seed=seed, number=number, presets=presets)
+            except RealServerError as error:  # the simulated server did start
+                unstarted.append(f"workload {number}: {error}")
+                continue
             tally.count(played)
             if played.difference is not None and shown is None:
                 shown = pair.shrunk(played.difference)
     out.print(table_of(release, seed, tally))
+    if not arrivals:
+        out.print(features_table(tally))
+        out.print(f"races, by another play of the same: {tally.races}")
+    for each in unstarted:
+        out.print(each, markup=False)
     if shown is not None:
         show_difference(out, shown)
-    return 0 if tally.all_agree else 1
+    return 0 if tally.all_agree and not unstarted else 1
 
 
 def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
@@ -250,6 +262,18 @@ def _counts(outcome: Outcome) -> str:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+def features_table(tally: Tally) -> Table:
+    """How many requests agreed in the workloads that use a feature."""
+    table = Table(title="by what a workload uses", title_style="")
+    for head in ("feature", "workloads", "requests", "agreeing", "share"):
+        table.add_column(head, justify="left" if head == "feature" else "right")
+    for name, share in sorted(tally.features.items()):
+        numbers = (share.workloads, share.requests, share.agreeing)
+        part = f"{100 * share.agreeing / max(1, share.requests):.2f} %"
+        table.add_row(name, *(f"{number:,}" for number in numbers), part)
+    return table
 
 
 def table_of(release: str, seed: int, tally: Tally) -> Table:

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
+from cachesim.engines.base import Message
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.chats import text_of
+from cachesim.real.llama_cpp.vocabulary import FILL_MIDDLE, FILL_SUFFIX
 from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.units import Token, Tokens, as_tokens
 
@@ -72,14 +74,24 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         action = first.do.removeprefix("slot-")
         named = {"filename": first.file} if first.file else {}
         return {"path": f"/slots/{first.slot}?action={action}", "body": named}
+    endpoint = first.options.get("endpoint", "completion")
+    if endpoint in {"embedding", "rerank"}:
+        return _embedding(group, endpoint)
     prompts = [_prompt_of(step) for step in group]
     body: Json = {
         **GREEDY,
         "n_predict": first.predict,
-        "cache_prompt": first.cache_prompt,
+        **({} if first.cache_prompt else {"cache_prompt": False}),
         "n_probs": probabilities,
-        **{name: value for name, value in first.options.items() if name != AS_TEXT},
+        **{name: value for name, value in first.options.items() if name not in OURS},
     }
+    if first.completions > 1:
+        body["n_cmpl"] = first.completions
+    if "tools" in first.options:
+        body["tools"] = [_tool(each) for each in first.options["tools"]]
+        body["tool_choice"] = "none"
+    if endpoint == "infill":
+        return {"path": "/infill", "body": body | _infill(first.prompt)}
     if first.forced:
         body["grammar"] = _saying(first.forced)
     if first.abandoned:
@@ -88,7 +100,9 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         body["id_slot"] = first.slot
     if first.messages:
         del body["response_fields"]
-        messages = [asdict(each) for each in first.messages]
+        messages = [_message(each, parts=first.parts) for each in first.messages]
+        if first.messages[-1].role == "assistant":  # in parts it is continued in another way
+            messages[-1] = asdict(first.messages[-1])
         return {
             "path": "/v1/chat/completions",
             "body": body | {"messages": messages},
@@ -98,6 +112,45 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
         "path": "/completion",
         "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
         **_patience(first),
+    }
+
+
+OURS: Final = (AS_TEXT, "endpoint", "tools")
+"""Fields of a request that are said in other words over HTTP."""
+
+
+def _message(message: Message, *, parts: bool) -> Json:
+    """A message; what stands on several lines may go out as several parts."""
+    plain = asdict(message)
+    if parts and message.content:
+        plain["content"] = [{"type": "text", "text": e} for e in message.content.split("\n")]
+    return plain
+
+
+def _tool(name: str) -> Json:
+    shape = {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": shape}}
+
+
+def _infill(prompt: Tokens) -> Json:
+    """What stands before the gap and behind it, of a prompt with the marks of both."""
+    suffix, middle = prompt.index(FILL_SUFFIX), prompt.index(FILL_MIDDLE)
+    return {
+        "input_prefix": text_of(prompt[1:suffix]),
+        "input_suffix": text_of(prompt[suffix + 1 : middle]),
+    }
+
+
+def _embedding(group: Sequence[Step], endpoint: str) -> Json:
+    """The call that embeds prompts, or holds documents against what is asked."""
+    if endpoint == "rerank":
+        documents = [text_of(step.prompt[step.query :]) for step in group]
+        query = text_of(group[0].prompt[: group[0].query])
+        return {"path": "/rerank", "body": {"query": query, "documents": documents}}
+    prompts = [list(step.prompt) for step in group]
+    return {
+        "path": "/embedding",
+        "body": {"content": prompts if len(prompts) > 1 else prompts[0]},
     }
 
 
@@ -122,7 +175,11 @@ def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
         return tuple(Outcome(error=str(body["error"]["type"])) for _ in group)
     if group[0].do != "complete":
         return (Outcome(slot=group[0].slot),)
+    if group[0].options.get("endpoint") in {"embedding", "rerank"}:
+        return tuple(Outcome(slot=None, truncated=None) for _ in group)
     replies = body if isinstance(body, list) else [body]
+    if group[0].completions > 1:
+        replies = replies[:1]
     if len(replies) != len(group):
         msg = f"the real server answered {len(replies)} of {len(group)} prompts"
         raise RealServerError(msg)

@@ -23,6 +23,11 @@ Chat: TypeAlias = tuple[Said, ...]
 SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "narrator")
 """Who speaks next; the last ones are roles that no template knows."""
 
+INSTRUCTORS: Final = ("system", "system", "developer")
+"""Who speaks first, where it is not the user."""
+
+NEWLINE: Final = Token(264)
+
 MARKS: Final = 5
 """Tokens that the template puts around a message; roles of its own cost some more."""
 
@@ -38,12 +43,25 @@ def as_messages(chat: Chat) -> tuple[Message, ...]:
 
 
 class ChatTree:
-    """The chats so far, and ways to go on."""
+    """The chats so far, and ways to go on.
 
-    def __init__(self, rng: Random, words: int, longest: int) -> None:
+    Where they `share` instructions, new questions are asked under those of earlier chats.
+    """
+
+    def __init__(
+        self,
+        rng: Random,
+        words: int,
+        longest: int,
+        *,
+        share: bool = False,
+        lines: bool = False,
+    ) -> None:
         self._rng = rng
+        self._share = share
         self._words = words
         self._longest = longest
+        self._lines = lines  # some messages have several
         self._sent: dict[tuple[Message, ...], Chat] = {}
         self._turns: list[tuple[Chat, Tokens]] = []  # chat and reply, oldest first
 
@@ -54,7 +72,8 @@ class ChatTree:
     def next(self) -> tuple[Message, ...]:
         """The next chat."""
         ways = (self._new, self._on, self._on, self._on, self._again, self._edited, self._stripped)
-        way = self._rng.choice((*ways, self._continued))
+        asked = (self._asked,) * 2 if self._share else ()
+        way = self._rng.choice((*ways, self._continued, *asked))
         chat = way() if self._turns else self._new()
         return self._noted(chat if _length(chat) < self._longest else self._new())
 
@@ -69,8 +88,13 @@ class ChatTree:
         return messages
 
     def _new(self) -> Chat:
-        role = self._rng.choice(("system", "system", "developer"))
+        role = self._rng.choice(INSTRUCTORS)
         return (*((self._says(role),) if self._rng.random() < 0.5 else ()), self._says("user"))
+
+    def _asked(self) -> Chat:
+        """A new question under the instructions of an earlier chat, as applications ask it."""
+        first = self._turn()[0][0]
+        return (*((first,) if first.role in INSTRUCTORS else ()), self._says("user"))
 
     def _on(self) -> Chat:
         chat, reply = self._answered()
@@ -112,7 +136,10 @@ class ChatTree:
     def _says(self, role: str) -> Said:
         count = min(self._rng.choice((1, 3, 10, 30, 70, 150)), self._longest // 4)
         words = (Token(265 + self._rng.randrange(self._words)) for _ in range(count))
-        return Said(role=role, content=tuple(words))
+        content = tuple(words)
+        if self._lines and count > 1 and self._rng.random() < 0.15:
+            content = (*content[: count // 2], NEWLINE, *content[count // 2 :])
+        return Said(role=role, content=content)
 
 
 def _length(chat: Chat) -> int:

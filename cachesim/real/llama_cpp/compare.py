@@ -5,13 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
-from cachesim.real.llama_cpp.arrivals import draw_arrival
+from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
 from cachesim.real.llama_cpp.calls import RealServerError, grouped
+from cachesim.real.llama_cpp.features import features_of
+from cachesim.real.llama_cpp.flags import drafting, model_file
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.shrink import shrink
@@ -20,7 +23,16 @@ from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
 
-FAILURES: Final = (CRASH, "server_error")
+ARRIVALS: Final = 0.03
+"""How many workloads are about a request that arrives while another one is read."""
+
+PLAYS: Final = 2
+"""How often a workload that differs is played again, to see whether it was a race."""
+
+DRAFTING_MODEL: Final = "dense"
+"""The preset that workloads with a second model draft with."""
+
+FAILURES: Final = (CRASH, "server_error", "exceed_context_size_error")
 
 COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "error")
 
@@ -54,6 +66,8 @@ class Tally:
     workloads: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
     agreeing: Counter[str] = field(default_factory=Counter)
+    features: dict[str, "Share"] = field(default_factory=dict)
+    races: int = 0  # workloads that the real server played otherwise, and then as the simulator
     differences: int = 0  # workloads in which some step differed, slot actions included
 
     @property
@@ -68,11 +82,25 @@ class Tally:
         if played.difference is not None:
             until = played.difference.step
             self.differences += 1
+        self.races += played.raced is not None
+        agreeing = sum(step.do == "complete" for step in played.workload.steps[:until])
         self.workloads[preset] += 1
         self.requests[preset] += played.workload.requests
-        self.agreeing[preset] += sum(
-            step.do == "complete" for step in played.workload.steps[:until]
-        )
+        self.agreeing[preset] += agreeing
+        for name in features_of(played.workload):
+            share = self.features.setdefault(name, Share())
+            share.workloads += 1
+            share.requests += played.workload.requests
+            share.agreeing += agreeing
+
+
+@dataclass(slots=True)
+class Share:
+    """Workloads that use one feature, their requests, and how many agreed."""
+
+    workloads: int = 0
+    requests: int = 0
+    agreeing: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +110,7 @@ class Played:
     workload: Workload
     outcomes: tuple[Outcome, ...]
     difference: Difference | None
+    raced: Difference | None = None  # another play of the same workload agreed
 
 
 class SideBySide(AbstractContextManager["SideBySide"]):
@@ -109,30 +138,50 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def real(self, options: Mapping[str, Any]) -> RealServer:
         """The real server; where a companion drafts, one whose log shows what."""
-        return self._plain if options.get("spec_type", "none") == "none" else self._drafting
+        return self._drafting if drafting(options) else self._plain
 
     def model(self, preset: str, window: int = 0) -> Path:
-        """The GGUF file of a model, written once."""
-        path = Path(self._folder.name) / f"{preset}-{window}.gguf"
+        """The GGUF file of a model, written once, and of the one that may draft for it."""
+        if preset != DRAFTING_MODEL:
+            self.model(DRAFTING_MODEL)
+        path = model_file(Path(self._folder.name), preset, window)
         if not path.exists():
             write_model(spec_of(preset, window), path)
         return path
 
     def play_random(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
-        """Draw a workload, grow it on the real server, and play it on the simulator."""
-        setting = draw_setting(seed, number, release=self.release, presets=tuple(presets))
+        """Draw a workload, grow it on the real server, and play it on the simulator.
+
+        Now and then one in which a request arrives while another one is read.
+        """
+        if Random(f"{seed} {number}").random() < ARRIVALS:
+            return self.play_arrival(seed=seed, number=number, presets=presets)
+        setting = draw_setting(
+            seed, number, release=self.release, presets=tuple(presets), everything=True
+        )
         model = self.model(setting.preset, setting.window)
         with self.real(setting.options).started(setting.options, model) as server:
             workload, outcomes = grow(setting, server)
+        difference = first_difference(workload, outcomes, self._trial)
+        raced = difference is not None and self._agrees_again(workload)
         return Played(
             workload=workload,
             outcomes=outcomes,
-            difference=first_difference(workload, outcomes, self._trial),
+            difference=None if raced else difference,
+            raced=difference if raced else None,
         )
+
+    def _agrees_again(self, workload: Workload) -> bool:
+        """Whether another play of a workload agrees: what differed was a race then."""
+        try:
+            return any(self.play(workload).difference is None for _ in range(PLAYS))
+        except (RealServerError, InputError):
+            return False
 
     def play_arrival(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
         """Draw a workload in which a request arrives while another is read, and play it."""
-        return self.play(draw_arrival(seed, number, release=self.release, presets=tuple(presets)))
+        draw = draw_arrival if number % 2 else draw_pinned
+        return self.play(draw(seed, number, release=self.release, presets=tuple(presets)))
 
     def play(self, workload: Workload) -> Played:
         """Play a finished workload on both."""
@@ -183,7 +232,7 @@ def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
 
 def drafts_at(workload: Workload) -> bool:
     """True where a companion drafts."""
-    return bool(workload.options.get("spec_type", "none") != "none")
+    return drafting(workload.options)
 
 
 def first_difference(
@@ -203,7 +252,9 @@ def first_difference(
         if len(real) < len(group):
             return None
         simulated = simulator.ask(group, real)
-        for offset in _differing(real, simulated, drafting=drafts_at(workload)):
+        for offset in _differing(
+            real, simulated, drafting=drafts_at(workload), parent=group[0].completions > 1
+        ):
             return Difference(
                 workload=workload,
                 step=at + offset,
@@ -219,16 +270,18 @@ def first_difference(
 
 
 def _differing(
-    real: Sequence[Outcome], simulated: Sequence[Outcome], *, drafting: bool
+    real: Sequence[Outcome], simulated: Sequence[Outcome], *, drafting: bool, parent: bool
 ) -> Iterator[int]:
     """The members of a group on which the two disagree.
 
     A group of which one request is refused is answered with that refusal alone. Where a full
     cache meets drafts, what was drafted decides between a refusal and an abort, and neither
-    answer shows it: then any failure agrees with any other.
+    answer shows it: then any failure agrees with any other. So it is where several completions are
+    asked of a prompt that does not fit: what is quicker, the children's vain turns or the HTTP side
+    that gives them up, decides whether May's and June's servers end.
     """
     failed = real[0].error
-    if drafting and failed in FAILURES:
+    if (drafting or parent) and failed in FAILURES:
         if all(outcome.error not in FAILURES for outcome in simulated):
             yield 0
         return

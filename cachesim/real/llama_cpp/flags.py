@@ -1,9 +1,10 @@
 """A server's flags as the wheel's parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
+from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Drafting, Ngrams
 from cachesim.errors import OptionError
 
 Json: TypeAlias = dict[str, Any]
@@ -37,6 +38,10 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "spec_draft_p_min": "speculative.draft.p_min",
     "spec_draft_model": "speculative.draft.mparams.path",
     "lora": "lora_adapters",
+    "model_draft": "speculative.draft.mparams.path",
+    "embedding": "embedding",
+    "pooling": "pooling_type",
+    "sleep_idle_seconds": "sleep_idle_seconds",
 }
 """Flag -> the wheel's parameter; older names, for older wheels, stand behind a bar."""
 
@@ -44,6 +49,7 @@ SPECULATION: Final[Mapping[str, str]] = {
     "none": "NONE",
     "draft-simple": "DRAFT_SIMPLE",
     "draft-mtp": "DRAFT_MTP",
+    **{each: each.upper().replace("-", "_") for each in get_args(Ngrams)},
 }
 
 SURROUNDINGS: Final[Mapping[str, Any]] = {
@@ -81,6 +87,22 @@ def adapter_file(folder: Path, name: str) -> Path:
     return folder / f"adapter-{name}.gguf"
 
 
+def model_file(folder: Path, preset: str, window: int = 0) -> Path:
+    """Where the file of a model lies."""
+    return folder / f"{preset}-{window}.gguf"
+
+
+WORDS: Final[Mapping[str, Callable[[Value], Value]]] = {
+    "pooling": lambda value: f"enum:llama_pooling_type.LLAMA_POOLING_TYPE_{value.upper()}",
+    "cache_type_k": lambda value: f"enum:ggml_type.GGML_TYPE_{value.upper()}",
+    "cache_type_v": lambda value: f"enum:ggml_type.GGML_TYPE_{value.upper()}",
+    "flash_attn": lambda value: (
+        f"enum:llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_{'EN' if value else 'DIS'}ABLED"
+    ),
+}
+"""Flags whose values have names of their own in the wheel."""
+
+
 def _as_parameter(flag: str, value: Value, folder: Path) -> Value:
     if flag == "lora":
         return [
@@ -89,13 +111,17 @@ def _as_parameter(flag: str, value: Value, folder: Path) -> Value:
     if flag == "spec_type":
         name = f"COMMON_SPECULATIVE_TYPE_{SPECULATION[value]}"
         return [f"enum:common_speculative_type.{name}"]
-    if flag in {"cache_type_k", "cache_type_v"}:
-        return f"enum:ggml_type.GGML_TYPE_{value.upper()}"
-    if flag == "flash_attn":
-        return f"enum:llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_{'EN' if value else 'DIS'}ABLED"
-    return value
+    if flag == "model_draft":
+        return str(model_file(folder, value))
+    return WORDS[flag](value) if flag in WORDS else value
 
 
 def effective_ubatch(values: Mapping[str, Any]) -> int:
     """The ubatch size that a server started with these parameters works with."""
-    return min(int(values[each]) for each in ("n_ctx", "n_batch", "n_ubatch"))
+    context = int(values["n_ctx"]) or TRAINED_CONTEXT
+    return min(context, *(int(values[each]) for each in ("n_batch", "n_ubatch")))
+
+
+def drafting(options: Mapping[str, Any]) -> bool:
+    """True where a companion drafts; what n-grams propose is the server's own affair."""
+    return options.get("spec_type", "none") in get_args(Drafting)

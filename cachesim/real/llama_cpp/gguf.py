@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
 from cachesim.errors import SpecError
 from cachesim.model.adapters import RANK, deltas
 from cachesim.model.spec import ModelSpec
@@ -13,7 +14,6 @@ from cachesim.real.llama_cpp.vocabulary import tokenizer_keys
 
 Keys: TypeAlias = dict[str, Value]
 
-TRAINED_CONTEXT: Final = 65_536
 ROPE_SECTIONS: Final = (3, 3, 2, 0)
 """How Qwen 3.5 splits its rotary pairs among time, height and width; text turns them all alike."""
 

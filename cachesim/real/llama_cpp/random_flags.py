@@ -3,13 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from cachesim.engines.llamacpp.options import Ngrams
 from cachesim.real.llama_cpp.abilities import Abilities
 
 WINDOWED: Final = frozenset({"swa", "hybrid-swa"})
 WINDOWS: Final = (32, 32, 32, 8, 17, 64, 100)
 RECURRENT: Final = frozenset({"recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "hybrid-mtp"})
+
+
+DRAFTED: Final = ("dense", "swa", "recurrent", "hybrid")
+"""Models that a second one drafts for."""
+
+SLEEPS: Final = 2
+"""Seconds until an idle server sleeps: longer than a crowded machine needs between two requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,35 @@ def draw_options(rng: Random, *, abilities: Abilities, preset: str) -> dict[str,
         options["spec_type"] = "draft-mtp"
         if rng.random() < 0.5:
             options["spec_draft_n_max"] = rng.choice((1, 2, 4, 5))
+    return options
+
+
+def draw_more(rng: Random, *, abilities: Abilities, preset: str) -> dict[str, Any]:
+    """Flags that change what a server is for, or the sizes of things."""
+    options: dict[str, Any] = {}
+    if rng.random() < 0.15:
+        options["cache_type_k"] = rng.choice(("f32", "f32", "bf16"))
+        options["cache_type_v"] = rng.choice(("f32", options["cache_type_k"]))
+        options["cache_ram"] = rng.choice((1, 1, 2))
+    embeds = rng.random() < 0.12 and preset != "hybrid-mtp"
+    if embeds:
+        options["embedding"] = True
+        # Outside of the cache: with several slots and a small context, mean ends June's server as
+        # it starts; a hybrid with windows ends October's after last embeddings of two sequences.
+        pooling = rng.choice(("", "", "", "last", "last", "rank", "rank"))
+        options |= {"pooling": pooling} if pooling and preset != "hybrid-swa" else {}
+    if rng.random() < 0.02:
+        options["sleep_idle_seconds"] = SLEEPS
+    if rng.random() < 0.03:
+        options["ctx_size"] = 0
+    if rng.random() < 0.07:
+        options["cache_prompt"] = False
+    if embeds or not abilities.has("spec_type") or preset == "hybrid-mtp":
+        return options
+    if rng.random() < 0.1:
+        options["spec_type"] = rng.choice(get_args(Ngrams))
+    elif preset in DRAFTED and rng.random() < 0.05:
+        options |= {"spec_type": "draft-simple", "model_draft": "dense"}
     return options
 
 

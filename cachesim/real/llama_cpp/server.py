@@ -21,8 +21,9 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.real.environment import Environment, package_of
 from cachesim.real.llama_cpp.calls import RealServerError, arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
-from cachesim.real.llama_cpp.flags import effective_ubatch, parameters
+from cachesim.real.llama_cpp.flags import drafting, effective_ubatch, parameters
 from cachesim.real.llama_cpp.workload import (
+    CANCELLED,
     CRASH,
     ENDLESS,
     SILENT,
@@ -31,6 +32,7 @@ from cachesim.real.llama_cpp.workload import (
     Step,
     Workload,
 )
+from cachesim.units import as_tokens
 
 Json: TypeAlias = dict[str, Any]
 
@@ -50,6 +52,9 @@ SECONDS_WATCHED: Final = 4
 
 AT_WORK: Final = 0.1
 """Seconds of processor time meanwhile that make the difference, on a crowded machine too."""
+
+SECONDS_TO_SLEEP: Final = 2.8
+"""A server that sleeps after two seconds does so within these."""
 
 UNITS: Final = (1, 60, 3600, 86400)
 """Seconds, minutes, hours and days in seconds."""
@@ -104,8 +109,8 @@ class RealServer(AbstractContextManager["RealServer"]):
         worker = self._ready_worker(ubatch)
         try:
             worker.start(values)
-            drafting = options.get("spec_type", "none") != "none"
-            yield Played(worker, probabilities, self._log if drafting else None)
+            drafts = self._log if drafting(options) else None
+            yield Played(worker, values, probabilities, drafts)
             if isinstance(worker.order({"stop": True}), str):
                 worker.lost = True
         except BaseException:
@@ -151,8 +156,11 @@ class RealServer(AbstractContextManager["RealServer"]):
 class Played:
     """A running server that answers groups of steps."""
 
-    def __init__(self, worker: "Worker", probabilities: int, drafts: Path | None = None) -> None:
+    def __init__(
+        self, worker: "Worker", values: Json, probabilities: int, drafts: Path | None = None
+    ) -> None:
         self._worker = worker
+        self._values = values  # that the server was started with
         self._probabilities = probabilities
         self._drafts = drafts
         self._read = 0
@@ -173,6 +181,10 @@ class Played:
 
     def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
+        if group[0].do in {"restart", "sleep"}:
+            return (self._begin_anew(group[0]),)
+        if group[0].abandoned:
+            return (self._given_up(group[0]),)
         arrivals = tuple(arriving(group))
         answers = self._worker.order({"calls": [self._call(steps) for steps in arrivals]})
         if isinstance(answers, str):
@@ -181,9 +193,39 @@ class Played:
         pairs = zip(arrivals, answers, strict=True)
         outcomes = tuple(each for steps, answer in pairs for each in outcomes_of(steps, answer))
         outcomes = self._with_drafts(outcomes)
-        if len(group) > 1 and any(outcome.error for outcome in outcomes):
+        several = len(group) > 1 or group[0].completions > 1
+        if several and any(outcome.error for outcome in outcomes):
             self._worker.lost = True
         return outcomes
+
+    def _begin_anew(self, step: Step) -> Outcome:
+        """Start the server again, or wait until it sleeps."""
+        if step.do == "restart":
+            answer = self._worker.order({"restart": self._values})
+        else:
+            answer = self._worker.order({"wait": SECONDS_TO_SLEEP})
+        if isinstance(answer, str):
+            self._worker.lost = True
+            return Outcome(error=answer)
+        self._worker.address = answer.get("started", self._worker.address)
+        return Outcome(slot=step.slot)
+
+    def _given_up(self, step: Step) -> Outcome:
+        """Go away in the middle of a reply; what the slot holds then says how far that came.
+
+        The slot is asked for a file of it, which waits until the slot is free.
+        """
+        seconds, call = self._call([step])
+        order = {"calls": [(seconds, call | {"begun": True})], "held": 0}
+        answer = self._worker.order(order)
+        if isinstance(answer, str):
+            self._worker.lost = True
+            return Outcome(error=answer)
+        held = as_tokens(answer[-1]["held"])
+        said = held[len(step.prompt) :]
+        if held[: len(step.prompt)] != step.prompt:
+            self._worker.lost = True  # it was refused
+        return Outcome(reply=said, slot=None, truncated=None, error=CANCELLED)
 
     def _call(self, steps: Sequence[Step]) -> tuple[float, Json]:
         seconds = WHILE_AT_WORK if steps[0].turns else 0.0

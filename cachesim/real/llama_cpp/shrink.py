@@ -47,7 +47,7 @@ def _led(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def _with_fewer_flags(workload: Workload) -> Iterator[Workload]:
-    kept = {"spec_type"}
+    kept = {"spec_type", "model_draft"}
     if any(step.predict < 0 for step in workload.steps):
         kept.add("ctx_size")  # such a request runs to the end of the context
     for flag in workload.options:

@@ -14,9 +14,10 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.real.llama_cpp.abilities import nearest_release
 from cachesim.real.llama_cpp.calls import AS_TEXT
+from cachesim.real.llama_cpp.flags import drafting
 from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import CRASH, ENDLESS, Outcome, Step, Workload
-from cachesim.scenario.abilities import Adapting, SlotActions
+from cachesim.real.llama_cpp.workload import CANCELLED, CRASH, ENDLESS, Outcome, Step, Workload
+from cachesim.scenario.abilities import Adapting, Restarting, SlotActions
 from cachesim.scenario.session import SlotFiles
 from cachesim.units import Tokens
 
@@ -52,7 +53,7 @@ class SimulatedServer:
         What a companion drafts depends on the weights: where the real drafts are not known, only
         the real arithmetic comes close.
         """
-        drafts = workload.options.get("spec_type", "none") != "none"
+        drafts = drafting(workload.options)
         return cls(
             Engine.create(
                 Profile(FAMILY.name, nearest_release(workload.release)),
@@ -82,6 +83,8 @@ class SimulatedServer:
     def _ask(self, group: Sequence[Step], real: Sequence[Outcome] | None) -> tuple[Outcome, ...]:
         if group[0].do != "complete":
             return (self._slot_action(group[0]),)
+        if group[0].abandoned and real:
+            return (self._given_up(group[0], real[0]),)
         tickets = []
         for index, step in enumerate(group):
             for _ in range(step.turns):
@@ -92,8 +95,20 @@ class SimulatedServer:
         self.replies = tuple(self.engine.reply(ticket) for ticket in tickets)
         return tuple(self._outcome(ticket) for ticket in tickets)
 
+    def _given_up(self, step: Step, real: Outcome) -> Outcome:
+        """Generate as far as the real server did: the last token is never in the slot."""
+        said = real.reply + real.reply[-1:]
+        reply = said or step.prompt[-1:]
+        request = Request(prompt=step.prompt, predict=len(reply), reply=reply, slot=step.slot)
+        self.engine.submit(request)
+        self.engine.run()
+        return Outcome(reply=real.reply, slot=None, truncated=None, error=CANCELLED)
+
     def _slot_action(self, step: Step) -> Outcome:
         engine = self.engine
+        if step.do in {"restart", "sleep"} and isinstance(engine, Restarting):
+            (engine.restart if step.do == "restart" else engine.sleep)()
+            return Outcome(slot=step.slot)
         if step.do == "set-lora" and isinstance(engine, Adapting):
             engine.set_lora(step.options.get("lora", ()))
             engine.run()
@@ -137,6 +152,7 @@ class SimulatedServer:
             cache_prompt=step.cache_prompt,
             options=options or None,
             messages=step.messages,
+            completions=step.completions,
         )
 
 

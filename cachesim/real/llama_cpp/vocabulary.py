@@ -9,10 +9,16 @@ from typing import Final
 
 from cachesim.errors import SpecError
 from cachesim.real.llama_cpp.gguf_file import Value, f32, flag, i32, text, u32
+from cachesim.units import Token
 
 BOS, EOS, UNKNOWN, END_OF_TURN = 1, 2, 0, 260
 
+FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(each) for each in (4, 5, 6))
+"""Bytes that mark a gap to be filled."""
+
 CHAT_TEMPLATE: Final = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ '' if loop.first else '\n' }}"
+    "{{ t['function']['name'] }}{% endfor %}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -60,6 +66,9 @@ def tokenizer_keys(size: int) -> dict[str, Value]:
         "tokenizer.ggml.eos_token_id": u32(EOS),
         "tokenizer.ggml.unknown_token_id": u32(UNKNOWN),
         "tokenizer.ggml.eot_token_id": u32(END_OF_TURN),
+        "tokenizer.ggml.fim_pre_token_id": u32(FILL_PREFIX),
+        "tokenizer.ggml.fim_suf_token_id": u32(FILL_SUFFIX),
+        "tokenizer.ggml.fim_mid_token_id": u32(FILL_MIDDLE),
         "tokenizer.ggml.add_bos_token": flag(value=False),
         "tokenizer.ggml.add_eos_token": flag(value=False),
         "tokenizer.ggml.add_space_prefix": flag(value=False),

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import time
@@ -40,6 +41,15 @@ def main() -> None:
             answer: Json | list[Json]
             if "calls" in order:
                 answer = _calls(server.listening_address, order["calls"])
+                if "held" in order:
+                    answer.append(_held(server.listening_address, order["held"], folder))
+            elif "wait" in order:
+                time.sleep(order["wait"])
+                answer = {"waited": order["wait"]}
+            elif "restart" in order:
+                server = None
+                gc.collect()
+                server, answer = _started(wheel, order["restart"], folder, anew=False)
             else:
                 server = None  # the wheel stops a server when nobody holds it
                 gc.collect()
@@ -56,11 +66,23 @@ def _keep_stdout_for_answers() -> TextIO:
     return answers
 
 
-def _started(wheel: Wheel, parameters: Json | None, folder: str) -> tuple[Wheel, Json]:
-    """A fresh server with an empty folder for slots; without parameters there is none."""
+def _held(address: str, slot: int, folder: str) -> Json:
+    """The tokens that a slot holds, as a file of it has them behind three numbers."""
+    file = Path(folder) / "held"
+    _call(address, {"path": f"/slots/{slot}?action=save", "body": {"filename": file.name}})
+    data = file.read_bytes() if file.exists() else bytes(12)
+    file.unlink(missing_ok=True)
+    _, _, count = struct.unpack_from("<III", data)
+    return {"held": list(struct.unpack_from(f"<{count}i", data, 12))}
+
+
+def _started(
+    wheel: Wheel, parameters: Json | None, folder: str, *, anew: bool = True
+) -> tuple[Wheel, Json]:
+    """A fresh server, with an empty folder for slots if all is new; or none at all."""
     if parameters is None:
         return None, {"stopped": True}
-    for saved in Path(folder).iterdir():
+    for saved in Path(folder).iterdir() if anew else ():
         saved.unlink()
     try:
         server = wheel.Server(_parameters(wheel, {**parameters, "slot_save_path": f"{folder}/"}))
@@ -129,6 +151,8 @@ def _call(address: str, call: Json) -> Json:
             call.get("method", "POST"), call["path"], body, {"Content-Type": "application/json"}
         )
         if "abandon" in call:
+            if call.get("begun"):
+                connection.getresponse().read(1)
             time.sleep(call["abandon"])
             return {"status": 499, "body": {"error": {"type": "cancelled", "message": ""}}}
         response = connection.getresponse()

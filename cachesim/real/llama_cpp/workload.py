@@ -10,13 +10,18 @@ from cachesim.units import Token, Tokens, as_tokens
 Release: TypeAlias = str
 """A release of llama.cpp that a wheel plays."""
 
-Action: TypeAlias = Literal["complete", "slot-save", "slot-restore", "slot-erase", "set-lora"]
+Action: TypeAlias = Literal[
+    "complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "restart", "sleep"
+]
 
 CRASH: Final = "crash"
 """The error of a call during which the real process ended."""
 
 ENDLESS: Final = "endless"
 """The error of a call that the real process works at without end."""
+
+CANCELLED: Final = "cancelled"
+"""The error of a request whose client went away."""
 
 SILENT: Final = "silent"
 """The error of a call that the real process neither works at nor answers."""
@@ -42,6 +47,9 @@ class Step:
     messages: tuple[Message, ...] = ()  # a chat, asked for in place of a prompt
     abandoned: bool = False  # the client goes away while the reply is being given
     forced: Tokens = ()  # what the reply has to be, whatever the model would say
+    completions: int = 1  # of the same prompt
+    query: int = 0  # rerank: how many tokens of the prompt ask; the others are the document
+    parts: bool = False  # each line of a message is sent as a part of its own
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request
 
@@ -75,6 +83,9 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "messages": (),
     "abandoned": False,
     "forced": (),
+    "completions": 1,
+    "query": 0,
+    "parts": False,
     "file": "",
     "options": {},
 }

@@ -10,16 +10,22 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.calls import AS_TEXT
-from cachesim.real.llama_cpp.chats import ChatTree
-from cachesim.real.llama_cpp.random_flags import draw_options, draw_preset
+from cachesim.real.llama_cpp.chats import ChatTree, text_of
+from cachesim.real.llama_cpp.incidents import ABANDONED, Incidents
+from cachesim.real.llama_cpp.random_flags import draw_more, draw_options, draw_preset
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
 FIRST_WORD: Final = 265  # the ids below are control and byte tokens
-ABANDONED: Final = 20_000
-"""Tokens asked for by a client that will not wait for them."""
+SESSION: Final = 70
+MANY: Final = 0.03
+"""How often a workload is a session of so many requests."""
+
+LONGEST: Final = 4096
+"""Of a chat, however large the context."""
 
 PREDICTIONS: Final = (0, 1, 1, 2, 2, 4, 4, 8, 8, 20, 20, 40)
 
@@ -50,28 +56,39 @@ class Setting:
     slot_actions: bool = True
     request_options: bool = True
     cancels: float = 0.0  # how often a client goes away
+    chats_share: bool = False  # several chats have one system prompt
+    everything: bool = False  # that users do, and not conversations alone
 
     @property
     def context(self) -> int:
         """Roughly the longest prompt that one slot takes."""
-        whole, slots = self.options["ctx_size"], self.options["parallel"]
+        whole, slots = self.options["ctx_size"] or TRAINED_CONTEXT, self.options["parallel"]
         return int(whole if self.options.get("kv_unified") else max(256, whole // slots))
 
 
 def draw_setting(
-    seed: int, number: int, *, release: Release, presets: Sequence[str] = ()
+    seed: int,
+    number: int,
+    *,
+    release: Release,
+    presets: Sequence[str] = (),
+    everything: bool = False,
 ) -> Setting:
     """The model and the flags of one workload, and the chance that its steps are drawn with."""
     rng = Random(f"{release} {seed} {number}")
     able = Abilities(release)
     preset, window = draw_preset(rng, abilities=able, presets=presets)
+    options = draw_options(rng, abilities=able, preset=preset)
+    if everything:
+        options |= draw_more(rng, abilities=able, preset=preset)
     return Setting(
         name=f"{preset}-{seed}-{number}",
         release=release,
         preset=preset,
         window=window,
-        options=draw_options(rng, abilities=able, preset=preset),
+        options=options,
         rng=rng,
+        everything=everything,
     )
 
 
@@ -81,6 +98,8 @@ def grow(setting: Setting, server: Server) -> tuple[Workload, tuple[Outcome, ...
     steps: list[Step] = []
     outcomes: list[Outcome] = []
     wanted = setting.rng.randint(4, 12)
+    if setting.everything and setting.rng.random() < MANY:
+        wanted = SESSION
     while len(steps) < wanted + tree.in_vain and not server.lost:
         group = tree.next_group(len(steps))
         answers = server.ask(group)
@@ -108,10 +127,19 @@ class _Tree:
         self._files: list[str] = []
         # Few different words make prompts meet by accident, which similarity and chunks turn on.
         self._words = self._rng.choice((2, 4, 30, 240, 240, 240, 240, 240))
-        self._chats = ChatTree(self._rng, self._words, setting.context)
+        self._chats = ChatTree(
+            self._rng,
+            self._words,
+            min(setting.context, LONGEST),
+            share=setting.chats_share or setting.everything,
+            lines=setting.everything,
+        )
         self._speaks = self._rng.random() < 0.2  # all prompts are chats
         self.in_vain = 0  # steps of runs that the server refuses, or answers with nothing
         self._run = 0  # how many of the present run are still to come
+        self._incidents = Incidents(
+            self._rng, setting.options, setting.context, self._prompt, self._fresh
+        )
 
     def next_group(self, number: int) -> tuple[Step, ...]:
         """One step, or several that go out together."""
@@ -120,6 +148,8 @@ class _Tree:
             return (self._in_vain(number),)
         if acts and self._turns and self._rng.random() < (0.12 if self._files else 0.05):
             return (self._slot_action(number),)
+        if self._setting.everything and (group := self._incidents.draw(number)):
+            return group
         first = self._completion(number)
         slots = self._setting.options["parallel"]
         if self._setting.cancels and self._rng.random() < self._setting.cancels:
@@ -146,7 +176,9 @@ class _Tree:
     def learn(self, group: Sequence[Step], outcomes: Sequence[Outcome]) -> None:
         """Remember what was answered."""
         for step, outcome in zip(group, outcomes, strict=True):
-            if step.do != "complete" or outcome.error is not None:
+            said = outcome.error is None or step.abandoned
+            asked = step.options.get("endpoint", "completion") == "completion"
+            if step.do != "complete" or not said or not asked:
                 continue
             if step.messages:
                 self._chats.learn(step.messages, outcome.reply)
@@ -196,8 +228,20 @@ class _Tree:
             predict=self._predict(),
             slot=rng.randrange(slots) if rng.random() < 0.12 else -1,
             cache_prompt=rng.random() > 0.05,
-            options=self._request_options(),
+            options=self._request_options() | self._chat_options(),
+            parts=self._setting.everything and self._rng.random() < 0.1,
         )
+
+    def _chat_options(self) -> dict[str, Any]:
+        """What a chat may bring beside its messages."""
+        rng, fields = self._rng, dict[str, Any]()
+        if not (self._setting.everything and self._speaks):
+            return fields
+        if rng.random() < 0.1:
+            fields["tools"] = [text_of(self._fresh(3)) for _ in range(rng.choice((1, 2)))]
+        if rng.random() < 0.06:
+            fields["add_generation_prompt"] = False
+        return fields
 
     def _predict(self) -> int:
         rng = self._rng
@@ -211,6 +255,10 @@ class _Tree:
         if not self._setting.request_options:
             return {}
         fields: dict[str, Any] = {AS_TEXT: True} if rng.random() < 0.03 else {}
+        if self._setting.everything and rng.random() < 0.01:
+            fields["n_predict"] = rng.choice((-2, -7))
+        if self._setting.options.get("cache_prompt") is False and rng.random() < 0.4:
+            fields["cache_prompt"] = True
         if rng.random() < 0.04:
             fields["n_cache_reuse"] = rng.choice((0, 1, 4, 16))
         if self._setting.options.get("context_shift") and rng.random() < 0.1:

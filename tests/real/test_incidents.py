@@ -1,0 +1,146 @@
+"""What users do beside conversations: drawn, sent over HTTP, and counted by what is used."""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+from cachesim.engines.base import Message
+from cachesim.real.llama_cpp.calls import call_for, outcomes_of
+from cachesim.real.llama_cpp.features import features_of
+from cachesim.real.llama_cpp.incidents import OFTEN, Incidents
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.workload import CANCELLED, Outcome, Step, Workload
+from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.units import Tokens, as_tokens
+
+T = as_tokens(range(300, 340))
+EVERYTHING = {"parallel": 2, "embedding": True, "sleep_idle_seconds": 2}
+
+
+def incidents(**options: Any) -> Incidents:
+    def fresh(count: int) -> Tokens:
+        return as_tokens([400] * count)
+
+    return Incidents(Random(3), options, 1024, lambda: T, fresh)
+
+
+def kinds(drawer: Incidents) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for number in range(1, 400):
+        for step in drawer.draw(number)[:1]:
+            endpoint = step.options.get("endpoint", "")
+            several = "several" if step.completions > 1 else ""
+            given_up = "cancel" if step.abandoned else ""
+            found[endpoint or several or given_up or step.do] += 1
+    return found
+
+
+def workload(*steps: Step, **options: Any) -> Workload:
+    return Workload(name="w", release="b11549", preset="dense", options=options, steps=steps)
+
+
+def test_each_kind_is_drawn_where_the_server_can_be_asked_for_it() -> None:
+    assert set(kinds(incidents(**EVERYTHING))) == {
+        "restart", "sleep", "embedding", "infill", "several",
+    }  # fmt: skip
+    assert set(kinds(incidents(parallel=1))) == {"restart", "infill", "cancel"}
+    assert "rerank" in kinds(incidents(parallel=1, embedding=True, pooling="rank"))
+    assert set(OFTEN) == {"restart", "sleep", "embed", "infill", "cancel", "several"}
+
+
+def test_no_server_is_restarted_before_it_was_asked_for_anything() -> None:
+    assert [()] * 50 == [incidents(**EVERYTHING).draw(0) for _ in range(50)]
+
+
+def test_embeddings_documents_and_gaps_have_calls_of_their_own() -> None:
+    embed = Step(name="a", prompt=T[:2], options={"endpoint": "embedding"})
+    rank = Step(name="a", prompt=T[:3], query=1, options={"endpoint": "rerank"})
+    gap = Step(name="a", prompt=as_tokens([4, 300, 5, 301, 6]), options={"endpoint": "infill"})
+
+    assert {"path": "/embedding", "body": {"content": [300, 301]}} == call_for((embed,))
+    ranked = {"query": "[300]", "documents": ["[301][302]"]}
+    assert {"path": "/rerank", "body": ranked} == call_for((rank,))
+    call = call_for((gap,))
+    assert ("/infill", "[300]", "[301]") == (
+        call["path"], call["body"]["input_prefix"], call["body"]["input_suffix"],
+    )  # fmt: skip
+    assert "endpoint" not in call["body"]
+    answer = {"status": 200, "body": [{"embedding": [[0.5]]}]}
+    assert (Outcome(slot=None, truncated=None),) == outcomes_of((embed,), answer)
+
+
+def test_tools_parts_and_further_completions_go_out_in_the_server_s_words() -> None:
+    chat = Step(
+        name="a",
+        messages=(Message(role="user", content="[300]\n[301]"),),
+        parts=True,
+        options={"tools": ["[400]"], "add_generation_prompt": False},
+    )
+    body = call_for((chat,))["body"]
+
+    texts = [each["text"] for each in body["messages"][0]["content"]]
+    assert ["[300]", "[301]"] == texts
+    assert ("[400]", "none") == (body["tools"][0]["function"]["name"], body["tool_choice"])
+    assert body["add_generation_prompt"] is False
+    assert 3 == call_for((Step(name="a", prompt=T, completions=3),))["body"]["n_cmpl"]
+
+
+def test_a_request_says_cache_prompt_only_where_it_is_meant() -> None:
+    plain, off = Step(name="a", prompt=T), Step(name="a", prompt=T, cache_prompt=False)
+    said = Step(name="a", prompt=T, options={"cache_prompt": True})
+
+    bodies = [call_for((each,))["body"].get("cache_prompt") for each in (plain, off, said)]
+
+    assert [None, False, True] == bodies
+
+
+def test_a_request_that_was_given_up_leaves_as_much_as_the_real_one() -> None:
+    played = workload(Step(name="gone", prompt=T, predict=20_000, abandoned=True), parallel=1)
+    simulated = SimulatedServer.of(played)
+    real = Outcome(reply=as_tokens([400, 401]), slot=None, truncated=None, error=CANCELLED)
+
+    (answer,) = simulated.ask(played.steps, (real,))
+    (again,) = simulated.ask((Step(name="again", prompt=T + real.reply + T[:1]),))
+
+    assert real.agrees_with(answer)
+    assert 42 == again.cached
+
+
+def test_what_a_workload_uses_is_told_by_flags_and_by_steps() -> None:
+    used = workload(
+        Step(name="a", prompt=T, slot=0),
+        Step(name="b", do="restart"),
+        Step(name="c", prompt=T, completions=2),
+        parallel=2,
+        cache_type_k="f32",
+    )
+
+    wanted = {"any", "several slots", "cache type", "slot named", "restart", "completions"}
+    assert wanted == features_of(used)
+    assert {"any"} == features_of(workload(Step(name="a", prompt=T), parallel=1, ctx_size=256))
+
+
+def test_everything_is_drawn_by_default_beside_the_real_server() -> None:
+    used: Counter[str] = Counter()
+    for number in range(150):
+        setting = draw_setting(4, number, release="b11549", everything=True)
+        used.update(features_of(grow(setting, Echo())[0]))
+
+    wanted = {"trained context", "swa-full", "one pool of cells", "cache-reuse"}
+    assert {"cancel", "chat", "completions", "embedding", "infill", "restart", "slot file"} <= set(
+        used
+    )
+    assert {"tools", "content parts", "no opened reply", "n-grams", "cache type"} <= set(used)
+    assert wanted <= set(used)
+
+
+class Echo:
+    """A server that says the prompt's last token again."""
+
+    lost = False
+
+    def ask(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
+        return tuple(
+            Outcome(cached=0, processed=len(each.prompt), reply=(each.prompt or T)[-1:], slot=0)
+            for each in group
+        )
