@@ -13,8 +13,7 @@ from typing import Final
 from cachesim.logs.other import Workload, play_workload, workload_of
 from cachesim.logs.passes import other_ways
 from cachesim.logs.player import Asked, Replayed
-from cachesim.logs.rebuild import FRESH
-from cachesim.logs.replay import Replay
+from cachesim.logs.replay import FRESH, Replay, text_of
 
 SHORT: Final = 8
 """New tokens in which no message can begin and leave room for its marks."""
@@ -106,7 +105,7 @@ def _wrong(replay: Replay, workload: Workload) -> list[int]:
 
 def _start_in(asked: Asked, part: float) -> tuple[int, int] | None:
     """The text and place of a start that is possible in what only this request brings."""
-    own = 8 * (asked.number + 1) + FRESH
+    own = text_of(asked.number, FRESH)
     for text, first, last in asked.prompt.runs:
         if text == own and last - first > SHORT:
             return own, first + 1 + int(part * (last - first - SHORT))

@@ -4,12 +4,16 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from cachesim.engines.llamacpp.events import CheckpointCreated
 from cachesim.engines.rope import Rope
-from cachesim.logs.replay import Rebuilt, Replay, place_of
+from cachesim.logs.replay import FRESH, Rebuilt, Replay, owner_of, place_of
 from cachesim.logs.ways import Way
 
 TURN: Final = 3
-"""Tokens between what a reply leaves in the slot and the next message."""
+"""Tokens between what a reply leaves in the slot and the next message, or before its words."""
+
+SHORTEST: Final = 6
+"""Tokens of the shortest message, with all that templates put around it."""
 
 
 def starts_in(marks: Mapping[int, AbstractSet[int]], prompt: Rope) -> tuple[int, ...]:
@@ -57,5 +61,43 @@ def mark_turn(replay: Replay, rebuilt: Rebuilt, way: Way, *, told: bool) -> None
     if common >= whole - TURN:
         return
     text, place = place_of(way.prompt, common)
-    if place == 0:
+    if place == 0 and text not in replay.hints.no_turn:
         replay.marks.setdefault(text, set()).add(TURN)
+
+
+def mark_opening(replay: Replay, rebuilt: Rebuilt, way: Way) -> None:
+    """Chats that part in their first text have the message before it in common.
+
+    earlier   [ <|im_start|> system ... <|im_end|> ][ <|im_start|> user <nl> )( How ... )
+    chat      [ <|im_start|> system ... <|im_end|> ][ <|im_start|> user <nl> )( Why ... )
+
+    So a message of the user begins its mark before the first place where two part.
+    """
+    if not rebuilt.observed.is_chat or way.goes_on or way.at_joint:
+        return
+    common = way.common.value or 0
+    if common < SHORTEST + TURN or common >= len(way.prompt):
+        return
+    text, last = place_of(way.prompt, common - 1)
+    place = last + 1 - TURN
+    is_first = common - 1 - last <= 1  # all chats have their first token in common
+    if is_first and owner_of(text)[1] == FRESH:
+        replay.openings[text] = min(place, replay.openings.get(text, place))
+
+
+def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
+    """A state that the replay saved where it took a turn to begin, and that no line shows.
+
+    Where a release names every state that it saves, no message begins there.
+    """
+    if rebuilt.asked is None:
+        return
+    shown = {place for _, _, place in rebuilt.observed.created}
+    for event in rebuilt.replayed.events:
+        if not isinstance(event, CheckpointCreated) or event.slot != rebuilt.observed.slot:
+            continue
+        if event.n_tokens in shown or event.n_tokens not in rebuilt.asked.user_starts:
+            continue
+        text, place = place_of(rebuilt.asked.prompt, int(event.n_tokens))
+        if place == TURN:
+            replay.no_turn.add(text)

@@ -6,17 +6,19 @@ request 9               restores the state of 75 tokens    so a message of the u
 """
 
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.rope import Rope
 from cachesim.logs.evidence import common_with_holder, lengths_of
+from cachesim.logs.marks import TURN
 from cachesim.logs.observed import Observed, ServerLog
-from cachesim.logs.rebuild import FRESH, Rebuilder
-from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
+from cachesim.logs.rebuild import Rebuilder
+from cachesim.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
 from cachesim.logs.settings import Settings
 
-PASSES: Final = 3
+PASSES: Final = 4
 """Times that a log is gone through."""
 
 BEFORE_END: Final = 4
@@ -33,12 +35,17 @@ def rebuild(
     """Play a log; again where a request shows what an earlier one must have been."""
     best = Rebuilder(log, settings, Hints(), progress).play()
     for _ in range(passes - 1):
+        no_turn = best.hints.no_turn | best.no_turn
         hints = Hints(
-            marks=_merged(best.marks, _marks_wanted(best)),
+            no_turn=no_turn,
+            openings=best.openings,
+            marks=_merged(_without_turns(best.marks, no_turn), _marks_wanted(best)),
             grafts=best.hints.grafts | best.grafts,
             lengths=best.hints.lengths | _lengths_wanted(best),
-            files=best.hints.files | best.files,
+            files=best.hints.files,
         )
+        if hints == best.hints:  # nothing else explains what a slot held
+            hints = replace(hints, files=best.hints.files | best.files)
         if hints == best.hints:
             break
         again = Rebuilder(log, settings, hints, progress).play()
@@ -63,6 +70,10 @@ def as_printed(request: Observed) -> Rebuilt:
 
 def _merged(one: dict[int, set[int]], other: dict[int, set[int]]) -> dict[int, set[int]]:
     return {text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}}
+
+
+def _without_turns(marks: dict[int, set[int]], no_turn: AbstractSet[int]) -> dict[int, set[int]]:
+    return {text: places - {TURN} if text in no_turn else places for text, places in marks.items()}
 
 
 def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
@@ -90,7 +101,7 @@ def _lengths_wanted(replay: Replay) -> dict[int, int]:
     """Prompts of cancelled requests, whose length no line has: their last state shows it."""
     wanted: dict[int, int] = {}
     for each, text, _ in _states_wanted(replay):
-        number, use = text // 8 - 1, text % 8
+        number, use = owner_of(text)
         if use != FRESH or not 0 <= number < each.observed.number:
             continue
         owner, cached = replay.requests[number], each.lengths.cached.value or 0
@@ -111,7 +122,7 @@ def other_ways(replay: Replay) -> Replay | None:
     where nothing was open, or where the log is not met as well as before.
     """
     strangers = {
-        each.observed.number: Rope.of(8 * (replay.requests[0].observed.number + 1) + FRESH, HEADER)
+        each.observed.number: Rope.of(text_of(replay.requests[0].observed.number, FRESH), HEADER)
         for each in replay.requests[1:]
         if not each.common.value and each.observed.road in {"age", "id"} and not each.is_told
     }

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
+from cachesim.engines.llamacpp.events import CheckpointCreated
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.profile import Profile
@@ -70,12 +71,15 @@ class Player:
 
     def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
         self.profile = profile
+        self.files = SlotFiles()
         engine = Engine.create(
-            profile, model=spec, options=dict(options), arithmetic="counts", store=SlotFiles()
+            profile, model=spec, options=dict(options), arithmetic="counts", store=self.files
         )
         assert isinstance(engine, LlamaCpp)  # noqa: S101 - the profile says so
         self.engine = engine
         self.knows_messages = knows_messages(profile)
+        placement = self.engine.server.rules.checkpoints
+        self.saves_every_turn = placement.spacing_waived_for_last_user
         self.tickets: dict[int, Ticket] = {}
         self.asked: dict[int, Asked] = {}
         self.seen: dict[int, int] = {}  # events there were when a request came
@@ -86,7 +90,9 @@ class Player:
         """The same server at the same moment, to try something on."""
         twin = Player.__new__(Player)
         twin.profile, twin.knows_messages, twin.dead = self.profile, self.knows_messages, self.dead
-        twin.engine, twin.saved_after = deepcopy(self.engine), self.saved_after
+        twin.saves_every_turn = self.saves_every_turn
+        twin.engine, twin.files = deepcopy((self.engine, self.files))
+        twin.saved_after = self.saved_after
         twin.tickets, twin.asked, twin.seen = (
             self.tickets.copy(),
             self.asked.copy(),
@@ -108,9 +114,21 @@ class Player:
             self.engine.slot_erase(slot)
             self.engine.take_in()
 
-    def read_back(self, request: int, slot: int) -> None:
-        """Fill a slot from the file that was written after a request, if it was."""
-        self.engine.slot_restore(slot, str(request))
+    def save(self, slot: int, name: str) -> None:
+        """A client saves an idle slot."""
+        if not self.dead:
+            self.engine.slot_save(slot, name)
+            self.engine.take_in()
+
+    def has_file(self, name: str) -> bool:
+        """Whether a slot was saved under a name."""
+        return self.files.get(name) is not None
+
+    def read_back(self, name: str, slot: int) -> None:
+        """Fill an idle slot from a file, if it was written."""
+        if self.dead or self.engine.server.slots[slot].is_processing:
+            return
+        self.engine.slot_restore(slot, name)
         self.engine.take_in()
         prompt = self.engine.server.slots[slot].prompt
         rope = Rope()
@@ -120,7 +138,7 @@ class Player:
     def launch(self, asked: Asked) -> None:
         """Put a request into the queue, and have it given a slot if nobody else is at work."""
         if asked.file is not None and not self.dead:
-            self.read_back(*asked.file)
+            self.read_back(str(asked.file[0]), asked.file[1])
         options: dict[str, Any] | None = None
         if asked.user_starts and self.knows_messages:
             spans = [{"role": "user", "start": at} for at in asked.user_starts]
@@ -170,6 +188,13 @@ class Player:
     def _holds(self, asked: Asked) -> int:
         """Tokens in the slot that is at work on a request."""
         return self.engine.tokens_held_for(self.tickets[asked.number])
+
+    def checkpoints_made_for(self, number: int, slot: int) -> int:
+        """How many checkpoints a request at work in a slot has made so far."""
+        return sum(
+            isinstance(event, CheckpointCreated) and event.slot == slot
+            for event in self.engine.events[self.seen[number] :]
+        )
 
     def advance(self, *, turns: int, at_once: int = AT_ONCE) -> None:
         """Let those at work go on for some turns."""

@@ -23,11 +23,21 @@ from cachesim.logs.evidence import (
     share_done,
     with_length_from_ratios,
 )
+from cachesim.logs.grafts import note_grafts
 from cachesim.logs.known import Known, bounded, computed
-from cachesim.logs.marks import mark_states, mark_turn, starts_in
+from cachesim.logs.marks import mark_opening, mark_states, mark_turn, refute_turn, starts_in
 from cachesim.logs.observed import Moment, Observed, ServerLog
 from cachesim.logs.player import Asked, Player
-from cachesim.logs.replay import Hints, Rebuilt, Replay, place_of
+from cachesim.logs.replay import (
+    BEFORE,
+    BEFORE_REPLY,
+    FRESH,
+    REPLY,
+    Hints,
+    Rebuilt,
+    Replay,
+    text_of,
+)
 from cachesim.logs.settings import Settings
 from cachesim.logs.styles import prints_checkpoints, prints_depth
 from cachesim.logs.ways import (
@@ -45,9 +55,6 @@ from cachesim.logs.ways import (
 
 MOST_WAYS: Final = 24
 """Ways that are tried for one request."""
-
-FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
-"""Texts of one request: what is new in it, its reply, what came before the log and its reply."""
 
 
 class Rebuilder:
@@ -72,6 +79,8 @@ class Rebuilder:
         self.player = Player(settings.profile, settings.spec, settings.values)
         self.hints = hints
         marks = {text: set(places) for text, places in hints.marks.items()}
+        for text, place in hints.openings.items():
+            marks.setdefault(text, set()).add(place)
         self.player.saved_after = frozenset(hints.files.values())
         self.replay = Replay(log, settings, hints=hints, marks=marks)
         self.progress = progress
@@ -126,12 +135,15 @@ class Rebuilder:
         return replace(lengths, prompt=Known(shown, "assumed"))
 
     def _finish(self, number: int) -> None:
-        self.replay.requests[number].replayed = self.player.run_until(number)
+        rebuilt = self.replay.requests[number]
+        rebuilt.replayed = self.player.run_until(number)
+        if self.verbose and self.player.knows_messages:
+            refute_turn(self.replay, rebuilt)
         self.replay.order.append(("finish", number))
 
     def new_text(self, request: Observed, use: int, length: int) -> Rope:
         """Tokens that nothing else has; the same ones each time a log is gone through."""
-        return Rope.of(8 * (request.number + 1) + use, min(length, LONGEST))
+        return Rope.of(text_of(request.number, use), min(length, LONGEST))
 
     # --- launching
 
@@ -145,7 +157,8 @@ class Rebuilder:
             lengths = self.replay.requests[number].lengths
             whole, cached = lengths.prompt.value, lengths.cached.value or 0
             if share is None or whole is None:
-                if dict(moment.made).get(number, 0) > 0:
+                made = dict(moment.made).get(number, 0)
+                if self.player.checkpoints_made_for(number, observed.slot) < made:
                     self.player.advance(turns=1, at_once=1)
                 continue
             read, spoken = share
@@ -166,7 +179,7 @@ class Rebuilder:
         known = request.slot < len(self.player.held()[0])
         if known and request.number in self.hints.files:
             file = self.hints.files[request.number], request.slot
-            self.player.read_back(*file)
+            self.player.read_back(str(file[0]), file[1])
         ways = self._ways(rebuilt)
         if not self.likeliest_first:
             ways = ways[::-1]
@@ -174,51 +187,13 @@ class Rebuilder:
         if len(ways) > 1:
             chosen = self._tried(rebuilt, ways)
         rebuilt.ways = len(ways)
-        self._compare_with_all(request, chosen.prompt)
+        note_grafts(self.replay, request, chosen.prompt, *self.player.held())
         asked = self._asked(rebuilt, chosen)
         rebuilt.asked = replace(asked, file=file)
         rebuilt.common, rebuilt.holder = chosen.common, chosen.holder
         self.player.launch(asked)
         self.replay.order.append(("launch", request.number))
         return True
-
-    def _compare_with_all(self, request: Observed, prompt: Rope) -> None:
-        """Where a prompt shares less with something held than the log says, note who must change.
-
-            held      [ text 3 ............ )
-            prompt    [ text 5 ... )( new   )     the log says that 40 tokens are common
-
-        Then the first 40 of text 5 are those of text 3: whoever brought text 5 began like text 3.
-        """
-        for rope, common in self._said_to_share(request):
-            at = prompt.common(rope)
-            if at >= min(common, len(rope), len(prompt)):
-                continue
-            one, other = place_of(prompt, at)[0], place_of(rope, at)[0]
-            later, earlier = (one, rope) if one > other else (other, prompt)
-            owner, use = divmod(later, 8)
-            if use == FRESH and 0 <= owner - 1 <= request.number:
-                known = self.replay.grafts.get(owner - 1)
-                if known is None or len(known) < common:
-                    self.replay.grafts[owner - 1] = earlier[:common]
-
-    def _said_to_share(self, request: Observed) -> Iterator[tuple[Rope, int]]:
-        """What slots and entries have in common with the prompt, at least, by the log."""
-        slots, parked = self.player.held()
-        for number, common in request.slot_common.items():
-            if number < len(slots):
-                yield slots[number], common
-        held = slots[request.slot] if request.slot < len(slots) else Rope()
-        sim = request.sim if request.sim is not None else request.search.sim
-        bounds = counts_of(sim, request.n_tokens)
-        if bounds is not None and len(held):
-            yield held, bounds.low
-        entries = iter(parked)
-        for each in request.search.compared:
-            for entry in entries:
-                if len(entry) == each.n_tokens:
-                    yield entry, each.lcp
-                    break
 
     def _tried(self, rebuilt: Rebuilt, ways: Sequence[Way]) -> Way:
         """The first way whose answer is the log's; the first of all where none is."""
@@ -245,7 +220,10 @@ class Rebuilder:
         if not trial:
             told = self.player.knows_messages
             mark_states(self.replay, rebuilt, way.prompt, told=told)
-            mark_turn(self.replay, rebuilt, way, told=told and self.verbose)
+            shown = told and self.verbose and self.player.saves_every_turn
+            mark_turn(self.replay, rebuilt, way, told=shown)
+            if not told:
+                mark_opening(self.replay, rebuilt, way)
         return Asked(
             number=request.number,
             prompt=way.prompt,
@@ -298,7 +276,8 @@ class Rebuilder:
             rebuilt.lengths = with_length_from_ratios(rebuilt.lengths, request, held, parked)
         whole = rebuilt.lengths.prompt.value or 0
         self._note_file(request, held_before(request, whole), len(held))
-        if not len(held) and self._holds_something(request):
+        loads = request.search.found_keep is not None and len(parked) > 0
+        if not len(held) and not loads and self._holds_something(request):
             held = self._invent(request, whole) or held
             slots, parked = self.player.held()
         exact = common_with_holder(request, whole, self.window, verbose=self.verbose)
@@ -309,7 +288,7 @@ class Rebuilder:
         if not self.verbose and request.road != "unknown":
             most = max((bounds.high for _, _, bounds, _ in found), default=0)
             found += guessed(rebuilt, held, parked, known=most)
-        if declined(request, held, found, prints_depth=prints_depth(self.log.styles)):
+        if declined(request, found, prints_depth=prints_depth(self.log.styles)):
             found = [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
             # or the request wanted nothing of the cache

@@ -1,6 +1,7 @@
 """A log that was played: each request as the log has it, as it was played, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from cachesim.engines.rope import Rope
 from cachesim.logs.evidence import Lengths
@@ -8,6 +9,11 @@ from cachesim.logs.known import UNKNOWN, Known
 from cachesim.logs.observed import Observed, ServerLog
 from cachesim.logs.player import FAILED, Asked, Replayed
 from cachesim.logs.settings import Settings
+
+FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
+"""Texts of one request: what is new in it, its reply, what came before the log and its reply."""
+
+USES: Final = 8
 
 
 @dataclass(slots=True)
@@ -45,6 +51,8 @@ class Hints:
     grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
     lengths: dict[int, int] = field(default_factory=dict)  # cancelled request -> its prompt's
     files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
+    no_turn: frozenset[int] = frozenset()  # texts that do not begin with a turn's end
+    openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
 
 
 @dataclass(slots=True)
@@ -58,6 +66,8 @@ class Replay:
     marks: dict[int, set[int]] = field(default_factory=dict)
     grafts: dict[int, Rope] = field(default_factory=dict)  # request -> what it must begin like
     files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
+    no_turn: set[int] = field(default_factory=set)  # texts that do not begin with a turn's end
+    openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
     invented: list[Asked] = field(default_factory=list)  # what came before the log begins
     order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
 
@@ -70,6 +80,16 @@ class Replay:
     def agreeing(self) -> int:
         """How many of them agree."""
         return sum(each.agrees for each in self.comparable)
+
+
+def text_of(number: int, use: int) -> int:
+    """The name of a request's text."""
+    return USES * (number + 1) + use
+
+
+def owner_of(text: int) -> tuple[int, int]:
+    """Whose text it is, and which of its texts."""
+    return text // USES - 1, text % USES
 
 
 def place_of(rope: Rope, at: int) -> tuple[int, int]:

@@ -142,9 +142,7 @@ def is_of_road(request: Observed, way: Way, held: Rope, least: float) -> bool:
     return bounds is None or common <= bounds.high
 
 
-def declined(
-    request: Observed, held: Rope, found: Sequence[Possible], *, prints_depth: bool
-) -> bool:
+def declined(request: Observed, found: Sequence[Possible], *, prints_depth: bool) -> bool:
     """Whether the log shows that a request wanted nothing of the cache (`cache_prompt: false`).
 
     Tokens were equal, and yet the prompt was begun at position 0 without a word on why: checkpoints
@@ -158,4 +156,4 @@ def declined(
     if any(following == 0 for _, following in request.erased):
         return True
     silent = prints_depth and request.depth is None and request.first_cut == 0
-    return silent and equal < len(held) and request.search.found_keep is None
+    return silent and request.search.found_keep is None

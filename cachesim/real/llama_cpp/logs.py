@@ -53,6 +53,7 @@ HEADS: Final = (
     "reused as logged",
     "other release",
     "foretold",
+    "foretold of all",
     "settled",
     "settled and right",
     "within bounds",
@@ -85,6 +86,7 @@ class Agreement:
             f"{self.share('right', 'comparable'):.1f} %",
             self.other,
             f"{self.share('foretold', 'foretellable'):.1f} %",
+            f"{self.share('right of all', 'answered'):.1f} %",
             f"{self.share('settled', 'foretellable'):.1f} %",
             f"{self.share('rightly settled', 'settled'):.1f} %",
             f"{self.share('within', 'foretellable'):.1f} %",
@@ -117,6 +119,7 @@ def draw_setting(rng: Random, name: str, *, release: Release, other: Release) ->
         slot_actions=False,
         request_options=False,
         cancels=0.06,
+        chats_share=True,
     )
 
 
@@ -185,12 +188,19 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             for each in workloads_of(replay)
         ]
         bounds, counts = cached_over(foretold), self.agreement.counts
+        otherwise = False  # from the first prompt on that the other release renders otherwise
         for number, answer in enumerate(real):
             if number >= len(outcomes) or answer.cached is None:
                 continue
-            counts["foretellable"] += 1
             said, settled = foretold[0].get(number), bounds.get(number)
             right = said is not None and said.cached == answer.cached
+            counts["answered"] += 1
+            counts["right of all"] += right
+            is_chat = bool(workload.steps[number].messages)
+            otherwise |= is_chat and tokens_of(answer) != tokens_of(outcomes[number])
+            if otherwise:
+                continue
+            counts["foretellable"] += 1
             counts["foretold"] += right
             if settled is not None:
                 counts["settled"] += settled.is_sure
@@ -219,6 +229,13 @@ def replay_of(log: bytes, workload: Workload, *, told: bool) -> Replay:
     profile = None if styled else f"{FAMILY.name}@{workload.release}"
     settings = settings_of(server, profile=profile, model=model, window=window, given=given)
     return rebuild(server, settings)
+
+
+def tokens_of(outcome: Outcome) -> int | None:
+    """How long the prompt was that a release made of a request."""
+    if outcome.cached is None or outcome.processed is None:
+        return None
+    return outcome.cached + outcome.processed
 
 
 def columns_of(release: Release) -> tuple[Column, ...]:
