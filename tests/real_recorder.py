@@ -515,6 +515,31 @@ def why_agrees(setup: Setup) -> Found:
     return agreement["agreeing"] >= AGREEING * agreement["comparable"] > 0, line
 
 
+def slots_are_followed(setup: Setup) -> Found:
+    """Slots that are saved, erased and restored between the turns of a conversation."""
+    if call(setup.url, "POST", "/slots/0?action=erase", {})[0] != 200:
+        return True, "the server has no slots"
+    setup.settle()
+    texts: list[str] = ["w70 w71"]
+    marks = [("save", "kept"), ("erase", ""), None, ("restore", "kept"), ("restore", "none"), None]
+    before, statuses = len(setup.entries()), []
+    for number, action in enumerate(marks):
+        asked = chat(*texts, id_slot=0, system=f"slots {SYSTEM}")
+        _, body = call(setup.url, "POST", CHAT, asked)
+        texts += [json.loads(body)["choices"][0]["message"]["content"], f"w{number + 72}"]
+        if action is not None:
+            path = f"/slots/0?action={action[0]}"
+            statuses.append(call(setup.url, "POST", path, {"filename": action[1]})[0])
+    setup.written(before + len(marks) + len(statuses))
+    command = [sys.executable, "-m", "cachesim", "why", str(setup.path), "--format", "json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    told = [each for each in json.loads(found.stdout)["requests"] if each["number"] >= before]
+    agree = [each["agrees"] for each in told]
+    taken = [each["slot_taken"] for each in told if each["slot_taken"]]
+    well = all(agree) and [200, 200, 200, 400] == statuses and len(taken) == 3
+    return well, f"{sum(agree)} of {len(told)} requests; {'; '.join(taken)}"
+
+
 def no_secrets(setup: Setup) -> Found:
     """No key of the client, and no word of its texts, is in the file."""
     text = setup.path.read_text()
@@ -524,7 +549,7 @@ def no_secrets(setup: Setup) -> Found:
 
 CHECKS: Final[tuple[Callable[[Setup], Found], ...]] = (
     same_bytes, streams_in_order, cancels_arrive, many_clients, rewrites_are_named,
-    cached_is_the_servers, no_secrets, why_agrees,
+    cached_is_the_servers, no_secrets, why_agrees, slots_are_followed,
 )  # fmt: skip
 
 

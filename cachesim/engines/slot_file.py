@@ -52,14 +52,14 @@ def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]
         raise BlobError(msg) from error
 
 
-def whole(value: object, low: int = -1) -> int:
+def whole(value: object, low: int = -1, most: int = 1 << 31) -> int:
     """A count, a position or a token of a file; anything else is damage."""
-    if type(value) is not int or not low <= value < 1 << 31:
+    if type(value) is not int or not low <= value < most:
         msg = f"{value!r} is no whole number that could stand there"
         raise ValueError(msg)
     return value
 
 
 def tokens_of(ids: list[Any]) -> list[Token]:
-    """Token ids that a file names."""
-    return [Token(whole(each, 0)) for each in ids]
+    """Token ids that a file names; where tokens are names of a rope they are longer numbers."""
+    return [Token(whole(each, 0, 1 << 62)) for each in ids]

@@ -3,19 +3,22 @@
     {"request": {"messages": [...], "tools": [...]}, "usage": {...}, "timings": {...}}
     {"segments": [{"part": "message 1", "role": "system", "characters": 512, "hashes": [...]}], ...}
 
+    {"action": "erase", "slot": 0, "status": 200}
+
 A line has the request itself, or, where nobody wants to keep text, a hash for each 64 characters of
 each of its parts; `cachesim record` writes both forms. `usage` and `timings` are as the server sent
-them; both may be missing.
+them; both may be missing. A line with an action is a call of llama-server's `/slots/N`.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
 from cachesim.logs.segments import Segment, mapping, segments_of, whole
+from cachesim.logs.slot_actions import SlotAction, action_from, is_action
 
 LONGEST_REQUEST: Final = 64 * 2**20
 """Bytes of one line: a request with its whole conversation."""
@@ -49,6 +52,7 @@ class Recorded:
     user_starts: tuple[int, ...] = ()
     parting: Mapping[str, Any] | None = None  # what the recorder saw, while it had the texts
     seen: tuple[int, int, int] | None = None  # begins like whom, characters, continues whom
+    actions: tuple[SlotAction, ...] = ()  # what was done to slots since the request before it
 
     @property
     def characters(self) -> int:
@@ -65,7 +69,8 @@ def is_dump(head: bytes) -> bool:
     """Whether a file begins like recorded requests, and not like a log."""
     line = head.lstrip()
     return line.startswith(b"{") and any(
-        f'"{key}"'.encode() in line for key in ("request", "segments", "messages", "prompt")
+        f'"{key}"'.encode() in line
+        for key in ("request", "segments", "messages", "prompt", "action")
     )
 
 
@@ -78,6 +83,7 @@ class DumpReader:
         self._known: dict[Segment, Segment] = {}
         self._kept = 0
         self._first = 0  # the number of a file's first request
+        self._actions: list[SlotAction] = []  # since the last request
 
     def read(self, name: str, file: BinaryIO) -> None:
         """Add every request of a file; a line that is none is an error that names it."""
@@ -105,12 +111,16 @@ class DumpReader:
 
     @property
     def _next(self) -> int:
-        return self.requests[-1].number + 1 if self.requests else 0
+        last = self._actions[-1].number if self._actions else -1
+        return max(last, self.requests[-1].number if self.requests else -1) + 1
 
     def _add(self, name: str, line: int, entry: Mapping[str, Any]) -> None:
         if entry.get("unread") and not entry.get("segments") and not entry.get("request"):
             return  # passed through, and its prompt could not be read
         try:
+            if is_action(entry):
+                self._actions.append(acted(entry, number=self._next, first=self._first))
+                return
             recorded = recorded_from(
                 entry, line=line, number=self._next, first=self._first, keep=self._keep
             )
@@ -120,7 +130,8 @@ class DumpReader:
         if self._kept > MOST_KEPT:
             msg = f"{name}: more than {MOST_KEPT >> 30} GiB of text; split the file"
             raise InputError(msg)
-        self.requests.append(recorded)
+        self.requests.append(replace(recorded, actions=tuple(self._actions)))
+        self._actions.clear()
 
     def _keep(self, segment: Segment) -> Segment:
         known = self._known.setdefault(segment, segment)
@@ -146,6 +157,19 @@ def _entry(name: str, line: int, raw: bytes) -> Mapping[str, Any]:
         msg = f"{name}:{line}: is no JSON object; write one request on each line"
         raise InputError(msg)
     return entry
+
+
+def acted(entry: Mapping[str, Any], *, number: int, first: int = 0) -> SlotAction:
+    """One line's action, numbered as requests are; ValueError where it is none."""
+    own = whole(entry.get("number"))
+    if own is not None and first + own >= number:
+        number = first + own
+    return action_from(
+        entry,
+        number=number,
+        began=_moment(entry.get("time")),
+        seconds=_number(entry.get("seconds")),
+    )
 
 
 def _same(segment: Segment) -> Segment:

@@ -11,6 +11,7 @@ from cachesim.logs.parting import Kin, Parting
 from cachesim.logs.player import Replayed
 from cachesim.logs.prompts import Prompt
 from cachesim.logs.rewrites import CONVERSATIONS
+from cachesim.logs.slot_actions import ADVICE, SLOT_TAKEN, SlotAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Understood:
     continues: Recorded | None
     earlier: Prompt | None  # the prompt of the one that it continues
     parting: Parting | None
+    taken: SlotAction | None = None  # what took the one that it continues out of its slot
 
 
 def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "agrees": agrees,
         "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
         "parting": None if parting is None else parting.as_dict(),
+        "slot_taken": taken_of(understood, again),
         "why": why_of(understood, played, again),
     }
 
@@ -94,7 +97,18 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
         return understood.parting.sentence
     if continues is None:
         return "a new conversation"
+    taken = taken_of(understood, again)
+    if taken is not None:
+        return f"continues request {continues.number}: {taken}"
     return f"continues request {continues.number}{_engine(understood, played, again)}"
+
+
+def taken_of(understood: Understood, again: int | None) -> str | None:
+    """That the slot of the request that this one continues was erased or filled, if that cost."""
+    taken = understood.taken
+    if taken is None or not again or understood.parting is not None:
+        return None
+    return f"slot {taken.slot}, which held it, {taken.past}"
 
 
 def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
@@ -125,6 +139,14 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
             "by": "the client",
             "example": parting["sentence"],
             "advice": parting["advice"],
+        }
+    if found["slot_taken"] is not None:
+        return {
+            "kind": SLOT_TAKEN,
+            "part": "",
+            "by": "the client",
+            "example": found["slot_taken"],
+            "advice": ADVICE,
         }
     if not found["again"] or not found["losses"]:
         return None

@@ -8,17 +8,19 @@ The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file;
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.errors import InputError
 from cachesim.logs.dump import Recorded
-from cachesim.logs.entries import Understood, cause_of, entry_of
+from cachesim.logs.entries import Understood, cause_of, entry_of, number_of
 from cachesim.logs.parting import Candidate, Kin, Parting, kin_of, parting_of
 from cachesim.logs.player import FAILED, Replayed
 from cachesim.logs.prompts import Prompt, Prompts
 from cachesim.logs.rerun import Rerun, full_name, known, opened, options_in, profile_of
 from cachesim.logs.segments import BLOCK
 from cachesim.logs.settings import kind_of
+from cachesim.logs.slot_actions import Slots
 from cachesim.logs.whole import Wanted
 from cachesim.model.presets import PRESETS, preset
 
@@ -49,6 +51,7 @@ class Live:
         self._recent: deque[Candidate] = deque()
         self._size = 0
         self._made = Prompts()
+        self._slots = Slots()
 
     def add(self, request: Recorded) -> dict[str, Any]:
         """Everything that is to be said of one more request, as soon as it has passed."""
@@ -81,7 +84,12 @@ class Live:
         return Understood(prompt, kin, continues, earlier, parting)
 
     def _tell(self, understood: Understood, played: Replayed) -> dict[str, Any]:
-        found = entry_of(understood, played)
+        request = understood.prompt.recorded
+        for action in request.actions:
+            self._slots.act(action)
+        continued = number_of(understood.continues)
+        found = entry_of(replace(understood, taken=self._slots.lost(continued)), played)
+        self._slots.ran(request.number, played.slot if request.slot is None else request.slot)
         self._count(found)
         return found
 

@@ -15,17 +15,24 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
-from cachesim.errors import CachesimError
+from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.logs.answers import VOCABULARY, numbered
 from cachesim.logs.dump import Recorded
 from cachesim.logs.player import FAILED, Asked, Player, Replayed, replayed
 from cachesim.logs.prompts import Prompt
 from cachesim.logs.segments import mapping, whole
 from cachesim.logs.settings import RELEASES
+from cachesim.logs.slot_actions import SlotAction
 from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario.abilities import SlotActions
+from cachesim.scenario.session import SlotFiles
 
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
 MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")
+
+NO_FILE: Final = "no file"
+"""The name under which nothing is ever saved."""
 
 LONGEST_BY_TOKEN: Final = 200_000
 """Tokens of a workload on engines that are played token by token."""
@@ -36,6 +43,14 @@ class Server(Protocol):
 
     def play(self, prompt: Prompt) -> Replayed:
         """Play a request to its end."""
+        ...
+
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot, where the server has any."""
+        ...
+
+    def held_bytes(self) -> int:
+        """Bytes of what is parked, and of checkpoints."""
         ...
 
 
@@ -85,17 +100,37 @@ def profile_of(request: Recorded) -> Played | None:
     return Played(f"{MLX_LM.name}@{names[-1]}", "assumed")
 
 
+def spec_for(profile: str, model: str, **changes: Any) -> ModelSpec:
+    """A preset's model; where prompts are played token by token, with a vocabulary for them."""
+    if Profile.parse(profile).engine != LLAMA_CPP.name:
+        changes["vocabulary"] = VOCABULARY
+    return preset(model, **{name: value for name, value in changes.items() if value is not None})
+
+
 def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> Server:
+    """A fresh server without arithmetic, with a preset's model."""
+    try:
+        return started(profile, spec_for(profile, model, window=window or None), options)
+    except UpstreamAbort as error:
+        flags = ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
+        msg = f"{profile}: no server starts with {flags}: {error}"
+        raise InputError(msg) from None
+
+
+def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server:
     """A fresh server without arithmetic."""
-    changes: dict[str, Any] = {"window": window} if window else {}
     if Profile.parse(profile).engine == LLAMA_CPP.name:
-        return RopeServer(profile, Player(profile, preset(model, **changes), options))
-    spec = preset(model, vocabulary=VOCABULARY, **changes)
+        return RopeServer(profile, Player(profile, spec, options))
     family = FAMILIES[Profile.parse(profile).engine]
     quiet = {family.records_provenance: False} if family.records_provenance else {}
-    return TokenServer(
-        Engine.create(profile, model=spec, options=quiet | dict(options), arithmetic="counts")
+    engine = Engine.create(
+        profile,
+        model=spec,
+        options=quiet | dict(options),
+        arithmetic="counts",
+        store=SlotFiles() if family.has_slots else None,
     )
+    return TokenServer(engine, family.has_slots)
 
 
 @dataclass(slots=True)
@@ -118,6 +153,23 @@ class RopeServer:
         """Take turns until it is answered."""
         return self.player.run_until(prompt.recorded.number)
 
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot."""
+        if action.slot >= len(self.player.engine.server.slots):
+            return
+        if action.action == "save":
+            self.player.save(action.slot, action.file)
+        elif not action.was_done:
+            self.player.read_back(NO_FILE, action.slot)
+        elif action.action == "restore" and self.player.has_file(action.file):
+            self.player.read_back(action.file, action.slot)
+        else:  # what a file holds that was saved before the recording, nobody knows
+            self.player.erase(action.slot)
+
+    def held_bytes(self) -> int:
+        """Bytes of what is parked, and of checkpoints."""
+        return self.player.held_bytes()
+
 
 def asked_of(prompt: Prompt) -> Asked:
     """A prompt as the player takes it."""
@@ -139,7 +191,9 @@ class TokenServer:
     """Every other engine: each token is a number of a vocabulary."""
 
     engine: Engine
+    has_slots: bool
     tokens: int = 0
+    files: set[str] = field(default_factory=set)
 
     def play(self, prompt: Prompt) -> Replayed:
         """Play a request to its end."""
@@ -155,8 +209,28 @@ class TokenServer:
         answer = self.engine.reply(ticket)
         return FAILED if answer is None else replayed(answer, self.engine.events[first:])
 
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot; what has no slots has nothing like it."""
+        engine = self.engine
+        if not self.has_slots or not isinstance(engine, SlotActions):
+            return
+        if action.action == "save":
+            engine.slot_save(action.slot, action.file)
+            self.files.add(action.file)
+        elif not action.was_done:
+            engine.slot_restore(action.slot, NO_FILE)
+        elif action.action == "restore" and action.file in self.files:
+            engine.slot_restore(action.slot, action.file)
+        else:
+            engine.slot_erase(action.slot)
+        engine.run()
 
-LAUNCH, FINISH = "launch", "finish"
+    def held_bytes(self) -> int:
+        """Bytes of what is parked."""
+        return sum(each.size for each in self.engine.held().entries)
+
+
+LAUNCH, ACT, FINISH = "launch", "act", "finish"
 
 
 def is_timed(prompt: Prompt) -> bool:
@@ -167,10 +241,16 @@ def is_timed(prompt: Prompt) -> bool:
 def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
     """Launches and ends in the order in which they happened."""
     found: list[tuple[float, int, str, int]] = []
+    ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
     for each in prompts:
         began, number = each.recorded.began or 0.0, each.recorded.number
         found.append((began, 0, LAUNCH, number))
         found.append((began + (each.recorded.seconds or 0.0), 1, FINISH, number))
+        for action in each.recorded.actions:
+            at = began if action.began is None else action.began + (action.seconds or 0.0)
+            late = action.began is not None
+            found.append((max(at, ended) if late else at, 2 if late else -1, ACT, action.number))
+        ended = max(ended, began + (each.recorded.seconds or 0.0))
     return [(what, number) for _, _, what, number in sorted(found)]
 
 
@@ -185,10 +265,13 @@ class Rerun:
     problem: str = ""
     agreeing: int = 0
     last: Replayed = FAILED
+    weighs: bool = False  # look at what is held after each step
+    peak_bytes: int = 0
 
     def add(self, prompt: Prompt) -> Replayed:
         """One more request; those that the real server refused are not played."""
         self.last = self._played(prompt)
+        self._weigh()
         cached = prompt.recorded.cached
         self.agreeing += cached is not None and self.last.cached == cached
         return self.last
@@ -200,7 +283,11 @@ class Rerun:
                 self.add(each)
             return
         by_number = {each.recorded.number: each for each in prompts}
+        actions = {one.number: one for each in prompts for one in each.recorded.actions}
         for what, number in order_of(prompts):
+            if what == ACT:
+                self.act(actions[number])
+                continue
             prompt = by_number[number]
             if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
                 continue
@@ -209,6 +296,7 @@ class Rerun:
                     self.server.launch(prompt)
                 else:
                     self.played[number] = self.server.finish(prompt)
+                self._weigh()
             except CachesimError as error:
                 self.problem = str(error)
         self.agreeing = sum(
@@ -217,7 +305,22 @@ class Rerun:
             for each in prompts
         )
 
+    def _weigh(self) -> None:
+        if self.weighs:
+            self.peak_bytes = max(self.peak_bytes, self.server.held_bytes())
+
+    def act(self, action: SlotAction) -> None:
+        """What a client did to a slot; what the real server did not do is not done."""
+        if self.problem or not action.changes:
+            return
+        try:
+            self.server.act(action)
+        except CachesimError as error:
+            self.problem = str(error)
+
     def _played(self, prompt: Prompt) -> Replayed:
+        for action in prompt.recorded.actions:
+            self.act(action)
         if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
             return FAILED
         try:

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from cachesim.logs.slot_actions import ACTIONS
 from cachesim.logs.telling import FORMAT
 
 HOWS: Final = ["printed", "computed", "bounded", "assumed", "unknown"]
@@ -156,6 +157,12 @@ def requests_schema() -> dict[str, Any]:
             "timings": {"type": "object", "description": "As llama-server sent it."},
             "progress": {"type": "object", "description": "llama-server's `prompt_progress`."},
             "slot": {"type": "integer"},
+            "action": {
+                "enum": list(ACTIONS),
+                "description": "What `/slots/N` did to the slot; then there is no prompt.",
+            },
+            "file": {"type": "string", "description": "A hash of the slot file's name."},
+            "moved": {"type": "integer", "description": "Tokens saved, restored or erased."},
             "cancelled": {"type": "boolean"},
             "time": {"type": ["string", "number"], "description": "ISO 8601, or since 1970."},
             "seconds": seconds | {"description": "Until the end of the answer."},
@@ -185,7 +192,7 @@ def requests_schema() -> dict[str, Any]:
         },
         [],
     )
-    keys = ("request", "segments", "messages", "prompt")
+    keys = ("request", "segments", "messages", "prompt", "action")
     choice = {"anyOf": [{"required": [key]} for key in keys]}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "recorded request"}
     return {**head, **body, **choice}

@@ -31,6 +31,9 @@ NUMBERS: Final = (b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DO
 LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
 """The last events of streams that have no such word: of Anthropic's messages, of responses."""
 
+MOVED: Final = ("n_saved", "n_restored", "n_erased")
+"""What answers to `/slots/N?action=...` count."""
+
 ZLIB_OR_GZIP: Final = 47  # window bits: either header is recognised
 
 
@@ -152,7 +155,7 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
         said.usage |= mapping(source.get("usage"))
         said.timings |= mapping(source.get("timings"))
         said.progress |= mapping(source.get("prompt_progress"))
-        for key in ("model", "system_fingerprint", "id_slot", "tokens_evaluated"):
+        for key in ("model", "system_fingerprint", "id_slot", "tokens_evaluated", *MOVED):
             if isinstance(source.get(key), str | int):
                 said.facts[key] = source[key]
     if "error" in entry:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from cachesim.logs.dump import LONGEST_REQUEST, Recorded, recorded_from
 from cachesim.logs.segments import PLACES, Segment, segments_of
-from cachesim.record.answer import ZLIB_OR_GZIP, Said, mapping
+from cachesim.record.answer import MOVED, ZLIB_OR_GZIP, Said, mapping
 from cachesim.record.exchange import Exchange
 from cachesim.record.hashing import Hasher
 
@@ -66,7 +66,7 @@ def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> di
     entry: dict[str, Any] = {
         "format": 1,
         "number": exchange.number,
-        "time": datetime.fromtimestamp(exchange.began, UTC).isoformat(timespec="milliseconds"),
+        "time": datetime.fromtimestamp(exchange.began, UTC).isoformat(timespec="microseconds"),
         "client": exchange.client,
         "path": exchange.path,
         "model": short(request.get("model") or said.facts.get("model")),
@@ -94,6 +94,24 @@ def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> di
         if why:
             entry[key] = short(why)
     return entry
+
+
+def action_entry(
+    exchange: Exchange, request: Mapping[str, Any], hasher: Hasher | None
+) -> dict[str, Any]:
+    """The line of a call of `/slots/N`: a file's name is hashed as texts are."""
+    assert exchange.action is not None  # noqa: S101 - the caller has looked
+    action, slot = exchange.action
+    name = str(request.get("filename") or "")[:LONGEST_WORD]
+    facts = exchange.answer.said.facts
+    entry = entry_of(exchange, {}, "")
+    for key in ("model", "stream", "sampling", "usage", "timings"):
+        del entry[key]
+    entry |= {"action": action, "slot": slot}
+    if name:
+        entry["file"] = name if hasher is None else hasher.name(name)
+    moved = next((facts[key] for key in MOVED if key in facts), None)
+    return entry | ({} if moved is None else {"moved": moved})
 
 
 def with_texts(
@@ -157,8 +175,8 @@ def numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rounded(seconds: float | None) -> float | None:
-    """Seconds to a tenth of a millisecond."""
-    return None if seconds is None else round(seconds, 4)
+    """Seconds, fine enough to tell what came before what."""
+    return None if seconds is None else round(seconds, 6)
 
 
 def short(value: object) -> str:

@@ -1,9 +1,12 @@
 """One request and its answer, as they went through: what the passage hands over when it is done."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from cachesim.logs.dump import LONGEST_REQUEST
+from cachesim.logs.slot_actions import ACTIONS
 from cachesim.record.answer import AnswerReader
 
 RECORDED: Final = (
@@ -17,9 +20,19 @@ RECORDED: Final = (
 """Ends of paths whose requests hold a prompt."""
 
 
+SLOT: Final = re.compile(r"/slots/(\d{1,4})/?$")
+
+
 def holds_prompt(method: str, path: str) -> bool:
     """Whether a call is one that is recorded; all others only pass."""
     return method == "POST" and path.rstrip("/").endswith(RECORDED)
+
+
+def slot_action(method: str, path: str, query: Mapping[str, str]) -> tuple[str, int] | None:
+    """What a call of llama-server's `/slots/N?action=...` does, and to which slot."""
+    found = SLOT.search(path) if method == "POST" else None
+    action = query.get("action", "")
+    return None if found is None or action not in ACTIONS else (action, int(found[1]))
 
 
 @dataclass(slots=True)
@@ -55,6 +68,7 @@ class Exchange:
     began: float
     body: Body
     answer: AnswerReader
+    action: tuple[str, int] | None = None  # on which slot, where it is no request with a prompt
     status: int | None = None
     first_byte: float | None = None
     seconds: float | None = None

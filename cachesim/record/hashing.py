@@ -33,6 +33,10 @@ class Hasher:
         text = segment.text
         return replace(segment, text="", hashes=self._hashes(text), characters=len(text))
 
+    def name(self, text: str) -> str:
+        """What stands for a name: the same for the same name, as long as this key is used."""
+        return self._computed(text)[-1] if text else ""
+
     def _hashes(self, text: str) -> tuple[str, ...]:
         known = self._known.get(text)
         if known is None:

@@ -29,7 +29,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from cachesim.record.answer import AnswerReader
-from cachesim.record.exchange import Body, Exchange, holds_prompt
+from cachesim.record.exchange import Body, Exchange, holds_prompt, slot_action
 
 HOP_BY_HOP: Final = frozenset(
     (
@@ -106,7 +106,8 @@ class Passage:
         self.passed += 1
         self.at_work += 1
         exchange = None
-        if holds_prompt(request.method, request.path):
+        action = slot_action(request.method, request.path, request.query)
+        if action is not None or holds_prompt(request.method, request.path):
             exchange = Exchange(
                 number=next(self._numbers),
                 method=request.method,
@@ -115,6 +116,7 @@ class Passage:
                 began=time.time(),
                 body=Body(encoding=request.headers.get("Content-Encoding", "")),
                 answer=AnswerReader(),
+                action=action,
             )
         begun = time.perf_counter()
         try:

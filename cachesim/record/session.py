@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Final
 
-from cachesim.logs.dump import Recorded
+from cachesim.logs.dump import Recorded, acted
 from cachesim.logs.live import Live
+from cachesim.logs.slot_actions import SlotAction
 from cachesim.record.asking import Asker, Tokens
 from cachesim.record.entry import (
+    action_entry,
     entry_of,
     reply_of,
     request_in,
@@ -46,7 +48,7 @@ class Row:
     cached: int | None
     again: int | None
     why: str
-    how: str  # how `prompt` and `cached` are known
+    how: str  # how `prompt` and `cached` are known; empty where there is no prompt
 
 
 class Session:
@@ -68,6 +70,7 @@ class Session:
         self.live = live
         self._view = view
         self._complain = complain
+        self._actions: list[SlotAction] = []  # since the last request with a prompt
         self._queue: SimpleQueue[Exchange | None] = SimpleQueue()
         self._waiting = 0
         self._lock = threading.Lock()
@@ -108,6 +111,9 @@ class Session:
         exchange.cancelled = exchange.cancelled and not said.ended
         request, problem = request_in(exchange)
         exchange.number = self._file.lines
+        if exchange.action is not None:
+            self._write_action(exchange, request)
+            return
         entry = entry_of(exchange, request, problem)
         reply = reply_of(said)
         row: Row | None = None
@@ -118,14 +124,26 @@ class Session:
                 entry["unread"] = str(error)[:100]
         if "segments" not in entry and "request" not in entry:
             entry["segments"] = []
+        self._keep(entry)
+        if row is not None:
+            self._view(row)
+
+    def _write_action(self, exchange: Exchange, request: Mapping[str, Any]) -> None:
+        """A slot was saved, restored or erased: the next request finds it so."""
+        entry = action_entry(exchange, request, self._hasher)
+        action = acted(entry, number=exchange.number)
+        self._actions.append(action)
+        self._keep(entry)
+        self._view(row_of_action(exchange, action))
+
+    def _keep(self, entry: Mapping[str, Any]) -> None:
+        """Write a line, and say so once where that ends."""
         was_well = not self._file.problem
         if not self._file.write(entry) and was_well:
             self._complain(
                 f"RECORDING STOPPED: {self._file.path}: {self._file.problem}; "
                 f"{self._file.lines} requests are in it. Requests go on passing through."
             )
-        if row is not None:
-            self._view(row)
 
     def _told(
         self,
@@ -140,7 +158,8 @@ class Session:
         if tokens is not None:
             entry["tokens"] = tokens.as_dict()
             own = replace(own, runs=tokens.runs, user_starts=tokens.user_starts)
-        found = self.live.add(own)
+        found = self.live.add(replace(own, actions=tuple(self._actions)))
+        self._actions.clear()
         entry["seen"] = {
             "begins_like": found["begins_like"],
             "characters": found["equal_characters"],
@@ -168,6 +187,21 @@ class Session:
         if self._asker is None or exchange.broken or not own.was_read:
             return None
         return self._asker.tokens_of(exchange.path, request, own)
+
+
+def row_of_action(exchange: Exchange, action: SlotAction) -> Row:
+    """What the live view shows of a slot that was saved, restored or erased."""
+    return Row(
+        number=exchange.number,
+        client=exchange.client,
+        status=exchange.status,
+        cancelled=exchange.cancelled,
+        prompt=None,
+        cached=None,
+        again=None,
+        why=action.sentence,
+        how="",
+    )
 
 
 def row_of(exchange: Exchange, own: Recorded, found: Mapping[str, Any]) -> Row:

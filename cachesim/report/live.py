@@ -39,6 +39,8 @@ class Row(Protocol):
     def again(self) -> int | None: ...  # noqa: D102
     @property
     def why(self) -> str: ...  # noqa: D102
+    @property
+    def how(self) -> str: ...  # noqa: D102
 
 
 class LiveView:
@@ -83,7 +85,7 @@ class LiveView:
         if not self._headed:
             self._headed = True
             show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
-        cells = (row.number, number(row.prompt), number(row.cached), number(row.again), says(row))
+        cells = (row.number, *numbers(row), says(row))
         show(self._screen, Text(LINE.format(*cells)), wrap=False)
         self._screen.file.flush()
 
@@ -104,11 +106,12 @@ def live_page(
     table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
     table.add_column("why", ratio=1, overflow="fold")
     for row in rows:
+        prompt, cached, again = numbers(row)
         table.add_row(
             str(row.number),
-            number(row.prompt),
-            number(row.cached),
-            Text(number(row.again), style="again" if row.again else ""),
+            prompt,
+            cached,
+            Text(again, style="again" if row.again else ""),
             printable(row.client),
             printable(says(row)),
         )
@@ -139,6 +142,13 @@ def totals_line(totals: Mapping[str, int]) -> str:
 def says(row: Row) -> str:
     """Why, and how it ended where it did not end well."""
     return f"cancelled; {row.why}" if row.cancelled else row.why
+
+
+def numbers(row: Row) -> tuple[str, str, str]:
+    """Prompt, cached and reprocessed; nothing where there is no prompt."""
+    if not row.how:
+        return "", "", ""
+    return number(row.prompt), number(row.cached), number(row.again)
 
 
 def number(value: int | None) -> str:

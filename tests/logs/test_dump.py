@@ -161,3 +161,53 @@ def test_counts_come_from_usage_or_timings() -> None:
 def test_a_line_that_is_no_request_is_named(line: bytes) -> None:
     with pytest.raises(InputError, match=r"dump\.jsonl:1: "):
         read_dump("dump.jsonl", BytesIO(line))
+
+
+def test_slots_are_saved_and_restored_after_the_requests_that_ended_before() -> None:
+    server = {"server": {"profile": "b11549", "options": {"parallel": 1, "cache_ram": 0}}}
+
+    def asked(number: int, time: float, *texts: str, **who: str) -> dict[str, Any]:
+        line = chat(*texts, number=number, time=time, seconds=0.5, slot=0, **server, **who)
+        line["usage"] = {"prompt_tokens": 180 + 10 * len(texts), "completion_tokens": 4}
+        return line | {"reply": "yes"}
+
+    def acted(number: int, time: float, action: str) -> dict[str, Any]:
+        about = {"action": action, "slot": 0, "status": 200, "file": "kept"}
+        return {**about, "number": number, "time": time, "seconds": 0.001}
+
+    lines = (
+        asked(200, 1.0, "a"),
+        acted(201, 1.498, "save"),  # a recorder rounds: it was idle by then
+        acted(202, 1.499, "erase"),
+        asked(203, 2.0, "b", system="Another one. " * 44),
+        acted(204, 2.499, "restore"),
+        asked(205, 3.0, "a", "yes", "c"),
+    )
+    text = "\n".join(json.dumps(line) for line in lines)
+    told = told_of_dump(
+        read_dump("dump.jsonl", BytesIO(text.encode())), source="x", about=Wanted(model="dense")
+    )
+
+    assert [each["number"] for each in told["requests"]] == [200, 203, 205]
+    last = told["requests"][-1]
+    assert last["continues"] == 200
+    assert last["replayed"]["cached"] == 193  # the reply's last token is in no slot
+    assert last["slot_taken"] is None
+
+
+def test_a_line_with_an_unknown_action_is_refused() -> None:
+    with pytest.raises(InputError, match=r"dump.jsonl:1: has an action that is none of save"):
+        told({"action": "dance", "slot": 0})
+
+
+def test_flags_with_which_no_server_starts_are_refused_in_words() -> None:
+    line = chat("hello") | {
+        "usage": {"prompt_tokens": 20, "completion_tokens": 2},
+        "server": {
+            "profile": "llama.cpp@b11549",
+            "model": "hybrid",
+            "options": {"batch_size": 1},
+        },
+    }
+    with pytest.raises(InputError, match="no server starts with batch_size 1"):
+        told(line)

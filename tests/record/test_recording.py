@@ -246,6 +246,58 @@ def test_why_says_of_the_file_what_the_live_view_said(tmp_path: Path) -> None:
     run(test)
 
 
+def test_slots_that_are_saved_erased_and_restored_are_recorded(tmp_path: Path) -> None:
+    first = chat("hi", system=LONG)
+    second = chat("hi", "Yes.", "so", system=LONG)
+    third = chat("hi", "Yes.", "so", "Yes.", "and", system=LONG)
+    asked: list[tuple[str, Any]] = [
+        (CHAT, first),
+        ("/slots/0?action=save&key=sk-1", {"filename": "secret-name"}),
+        ("/slots/0?action=erase", {}),
+        (CHAT, second),
+        ("/slots/0?action=restore", {"filename": "secret-name"}),
+        (CHAT, third),
+        ("/slots/0", {}),
+        ("/slots/0?action=dance", {}),
+    ]
+
+    async def answer(call: Call) -> None:
+        moved = b'{"n_saved":106}' if b"=save" in call.head else b'{"n_erased":106}'
+        body = moved if b"/slots/" in call.head else counted(100, 0)
+        await plainly(body)(call)
+
+    async def test() -> None:
+        async with (
+            upstream(answer) as fake,
+            recorder(fake.url, tmp_path, profile="b11549", options={"parallel": 1}) as taking,
+        ):
+            for path, body in asked:
+                await ask(taking, body, path=path)
+            written = await taking.written(6)
+            while len(taking.rows) < 6:
+                await asyncio.sleep(0.01)
+            text = taking.path.read_text()
+            acts = [each for each in written if "action" in each]
+
+            assert ["save", "erase", "restore"] == [each["action"] for each in acts]
+            assert [0, 0, 0] == [each["slot"] for each in acts]
+            assert acts[0]["file"] == acts[2]["file"]
+            assert 106 == acts[0]["moved"]
+            assert "secret-name" not in text
+            assert "sk-1" not in text
+            assert ["slot 0 saved: 106 tokens", "slot 0 erased: 106 tokens"] == [
+                each.why for each in taking.rows[1:3]
+            ]
+            said = "continues request 0: slot 0, which held it, was erased by request 2"
+            assert said == taking.rows[3].why
+            told = told_of_dump(read_dump("x", BytesIO(text.encode())), source="x")
+            prompts = [row for row in taking.rows if row.how]
+            assert [each.why for each in prompts] == [each["why"] for each in told["requests"]]
+            assert "slot-taken" == told["causes"][0]["kind"]
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("listen", "said"),
     [
