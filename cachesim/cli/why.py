@@ -19,7 +19,7 @@ from cachesim.logs.following import Following
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
-from cachesim.logs.what_if import answers, value_of
+from cachesim.logs.what_if import answers, tried, tried_in_words, value_of
 from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.consoles import notes, results, show
@@ -93,6 +93,10 @@ def why(
         raise InputError(msg)
     if what_if or (played and found["totals"]["requests"] <= FEW):
         found["what_if"] = list(answers(played, what_if or ()))
+    if played and found["totals"]["requests"] <= FEW:
+        for cause in found["causes"]:
+            flags = tried(played, cause["cause"])
+            cause |= {"tried": flags, "tried_says": tried_in_words(flags)}
     if scenario is not None:
         write(scenario, to_toml(worst_scenario(replays)), "--scenario")
     if report is not None:

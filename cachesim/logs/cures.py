@@ -7,25 +7,40 @@ from typing import Final, Literal, TypeAlias
 from cachesim.logs.observed import IK
 
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
+Tries: TypeAlias = tuple[tuple[str, float | bool], ...]
+"""Flags to try: by what the server's own value is multiplied, or True to switch one on."""
+
+DENSER: Final[Tries] = (("ctx_checkpoints", 4), ("checkpoint_min_step", 1 / 4))
+MORE_SLOTS: Final[Tries] = (("parallel", 2),)
+LARGER: Final[Tries] = (("ctx_size", 2),)
 
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """A cause's kind, advice, and the report upstream where there is one."""
+    """A cause's kind, advice, and the report upstream where there is one.
+
+    `tries` are the flags that the advice names. They are played, because advice that holds of most
+    logs need not hold of this one.
+    """
 
     kind: Kind
     advice: str
     upstream: str = ""
+    tries: Tries = ()
 
 
 CURES: Final[Mapping[str, Cure]] = {
     "last-token": Cure("design", "Nothing: one token is always processed for its logits."),
     "cache-prompt-off": Cure("client", "Send the request without `cache_prompt: false`."),
     "adapters-changed": Cure("client", "Give requests with other adapters a slot of their own."),
-    "slot-busy": Cure("flag", "Start the server with more slots (`--parallel`)."),
+    "slot-busy": Cure(
+        "flag", "Start the server with more slots (`--parallel`).", tries=MORE_SLOTS
+    ),
     "slot-pinned": Cure("client", "Leave `id_slot` out, so that the server may choose."),
     "slot-similarity": Cure(
-        "flag", "Lower `--slot-prompt-similarity`, or give each conversation a slot (`--parallel`)."
+        "flag",
+        "Lower `--slot-prompt-similarity`, or give each conversation a slot (`--parallel`).",
+        tries=(("slot_prompt_similarity", 1 / 2), *MORE_SLOTS),
     ),
     "slot-age": Cure("flag", "Leave `--slot-prompt-similarity` at its default instead of 0."),
     "cache-unseen": Cure(
@@ -42,13 +57,23 @@ CURES: Final[Mapping[str, Cure]] = {
         "design", "Nothing to set: less than a quarter of the parked conversation would be kept."
     ),
     "cache-not-better": Cure(
-        "design", "More slots (`--parallel`), so that conversations do not share one."
+        "design",
+        "More slots (`--parallel`), so that conversations do not share one.",
+        tries=MORE_SLOTS,
     ),
     "cache-better-entry": Cure("design", "Nothing: another parked conversation was better."),
     "cache-obsolete-entry": Cure("design", "Nothing: the longer conversation was parked instead."),
-    "cache-making-room": Cure("flag", "Give the prompt cache more room (`--cache-ram`)."),
-    "cache-load-failed": Cure("flag", "Give the context more room (`--ctx-size`)."),
-    "slot-cleared": Cure("flag", "Give the context more room (`--ctx-size`)."),
+    "cache-making-room": Cure(
+        "flag",
+        "Give the prompt cache more room (`--cache-ram`).",
+        tries=(("cache_ram", 4),),
+    ),
+    "cache-load-failed": Cure(
+        "flag", "Give the context more room (`--ctx-size`).", tries=LARGER
+    ),
+    "slot-cleared": Cure(
+        "flag", "Give the context more room (`--ctx-size`).", tries=LARGER
+    ),
     "slot-tokens": Cure(
         "client",
         "Keep the history as it was sent: the client or its template changed it at that token.",
@@ -58,16 +83,19 @@ CURES: Final[Mapping[str, Cure]] = {
         "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`; "
         "and have the client keep its history.",
         "ggml-org/llama.cpp#24055",
+        DENSER,
     ),
     "full-reprocessing": Cure(
         "flag",
         "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`; "
         "with a sliding window `--swa-full` also helps. Have the client keep its history.",
         "ggml-org/llama.cpp#24055",
+        (*DENSER, ("swa_full", True)),
     ),
     "checkpoint-restored": Cure(
         "flag",
-        "Denser checkpoints (`--checkpoint-min-step`) would restore a later one.",
+        "Denser checkpoints (`--checkpoint-min-step`) may restore a later one.",
+        tries=DENSER[1:],
     ),
     "seq-rm-refused": Cure(
         "defect", "Use a later release: since June it restores a checkpoint instead.",
@@ -79,7 +107,9 @@ CURES: Final[Mapping[str, Cure]] = {
         "ggml-org/llama.cpp#25913",
     ),
     "unknown": Cure("unknown", "Start the server with `-lv 4`: then the log says why."),
-    "request-refused": Cure("flag", "Give the context more room (`--ctx-size`)."),
+    "request-refused": Cure(
+        "flag", "Give the context more room (`--ctx-size`).", tries=LARGER
+    ),
 }  # fmt: skip
 """Cause -> what helps."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Family, family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
@@ -375,3 +375,24 @@ def _command(text: str) -> dict[str, Any]:
         elif re.fullmatch(r"-?\d*\.\d+", value or following):
             found[option.name] = float(value or following)
     return {name: value for name, value in found.items() if name != "ctx_size" or value > 0}
+
+
+def matters(family: Family[Any, Any], release: str, spec: ModelSpec, name: str) -> bool:
+    """Whether a flag can make a difference for a release and a model."""
+    if release not in family.having(family.option(name)):
+        return False
+    kinds = set(spec.layers)
+    if name in {"ctx_checkpoints", "checkpoint_min_step", "ubatch_size"}:
+        return kinds != {"attention"}
+    return name != "swa_full" or "window" in kinds
+
+
+def flag_of(family: Family[Any, Any], name: str, value: object) -> str:
+    """A flag as it stands on the server's command line; empty for what has none."""
+    option = family.option(name)
+    flag = option.flag.split(", ")[-1]
+    if not flag or option.internal:
+        return ""
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+    return f"{flag} {value}"

@@ -37,6 +37,8 @@ class Group:
             "example": self.sentence,
             "cure": cure.advice,
             "upstream": cure.upstream,
+            "tried": [],
+            "tried_says": "",
         }
 
 

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import InputError
 from cachesim.logs.answers import wrong_answers
+from cachesim.logs.cures import cure_of
 from cachesim.logs.doubt import workloads_of
 from cachesim.logs.other import (
     Otherwise,
@@ -16,7 +18,7 @@ from cachesim.logs.other import (
     play_workload,
 )
 from cachesim.logs.replay import Replay
-from cachesim.logs.settings import RELEASES, Settings
+from cachesim.logs.settings import RELEASES, Settings, flag_of, matters
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
 """Proposals whose effect users ask for, where a release can take them."""
@@ -47,6 +49,47 @@ def questions(settings: Settings, asked: Sequence[str]) -> list[Question]:
         else:
             found.append(Question(text, f"llama.cpp@{text.removeprefix('llama.cpp@')}", {}))
     return found
+
+
+def tried(replays: Sequence[Replay], cause: str) -> list[dict[str, Any]]:
+    """The flags that a cause's advice names, each played on the same requests."""
+    settings = replays[0].settings
+    release, spec = str(settings.release.value), settings.spec
+    asked: dict[str, str] = {}
+    for name, factor in cure_of(cause, settings.engine).tries:
+        if matters(FAMILY, release, spec, name):
+            own = settings.values.get(name, FAMILY.default(FAMILY.option(name), release))
+            value = factor if factor is True else type(own)(own * factor)
+            if value and value != own:
+                asked[f"{name}={str(value).lower()}"] = flag_of(FAMILY, name, value)
+    try:
+        now, *rows = answers(replays, list(asked))
+    except InputError:  # a server that does not start so
+        return []
+    return [
+        {
+            "flag": asked[row["name"]],
+            "processed": row["processed"],
+            "fewer": now["processed"] - row["processed"],
+            "failed": row["failed"] - now["failed"],
+        }
+        for row in rows
+    ]
+
+
+def tried_in_words(found: Sequence[Mapping[str, Any]]) -> str:
+    """What came of the flags, those that help first."""
+    by_effect: dict[int, list[str]] = {}
+    for each in sorted(found, key=lambda one: -one["fewer"]):
+        by_effect.setdefault(each["fewer"], []).append(f"`{each['flag']}`")
+    words = [f"{_effect(fewer)} with {' or '.join(flags)}" for fewer, flags in by_effect.items()]
+    return f"Played on these requests: {'; '.join(words)}." if words else ""
+
+
+def _effect(fewer: int) -> str:
+    if fewer == 0:
+        return "no fewer tokens are processed"
+    return f"{abs(fewer):,} {'fewer' if fewer > 0 else 'more'} tokens are processed"
 
 
 def value_of(text: str) -> object:

@@ -137,6 +137,8 @@ def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
         words.append(f"\n{each['example']}. {each['cure']}", style="")
         if each["upstream"]:
             words.append(f" See {each['upstream']}.")
+        if each["tried"]:
+            words.append(f" {each['tried_says']}")
         table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), words)
     return table
 

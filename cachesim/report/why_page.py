@@ -83,7 +83,7 @@ def _server(server: Mapping[str, Any]) -> str:
 
 def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
     words = f"{each['cause']} ({KINDS[each['kind']]}): {each['example']}."
-    cure = f"{each['cure']} {each['upstream']}".strip()
+    cure = " ".join(filter(None, (each["cure"], each["upstream"], each["tried_says"])))
     return each["tokens"], len(each["requests"]), words, cure
 
 

@@ -9,6 +9,7 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.logs.known import How
 from cachesim.logs.schema import HOWS, requests_schema, why_schema
+from cachesim.logs.what_if import tried_in_words
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
@@ -91,6 +92,40 @@ def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     now, patched, without = found["what_if"]
     assert now["processed"] == patched["processed"] == 6253
     assert without["options"]["ctx_checkpoints"] == 0
+
+
+def test_advice_is_played_on_the_requests_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("ctx_checkpoints=128", "checkpoint_min_step=64")
+    asked = [word for flag in flags for word in ("--what-if", flag)]
+    found = json.loads(output(capsys, "why", LOG, "--format", "json", *asked))
+
+    now, *others = found["what_if"]
+    (cause,) = found["causes"]
+    assert [each["flag"] for each in cause["tried"]] == [
+        "--ctx-checkpoints 128",
+        "--checkpoint-min-step 64",
+    ]
+    assert [each["fewer"] for each in cause["tried"]] == [
+        now["processed"] - each["processed"] for each in others
+    ]
+    assert cause["tried_says"] == (
+        "Played on these requests: no fewer tokens are processed with `--ctx-checkpoints 128` or "
+        "`--checkpoint-min-step 64`."
+    )
+
+
+def test_of_flags_that_were_tried_the_best_stands_first() -> None:
+    found = [
+        {"flag": "--a 1", "fewer": -3},
+        {"flag": "--b 2", "fewer": 1900},
+        {"flag": "--c 3", "fewer": 0},
+    ]
+
+    assert tried_in_words(found) == (
+        "Played on these requests: 1,900 fewer tokens are processed with `--b 2`; no fewer tokens "
+        "are processed with `--c 3`; 3 more tokens are processed with `--a 1`."
+    )
+    assert tried_in_words([]) == ""
 
 
 def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:
