@@ -155,7 +155,7 @@ def told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, A
         "options": dict(tuned.options),
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),
-        "command": command_line(tuned.options, best.changes),
+        "command": command_line(tuned.subject.engine, tuned.options, best.changes),
         "front": [each.as_dict() for each in front(found)],
         "tried": [each.as_dict() for each in found],
     }

@@ -121,6 +121,9 @@ class Family(Generic[R, S]):
     reply_cost: tuple[float, float] = (0.0, 0.0)
     """Seconds that a token of a reply takes in any arithmetic, and more for each token before it:
     about, for an engine that plays replies token by token."""
+    program: str = ""  # how it is started
+    swept: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Flag -> values to try for a workload that reads too much; see `cachesim tune`."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word

@@ -63,6 +63,11 @@ class Workload:
     order: tuple[tuple[str, int], ...]
 
     @property
+    def engine(self) -> str:
+        """The server's engine."""
+        return Profile.parse(self.profile).engine
+
+    @property
     def release(self) -> str:
         """The release alone."""
         return release_of(self.profile)

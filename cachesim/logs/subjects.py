@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
+from cachesim.engines import FAMILIES
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.logs.dump import Recorded
 from cachesim.logs.live import Live
-from cachesim.logs.other import Outcome, Workload, release_of, workload_of
+from cachesim.logs.other import Outcome, release_of, workload_of
+from cachesim.logs.prompts import Prompt
 from cachesim.logs.replay import Replay
-from cachesim.logs.rerun import FINISH, asked_of, is_timed, known, options_in, order_of
+from cachesim.logs.rerun import Rerun, known, options_in, spec_for, started
 from cachesim.logs.whole import Wanted
-from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Scenario
@@ -27,6 +28,11 @@ CELLS: Final = 256
 
 class Subject(Protocol):
     """Something that can be played with any settings of its server."""
+
+    @property
+    def engine(self) -> str:
+        """The server's engine."""
+        ...
 
     @property
     def release(self) -> str:
@@ -69,6 +75,11 @@ class OfScenario:
         object.__setattr__(self, "spec", spec_of(self.scenario.model))
 
     @property
+    def engine(self) -> str:
+        """The server's engine."""
+        return self.profile.engine
+
+    @property
     def release(self) -> str:
         """The server's release."""
         return release_of(str(self.profile))
@@ -96,6 +107,41 @@ class OfScenario:
         return Outcome(processed, peak, failed)
 
 
+@dataclass(frozen=True, slots=True)
+class OfRequests:
+    """Recorded requests, with what was done to slots between them."""
+
+    profile: str
+    spec: ModelSpec
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def engine(self) -> str:
+        """The server's engine."""
+        return Profile.parse(self.profile).engine
+
+    @property
+    def release(self) -> str:
+        """The server's release."""
+        return release_of(self.profile)
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has."""
+        return len(self.prompts)
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Play them in the order in which they came and ended."""
+        rerun = Rerun(self.profile, "", started(self.profile, self.spec, options), weighs=True)
+        rerun.add_all(self.prompts)
+        answers = [each for each in rerun.played.values() if each.cached is not None]
+        return Outcome(
+            processed=sum(each.processed or 0 for each in answers),
+            peak_bytes=rerun.peak_bytes,
+            failed=len(self.prompts) - len(answers),
+        )
+
+
 def of_log(replay: Replay, sizes: Sizes | None) -> Tuned:
     """A log's rebuilt workload."""
     if sizes is not None:
@@ -111,30 +157,27 @@ def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -
         msg = "the requests do not name their server; name its release, as in --profile b9538"
         raise InputError(msg)
     named = Profile.parse(live.profile)
-    if named.engine != FAMILY.name:
-        msg = f"tune sweeps the settings of llama.cpp; these requests went to {named.engine}"
+    family = FAMILIES[named.engine]
+    if not family.swept:
+        swept = " and ".join(each.name for each in FAMILIES.values() if each.swept)
+        msg = (
+            f"these requests went to {named.engine}, and tune has settings to try for {swept}; "
+            "cachesim why --what-if shows what other servers would have reused"
+        )
         raise InputError(msg)
     prompts = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
     if not prompts or live.rerun is None:
         msg = "no request was answered: there is nothing to play"
         raise InputError(msg)
-    if all(map(is_timed, prompts)):
-        order = order_of(prompts)
-    else:
-        numbers = [each.recorded.number for each in prompts]
-        order = [(what, number) for number in numbers for what in ("launch", FINISH)]
     options = known(live.profile, options_in(requests[0])) | dict(wanted.options)
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
     assumed += [] if wanted.model else [f"a model like the preset {live.rerun.model}"]
-    if "ctx_size" not in options:
+    if "ctx_size" not in options and any(each.name == "ctx_size" for each in family.declared):
         longest = max(len(each.rope) + len(each.reply) for each in prompts)
         options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
         assumed.append(f"ctx_size {options['ctx_size']}")
-    changes: dict[str, Any] = {"window": wanted.window} if wanted.window else {}
-    spec = preset(live.rerun.model, **changes, **({"sizes": sizes} if sizes else {}))
-    asked = {each.recorded.number: asked_of(each) for each in prompts}
-    workload = Workload(live.profile, spec, asked, tuple(order))
-    return Tuned(workload, options, tuple(assumed))
+    spec = spec_for(live.profile, live.rerun.model, window=wanted.window or None, sizes=sizes)
+    return Tuned(OfRequests(live.profile, spec, tuple(prompts)), options, tuple(assumed))
 
 
 def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:

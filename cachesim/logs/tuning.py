@@ -7,22 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
+from cachesim.logs.settings import flag_of, matters
 from cachesim.logs.subjects import Subject
 from cachesim.model.spec import ModelSpec
-
-SWEPT: Final[Mapping[str, tuple[Any, ...]]] = {
-    "ctx_checkpoints": (0, 8, 16, 32, 64, 128),
-    "checkpoint_min_step": (64, 256, 1024, 4096, 8192),
-    "cache_ram": (0, 1024, 4096, 8192, 16384, 32768),
-    "parallel": (1, 2, 4),
-    "kv_unified": (False, True),
-    "ubatch_size": (256, 512, 1024),
-    "swa_full": (False, True),
-    "cache_idle_slots": (False, True),
-}
-"""Setting -> values to try; those that a release or a model has no use for are left out."""
 
 NEARLY: Final = 1.01
 """A setting within this of the fewest tokens is as good, if it holds less."""
@@ -66,7 +55,7 @@ class Trial:
 def tried(trial: Trial) -> Tried | None:
     """Play everything with some settings; None where the server refuses them."""
     options = {**trial.options, **trial.changes}
-    context = options["ctx_size"]
+    context = options.get("ctx_size", 0)  # 0: its memory grows with what it holds
     slots = trial.options.get("parallel", 1)
     if "parallel" in trial.changes and not options.get("kv_unified"):
         context = context // max(1, slots) * options["parallel"]
@@ -98,22 +87,13 @@ def bytes_per_token(spec: ModelSpec, *, swa_full: bool) -> int:
 def alone(subject: Subject, options: Mapping[str, Any]) -> list[Trial]:
     """The user's own settings, and each other value by itself."""
     trials = [Trial(subject, options)]
-    for name, values in SWEPT.items():
-        if not _matters(subject, name):
+    family = FAMILIES[subject.engine]
+    for name, values in family.swept.items():
+        if not matters(family, subject.release, subject.spec, name):
             continue
-        own = options.get(name, FAMILY.default(FAMILY.option(name), subject.release))
+        own = options.get(name, family.default(family.option(name), subject.release))
         trials += [Trial(subject, options, {name: value}) for value in values if value != own]
     return trials
-
-
-def _matters(subject: Subject, name: str) -> bool:
-    """Whether a setting can make a difference for a model and a release."""
-    if subject.release not in FAMILY.having(FAMILY.option(name)):
-        return False
-    kinds = set(subject.spec.layers)
-    if name in {"ctx_checkpoints", "checkpoint_min_step", "ubatch_size"}:
-        return kinds != {"attention"}
-    return name != "swa_full" or "window" in kinds
 
 
 def together(subject: Subject, options: Mapping[str, Any], first: Sequence[Tried]) -> list[Trial]:
@@ -155,16 +135,8 @@ def recommended(found: Sequence[Tried]) -> Tried:
     return min(good, key=lambda each: (each.held, len(each.changes)))
 
 
-def command_line(options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """How to start the server with these settings."""
-    words = ["llama-server"]
-    for name, value in {**options, **changes}.items():
-        option = FAMILY.option(name)
-        flag = option.flag.split(", ")[-1]
-        if not flag or option.internal:
-            continue
-        if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            words.append(f"{flag} {value}")
-    return " ".join(words)
+    family, given = FAMILIES[engine], {**options, **changes}
+    flags = (flag_of(family, name, value) for name, value in given.items())
+    return " ".join([family.program, *filter(None, flags)])

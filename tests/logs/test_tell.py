@@ -152,6 +152,34 @@ def test_tune_takes_recorded_requests_from_standard_input_too(
     assert from_file["assumed"] == ["a model like the preset hybrid"]
 
 
+def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "turns.jsonl"
+    lines = []
+    for turn in range(3):
+        for who in ("an editor", "a pilot", "a cook"):
+            texts = [f"You are {who}. " * 40, *["Go on."] * (2 * turn + 1)]
+            roles = ("system", *("user", "assistant") * 3)
+            messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+            usage = {"prompt_tokens": 300 + 10 * turn, "completion_tokens": 4}
+            lines.append(json.dumps({"request": {"messages": messages}, "usage": usage}))
+    file.write_text("\n".join(lines))
+    words = ("--profile", "mlx-lm@0.32.2", "--model", "dense", "--set", "prompt_cache_size=1")
+    found = json.loads(output(capsys, "tune", str(file), *words, "--format", "json"))
+
+    assert found["recommended"]["changes"] == {"prompt_cache_size": 5}
+    assert found["recommended"]["processed"] < found["own"]["processed"] / 2
+    assert found["command"] == "mlx_lm.server --prompt-cache-size 5"
+
+
+def test_tune_refuses_servers_that_it_has_nothing_to_try_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["tune", RECORDED, "--profile", "vllm@0.33.0"]) == 2
+    assert "tune has settings to try for llama.cpp and mlx-lm" in capsys.readouterr().err
+
+
 def test_recorded_requests_are_explained_from_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

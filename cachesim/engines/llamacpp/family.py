@@ -20,6 +20,17 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     renders_chats=True,
     drafting={"spec_type": "draft-mtp"},
     adapter_flag="lora",
+    program="llama-server",
+    swept={
+        "ctx_checkpoints": (0, 8, 16, 32, 64, 128),
+        "checkpoint_min_step": (64, 256, 1024, 4096, 8192),
+        "cache_ram": (0, 1024, 4096, 8192, 16384, 32768),
+        "parallel": (1, 2, 4),
+        "kv_unified": (False, True),
+        "ubatch_size": (256, 512, 1024),
+        "swa_full": (False, True),
+        "cache_idle_slots": (False, True),
+    },
     hunted=(
         {},
         {"context_shift": True, "ctx_size": 256},

@@ -38,6 +38,8 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     asks={"seed": 0},
     draft_flag="draft_model",
     reply_cost=(7e-4, 6e-8),
+    program="mlx_lm.server",
+    swept={"prompt_cache_size": (1, 2, 5, 10, 20, 50, 100)},
     elsewhere=ELSEWHERE,
     exercised={
         "prompt-cache-evicted": "eviction",
