@@ -11,6 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from cachesim.scenario.checks import COMPANIONS
 from cachesim.scenario.format import Scenario, Step
+from cachesim.testing.chats import said, words_of
 from cachesim.testing.workloads import FIRST_WORD
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
     yield from _fewer_steps(scenario)
     yield from _fewer_flags(scenario)
     yield from _shorter_prompts(scenario)
+    yield from _shorter_chats(scenario)
     yield from _plainer_steps(scenario)
     yield from _plainer_tokens(scenario)
 
@@ -98,15 +100,15 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     longest = max(len(ids(step)) for step in scenario.step)
-    asked = [step.do == "complete" for step in scenario.step]
+    asked = [step.prompt is not None for step in scenario.step]
     size = longest // 2
     while size:
         for first in range(0, longest, size):
             cut = tuple(
                 replace(step, prompt=ids(step)[:first] + ids(step)[first + size :])
-                if step.do == "complete"
+                if wanted
                 else step
-                for step in scenario.step
+                for step, wanted in zip(scenario.step, asked, strict=True)
             )
             if all(step.prompt for step, wanted in zip(cut, asked, strict=True) if wanted):
                 yield _with_steps(scenario, cut)
@@ -115,6 +117,36 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
         size = len(ids(step)) // 2 if asked[index] else 0
         while size:
             yield _changed(scenario, index, replace(step, prompt=ids(step)[:-size]))
+            size //= 2
+
+
+def _shorter_chats(scenario: Scenario) -> Iterator[Scenario]:
+    """Chats without a message, the same one in all; then with shorter messages, as shared."""
+    for index in range(max(len(step.messages) for step in scenario.step)):
+        fewer = tuple(
+            replace(step, messages=step.messages[:index] + step.messages[index + 1 :])
+            if len(step.messages) > 1
+            else step
+            for step in scenario.step
+        )
+        if fewer != scenario.step:
+            yield _with_steps(scenario, fewer)
+    turns = dict.fromkeys(turn for step in scenario.step for turn in step.messages)
+    for turn in turns:
+        tokens = words_of(turn)
+        size = len(tokens) // 2
+        while size:
+            shorter = said(turn.role, tokens[:-size])
+            yield _with_steps(
+                scenario,
+                tuple(
+                    replace(
+                        step,
+                        messages=tuple(shorter if each == turn else each for each in step.messages),
+                    )
+                    for step in scenario.step
+                ),
+            )
             size //= 2
 
 
@@ -142,6 +174,8 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
 
 def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
     """Number the tokens in the order in which they first occur; equal ones stay equal."""
+    if any(step.messages for step in scenario.step):
+        return
     names: dict[int, int] = {}
     for step in scenario.step:
         for token in _tokens_of(step):

@@ -2,6 +2,7 @@
 
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import Step
+from cachesim.testing.chats import words_of
 from cachesim.testing.search import Counterexample
 from cachesim.testing.shrink import ids
 
@@ -18,18 +19,26 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
             lines.append(f"    {_deed(step)}")
             continue
         prompt = ids(step)
+        asked = f"a prompt of {len(prompt)} tokens" if not step.messages else _chat(step)
         equal = max((_common(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""
         together = ", together with the one before" if step.with_previous else ""
         wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
         wishes += "" if step.cache_prompt else ", nothing from cache"
+        wishes += "".join(f", with {name} = {value}" for name, value in step.options.items())
         mark = "  <- " + found.finding.detail if index == found.finding.step else ""
         lines.append(
-            f"    {step.name}: a prompt of {len(prompt)} tokens{shared}, "
+            f"    {step.name}: {asked}{shared}, "
             f"{len(step.reply or ())} generated{wishes}{together}{mark}"
         )
         seen.append(prompt + tuple(int(token) for token in step.reply or ()))
     return lines
+
+
+def _chat(step: Step) -> str:
+    """The messages of a chat, by who speaks and for how long."""
+    told = [f"{turn.role} {len(words_of(turn))}" for turn in step.messages]
+    return f"a chat ({', '.join(told)} tokens)"
 
 
 def _turns(count: int) -> str:

@@ -218,6 +218,11 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         adapters = family_of(Profile.parse(played.profile).engine).adapter_flag
         under = scenario.engine.options.get(adapters)
         yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
+        if under:  # states are no part of it: what is wrong is wherever it comes from
+            yield from (each for each in _brought(played, index) if each == BRINGS["load"])
+            if any(each.do == "slot-restore" for each in scenario.step[:index]):
+                yield "a slot file was restored before"
+            return
     else:
         yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
     brought = _brought(played, index)

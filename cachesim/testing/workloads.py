@@ -12,6 +12,7 @@ from typing import Any, Final
 from cachesim.engines.family import Family, family_of
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.testing.chats import Chats
 from cachesim.testing.draws import Draws
 from cachesim.testing.flags import draw_flags
 
@@ -43,6 +44,7 @@ class Shape:
     kinds: tuple[str, ...] = ()  # of incidents; the engine's own where none is named
     cancels: bool = False  # where nothing else happens: some requests are given up
     window: int = 0  # of layers that have one; 0: the preset's own
+    chats: bool = False  # some workloads are chats, where the server renders them
     alike: bool = False  # requests that come together ask for the same, as those of one call do
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
 
@@ -61,7 +63,10 @@ def draw_workload(
     drafting = options.get(family.draft_flag, "none") != "none"
     if drafting:
         shape = replace(shape, replies=2 * shape.replies)
-    tree = _Tree(draws, shape, may_decline=family.may_decline)
+    speaks = shape.chats and family.renders_chats and bool(draws.integer(0, 1))
+    crowd = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
+    chats = Chats(draws, strangers=crowd) if speaks else None
+    tree = _Tree(draws, shape, may_decline=family.may_decline, chats=chats)
     steps = []
     for index in range(draws.integer(shape.min_steps, shape.max_steps)):
         step = tree.next_step(index)
@@ -74,7 +79,7 @@ def draw_workload(
         if slots > 1:
             step = _placed(draws, step, slots, first=alone)
         elif not family.has_slots:
-            step = _batched(draws, step, family, first=alone)
+            step = _batched(draws, step, family, first=alone, crowd=crowd)
         steps.append(step)
         if family.interrupts and draws.integer(0, 7) == 7:
             steps.append(Step(name=f"c{index}", do="cancel", turns=draws.integer(1, 3)))
@@ -130,7 +135,7 @@ def _with_incident(draws: Draws, steps: Sequence[Step], kind: str, slots: int) -
         later = draws.integer(0, len(after))
         after.insert(later, Step(name="restore", do="slot-restore", slot=slot, file="slot"))
     elif kind == "trips":
-        here += list(_trips(draws, step))
+        here += list(_trips(draws, step)) if step.prompt else []
     elif kind == "completions" and slots > 1 and not step.with_previous and step.drafts is None:
         here = [replace(step, completions=2)]
     elif kind == "arrival" and before and before[-1].do == "complete":
@@ -172,10 +177,15 @@ def _placed(draws: Draws, step: Step, slots: int, *, first: bool) -> Step:
     return replace(step, **changes)
 
 
-def _batched(draws: Draws, step: Step, family: Family[Any, Any], *, first: bool) -> Step:
-    """With the one before, or while it runs; or with fields that are served on another path."""
+def _batched(
+    draws: Draws, step: Step, family: Family[Any, Any], *, first: bool, crowd: bool
+) -> Step:
+    """With the one before, or while it runs; or with fields that are served on another path.
+
+    In a crowd most come together: more than one batch takes.
+    """
     changes: dict[str, Any] = {}
-    if not first and draws.integer(0, 4) == 4:
+    if not first and draws.integer(0, 4) >= (1 if crowd else 4):
         changes["with_previous"] = True
         if family.interrupts:
             changes["turns"] = draws.integer(0, 3)
@@ -187,19 +197,28 @@ def _batched(draws: Draws, step: Step, family: Family[Any, Any], *, first: bool)
 class _Tree:
     """The turns so far, and ways to go on from one of them."""
 
-    def __init__(self, draws: Draws, shape: Shape, *, may_decline: bool) -> None:
+    def __init__(
+        self, draws: Draws, shape: Shape, *, may_decline: bool, chats: Chats | None
+    ) -> None:
         self._draws = draws
         self._shape = shape
         self._may_decline = may_decline  # a request may say that it wants nothing of the cache
+        self._chats = chats  # in place of prompts
         self._turns: list[tuple[int, ...]] = []  # prompt and all but the last token of the reply
 
     def next_step(self, index: int) -> Step:
         """One request."""
-        prompt = self._prompt()
+        chat = () if self._chats is None else self._chats.next(self._new)
+        prompt = self._prompt() if self._chats is None else None
         reply = self._words(self._draws.integer(1, self._shape.replies))
-        self._turns.append(prompt + reply[:-1])
+        if prompt is not None:
+            self._turns.append(prompt + reply[:-1])
+        if self._chats is not None:
+            self._chats.learn(chat, reply)
         cache_prompt = not self._may_decline or self._draws.integer(0, 24) != 24
-        return Step(name=f"r{index}", prompt=prompt, reply=reply, cache_prompt=cache_prompt)
+        return Step(
+            name=f"r{index}", prompt=prompt, messages=chat, reply=reply, cache_prompt=cache_prompt
+        )
 
     def _prompt(self) -> tuple[int, ...]:
         draws = self._draws

@@ -78,7 +78,8 @@ def check(
 
 def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
     """What happens in workloads: a search that continues past findings tries everything."""
-    return Shape(fixed=dict(map(setting, settings)), incidents=goes_on, cancels=not goes_on)
+    fixed = dict(map(setting, settings))
+    return Shape(fixed=fixed, incidents=goes_on, chats=goes_on, cancels=not goes_on)
 
 
 def carried_out(plan: Plan) -> int:

@@ -40,6 +40,11 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     reply_cost=(7e-4, 6e-8),
     program="mlx_lm.server",
     swept={"prompt_cache_size": (1, 2, 5, 10, 20, 50, 100)},
+    hunted=(
+        {},
+        {"prompt_concurrency": 2, "prefill_step_size": 8},
+        {"prompt_concurrency": 2, "prefill_step_size": 4},
+    ),
     elsewhere=ELSEWHERE,
     exercised={
         "prompt-cache-evicted": "eviction",

@@ -25,8 +25,8 @@ from cachesim.testing.workloads import Shape
 WORKLOADS: Final = 25
 """How many are played from one angle before the next."""
 
-SHAPE: Final = Shape(longest=80, alike=True)
-"""Small prompts: a defect that needs long ones is rare, and ten short ones cost no more."""
+SHAPE: Final = Shape(alike=True)
+"""What goes out in one call asks for the same."""
 
 ARRIVALS: Final = 2
 """How many with requests that arrive while another is read: they are long."""
@@ -123,12 +123,15 @@ def _seen(
             if angle.seeks in {each.cure for each in bag.trophies} - {""} or _refused(angle):
                 continue
             windowed = "window" in preset(angle.model).layers
+            window, longest = prover.sizes[turn % len(prover.sizes)]
             shape = replace(
                 SHAPE,
+                longest=longest,
                 fixed=angle.flags,
                 incidents=bool(prover.kinds),
                 kinds=prover.kinds,
-                window=prover.window if windowed else 0,
+                chats=prover.chats,
+                window=window if windowed else 0,
             )
             yield (
                 angle.profile,

@@ -11,6 +11,7 @@ from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError, InputError
 from cachesim.real.llama_cpp.abilities import PRESETS
+from cachesim.real.llama_cpp.flags import drafting
 from cachesim.real.llama_cpp.scenarios import GONE, hurdle, play_scenario
 from cachesim.real.llama_cpp.server import environment_for as llama_environment
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment
@@ -47,13 +48,17 @@ class Prover:
     fits: Callable[[Scenario], bool]  # whether a workload can be
     prove: Prove
     ready: Callable[[str], object]  # set the release's environment up
-    window: int = 8  # of models that have one: small, so that short prompts cross it
+    chats: bool = True  # whether requests may be chats
+    sizes: tuple[tuple[int, int], ...] = ((8, 80), (8, 80), (16, 80))
+    """In turn: the window of models that have one, small, so that short prompts cross it, and the
+    longest prompt. Where ten short ones show a defect that needs long ones seldom, ten are drawn.
+    """
 
 
 def on_the_wheel(scenario: Scenario) -> bool:
     """Whether the real llama-server plays a workload, and no clock decides how it ends."""
     steps = scenario.step
-    if scenario.engine.options.get("spec_type", "none") != "none":
+    if drafting(scenario.engine.options):
         return False  # drafts are the companion's own there
     if any(hurdle(scenario, number) for number in range(len(steps))):
         return False
@@ -113,6 +118,7 @@ PROVERS: Final[Mapping[str, Prover]] = {
         where="the wheel",
         models=tuple(each for each in PRESETS if each != "hybrid-mtp"),
         kinds=("slot file", "trips", "trips"),
+        chats=False,  # the server renders them itself, and keeps its slot to itself
         fits=on_the_wheel,
         prove=proven_on_the_wheel,
         ready=lambda release: llama_environment(release).ready(),
@@ -121,6 +127,7 @@ PROVERS: Final[Mapping[str, Prover]] = {
         where="the real package",
         models=("swa", "recurrent", "hybrid", "hybrid-delta"),
         kinds=("long reply",),
+        sizes=((16, 12), (8, 80), (16, 12)),
         fits=on_the_package,
         prove=proven_on_the_package,
         ready=lambda release: mlx_environment(release).ready(),
