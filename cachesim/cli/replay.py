@@ -4,15 +4,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.progress import Progress
+from rich.text import Text
 
 from cachesim.cli import Format
 from cachesim.cli.jobs import setting
-from cachesim.cli.status import AS_EXPECTED
-from cachesim.cli.workers import processes, processes_wanted, processors
+from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.sweep import sweep_page
@@ -20,6 +22,10 @@ from cachesim.traces.replay import BOUND, Cell, play, told
 from cachesim.traces.source import Source
 from cachesim.traces.store import open_store
 from cachesim.traces.sweep import play_cells
+from cachesim.traces.verifying import Verified, verified
+
+MOST_WRONG: Final = 5
+"""Wrong answers that are named."""
 
 
 def replay_command(
@@ -30,15 +36,26 @@ def replay_command(
         Parameter(name=["--profile", "-p"], negative="", help="As vllm@0.33.0; may be repeated."),
     ] = None,
     model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
-    scale: Annotated[int, Parameter(help="Tokens of the trace that become one.")] = 32,
+    scale: Annotated[
+        int | None, Parameter(help="Tokens that become one; silent: a block is played as 16.")
+    ] = None,
     unit: Annotated[int, Parameter(help="Tokens of a block; 0: as the first request has it.")] = 0,
     first: Annotated[int | None, Parameter(help="So many requests; all if left out.")] = None,
     replies: Annotated[
         int | None, Parameter(help="Tokens of every reply; as the trace has them if left out.")
     ] = None,
+    turn: Annotated[
+        int, Parameter(help="Milliseconds of a turn of the server; 0: only the order counts.")
+    ] = 0,
+    remember: Annotated[
+        int | None, Parameter(help="Blocks that count as asked for before; all if left out.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of the server, as num_gpu_blocks_override=9."),
+    ] = None,
+    verify: Annotated[
+        int | None, Parameter(help="So many answers are computed, with the cache and without.")
     ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     format: Annotated[Format, Parameter(help="How to print.")] = "text",
@@ -46,15 +63,25 @@ def replay_command(
     """Play a production trace on servers, in order, and count what is reused and what is lost.
 
     A trace is a file of JSON Lines with `input_length`, `output_length` and `hash_ids`, as Mooncake
-    and Bailian publish them; `made:1000` makes one up. Requests come one after the other; nothing
-    is said about time. The first row is the bound that no cache can beat.
+    and Bailian publish them; `made:1000` makes one up. Requests come one after the other, or with
+    --turn when their time has come; how long anything takes is not claimed. The first row is the
+    bound that no cache can beat. With --verify a sample of the answers is computed too, from the
+    cache and cold; an answer that is wrong is exit status 1.
 
     Example: cachesim replay conversation_trace.jsonl -p vllm@0.33.0 --model dense
     """
     if not profile:
         msg = "name a profile to play the trace on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    source = Source(name=trace, unit=unit, first=first, scale=scale, replies=replies)
+    source = Source(
+        name=trace,
+        unit=unit,
+        first=first,
+        scale=scale,
+        replies=replies,
+        turn=turn,
+        remember=remember,
+    )
     options = tuple(dict(map(setting, settings or ())).items())
     cells = [
         Cell(source=source, profile=BOUND, model=model),
@@ -64,11 +91,29 @@ def replay_command(
         cell.check()
     count = min(processes_wanted(jobs) or processors(), len(cells))
     found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
+    held = [] if verify is None else _verified(cells[1:], verify, jobs)
     if format == "text":
-        show(results(), sweep_page(found))
+        show(results(), sweep_page(found), *_said(cells[1:], held))
     else:
+        for row, each in zip(found[1:], held, strict=False):
+            row["verified"] = each.as_dict()
         write_json(found, format)
-    return AS_EXPECTED
+    return AS_EXPECTED if all(each.right for each in held) else NOT_AS_EXPECTED
+
+
+def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verified]:
+    with workers(len(cells), processes_wanted(jobs)) as do:
+        return list(do(partial(verified, count=count), cells))
+
+
+def _said(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
+    """A sentence for each server, and one for each wrong answer."""
+    for cell, each in zip(cells, held, strict=False):
+        yield Text(f"{cell.profile}, {cell.model}: {each.sentence}")
+        for wrong in each.wrong[:MOST_WRONG]:
+            yield Text(f"  {wrong.sentence}")
+        if len(each.wrong) > MOST_WRONG:
+            yield Text(f"  {len(each.wrong) - MOST_WRONG} more, in --format json")
 
 
 def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:

@@ -23,6 +23,9 @@ from cachesim.traces.sweep import Hands, default_store, flat, play_cells
 def sweep_command(
     plan: Annotated[Path, Parameter(help="A TOML file.")],
     *,
+    traces: Annotated[
+        Path | None, Parameter(help="Where the plan's files are; beside the plan if left out.")
+    ] = None,
     store: Annotated[
         Path | None, Parameter(help="Where outcomes are kept; beside the plan if left out.")
     ] = None,
@@ -43,7 +46,7 @@ def sweep_command(
 
     Example: cachesim sweep plan.toml --report sweep.html
     """
-    cells = read_plan(plan).cells
+    cells = read_plan(plan, traces).cells
     hands: Hands
     if dask is None:
         count = min(processes_wanted(jobs) or processors(), len(cells))

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from rich.progress import Progress
 from rich.text import Text
 
+from cachesim.cli.as_trace import trace_of_dump, trace_of_log
 from cachesim.cli.inputs import Given, given, requests_in
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
@@ -57,6 +58,9 @@ def why(
     scenario: Annotated[
         Path | None, Parameter(help="Write the worst miss as a scenario, as short as it gets.")
     ] = None,
+    trace: Annotated[
+        Path | None, Parameter(help="Write the requests as a trace for `replay` and `sweep`.")
+    ] = None,
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
     report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
@@ -82,6 +86,8 @@ def why(
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
+            if trace is not None:
+                write(trace, trace_of_dump(requests, wanted), "--trace")
             source = ", ".join(each.name for each in inputs)
             dump = told_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
             return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
@@ -99,6 +105,8 @@ def why(
             cause |= {"tried": flags, "tried_says": tried_in_words(flags)}
     if scenario is not None:
         write(scenario, to_toml(worst_scenario(replays)), "--scenario")
+    if trace is not None:
+        write(trace, trace_of_log(replays), "--trace")
     if report is not None:
         write(report, html_page(found), "--report")
     if format == "json":

@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-from cachesim.engines.rope import as_rope
+from cachesim.engines.rope import Rope
 from cachesim.units import Count
 
 _SMALL = 16
 
 
-def get_common_prefix(one: Sequence[int], other: Sequence[int]) -> Count:
+def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) -> Count:
     """How many leading tokens are equal (llama.cpp: `server_tokens::get_common_prefix`).
 
     Halves the range by comparing slices, which run in C, until a short walk settles it.
     """
-    rope, another = as_rope(one), as_rope(other)
-    if rope is not None and another is not None:
-        return Count(rope.common(another))
+    if isinstance(one, Rope) and isinstance(other, Rope):
+        return Count(one.common(other))
     if not one or not other:
         return Count(0)
     if type(one) is not type(other):  # slices of a list and a tuple are never equal

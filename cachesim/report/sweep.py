@@ -57,6 +57,8 @@ def title_of(row: Mapping[str, Any]) -> str:
         told += f", {row['scale']} tokens of the trace as one"
     if row["replies"] is not None:
         told += f", replies of {row['replies']}"
+    if row["turn"]:
+        told += f", turns of {row['turn']} ms"
     return told
 
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from cachesim.traces.reading import Asked
+from cachesim.traces.asked import Asked
 
 UNIT: Final = 512
 

@@ -29,7 +29,17 @@ from cachesim.traces.source import Source
 
 MOST_CELLS: Final = 100_000
 
-TRACE_KEYS: Final = {"file", "made", "seed", "unit", "first", "scale", "replies"}
+READ: Final[Mapping[str, int | None]] = {
+    "unit": 0,
+    "first": None,
+    "scale": None,
+    "replies": None,
+    "turn": 0,
+    "remember": None,
+}
+"""How a trace is read: numbers, each with what holds where a plan is silent."""
+
+TRACE_KEYS: Final = {"file", "made", "seed", *READ}
 SERVER_KEYS: Final = {"profile", "model", "set"}
 
 
@@ -45,8 +55,8 @@ class Plan:
     cells: tuple[Cell, ...]
 
 
-def read_plan(path: Path) -> Plan:
-    """A plan from its file; traces are looked for beside it."""
+def read_plan(path: Path, traces: Path | None = None) -> Plan:
+    """A plan from its file; its traces lie in a folder, or beside it."""
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -55,7 +65,7 @@ def read_plan(path: Path) -> Plan:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         msg = f"{path}: not TOML: {error}"
         raise PlanError(msg) from None
-    return plan_of(told, name=str(path), folder=path.parent)
+    return plan_of(told, name=str(path), folder=traces or path.parent)
 
 
 def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
@@ -125,14 +135,11 @@ def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Sour
         names = [
             f"made:{count}:{seed}" for count in made for seed in _numbers(told, "seed", place, 0)
         ]
-    for name, unit, first, scale, replies in product(
-        names,
-        _numbers(told, "unit", place, 0),
-        _numbers(told, "first", place, None),
-        _numbers(told, "scale", place, 32),
-        _numbers(told, "replies", place, None),
-    ):
-        yield Source(name=name, unit=unit or 0, first=first, scale=scale or 0, replies=replies)
+    axes: dict[str, list[Any]] = {
+        key: _numbers(told, key, place, default) for key, default in READ.items()
+    }
+    for name, values in product(names, product(*axes.values())):
+        yield Source(name=name, **dict(zip(axes, values, strict=True)))
 
 
 def _numbers(

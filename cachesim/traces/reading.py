@@ -1,19 +1,23 @@
-"""Traces as their publishers write them: one request a line, its prompt as ids of blocks.
+"""Traces from files, in three forms, told apart by the first line; one request or batch a line.
 
-    {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, ...]}
+    blocks   {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
+    texts    {"timestamp": 0, "prompt": [[0, 0, 6758]], "reply": [[1, 0, 500]]}
+    events   {"ts": 0.0, "events": [{"type": "BlockStored", "block_hashes": [17, 18], ...}]}
 
-An id stands for its block and everything before it, so equal ids are equal prefixes. The last block
-may be partly filled. Files are read line by line: a trace may be larger than memory.
+Blocks are as Mooncake and Bailian publish them: an id stands for its block and everything before
+it, so equal ids are equal prefixes; the last block may be partly filled. Files are read line by
+line: a trace may be larger than memory.
 """
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.errors import InputError
+from cachesim.traces.asked import Asked, TraceError
+from cachesim.traces.kv_events import Stream, is_batch, requests_of
+from cachesim.traces.runs import Chains, asked_of
 
 UNITS: Final = {"Mooncake": 512, "Bailian": 16}
 """Tokens that an id stands for, by who publishes such files."""
@@ -22,29 +26,33 @@ MOST_TOKENS: Final = 1 << 24
 MOST_ID: Final = 1 << 36
 
 
-class TraceError(InputError):
-    """A trace that is wrong; the message says in which line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request of a trace."""
-
-    time: float  # milliseconds since the trace began
-    length: int  # tokens of the prompt
-    output: int  # tokens of the reply
-    blocks: tuple[int, ...]
-
-
 def open_trace(path: Path, unit: int = 0) -> tuple[int, Iterator[Asked]]:
-    """A trace's block size, told or found in its first request, and its requests."""
-    requests = _requests(path)
-    first = next(requests, None)
-    if first is None:
+    """A trace's block size, told or found in its first request, and its requests; 1: exact runs."""
+    lines = _lines(path)
+    head = next(lines, None)
+    if head is None:
         msg = f"{path}: no request in it; write one JSON object a line"
         raise TraceError(msg)
+    lines = chain([head], lines)
+    if is_batch(head[0]):
+        return _of_events(lines, path)
+    if isinstance(head[0], dict) and "prompt" in head[0]:
+        chains = Chains()
+        return 1, (asked_of(_object(t, p), _time(_object(t, p), p), chains, p) for t, p in lines)
+    requests = (_read(told, place) for told, place in lines)
+    first = next(requests)
     unit = unit or _unit_of(first, path)
     return unit, _fitting(chain([first], requests), unit, path)
+
+
+def _of_events(lines: Iterator[tuple[Any, str]], path: Path) -> tuple[int, Iterator[Asked]]:
+    stream = Stream()
+    requests = requests_of(lines, stream)
+    first = next(requests, None)
+    if first is None:
+        msg = f"{path}: no block is stored in these events, so there is no request"
+        raise TraceError(msg)
+    return stream.unit, chain([first], requests)
 
 
 def _unit_of(first: Asked, path: Path) -> int:
@@ -60,12 +68,14 @@ def _unit_of(first: Asked, path: Path) -> int:
     return found[0]
 
 
-def _requests(path: Path) -> Iterator[Asked]:
+def _lines(path: Path) -> Iterator[tuple[Any, str]]:
+    """Each line's JSON, and where it stands."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _read(line, f"{path}:{number}")
+                    place = f"{path}:{number}"
+                    yield _json(line, place), place
     except OSError as error:
         msg = f"{path}: cannot be read: {error.strerror or error}"
         raise TraceError(msg) from None
@@ -74,15 +84,23 @@ def _requests(path: Path) -> Iterator[Asked]:
         raise TraceError(msg) from None
 
 
-def _read(line: str, place: str) -> Asked:
+def _json(line: str, place: str) -> Any:  # noqa: ANN401 - whatever the line has
     try:
-        told = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
         msg = f"{place}: not JSON: {line.strip()[:60]!r}; write one object a line"
         raise TraceError(msg) from None
+
+
+def _object(told: object, place: str) -> dict[str, Any]:
     if not isinstance(told, dict):
         msg = f"{place}: not an object; write one with input_length, output_length and hash_ids"
         raise TraceError(msg)
+    return told
+
+
+def _read(line: object, place: str) -> Asked:
+    told = _object(line, place)
     blocks = told.get("hash_ids")
     if not isinstance(blocks, list) or not blocks:
         msg = f"{place}: hash_ids must be a list of whole numbers, one for each block"

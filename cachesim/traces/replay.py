@@ -1,27 +1,28 @@
-"""A trace on an engine, one request after the other, counts only.
+"""A trace on an engine, counts only.
 
     trace        | block 7: 512 | block 9: 512 | block 12: 86 |       reply: 500
     scaled by 32 |      16      |      16      |      3       |       reply:  15
 
 A trace is scaled so that its blocks stay whole: a prompt of n tokens has n / scale, rounded up, a
-reply rounded down and at least one. Only the order counts: there is no time in it, so nothing is
-claimed about latency.
+reply rounded down and at least one. Only the order counts, unless turns are given a length; what is
+claimed is what is reused, never how long it takes.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.base import Engine, Request, Ticket
-from cachesim.engines.events import EventLog
+from cachesim.engines.base import Engine, Reply
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
 from cachesim.errors import ProfileError
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.traces.reading import Asked
+from cachesim.traces.asked import Asked
+from cachesim.traces.serving import Coming, Served, serve
 from cachesim.traces.source import Source
 from cachesim.units import Tokens
 
@@ -53,8 +54,10 @@ class Cell:
         if self.profile != BOUND:
             self.engine()
 
-    def engine(self) -> Engine:
-        """The server, without a network."""
+    def engine(
+        self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None
+    ) -> Engine:
+        """The server; without a network, where nobody asks for answers."""
         profile = Profile.parse(self.profile)
         if profile.engine not in FAMILIES:
             msg = f"{self.profile}: there is no engine {profile.engine!r}"
@@ -62,9 +65,15 @@ class Cell:
         family = FAMILIES[profile.engine]
         quiet = {family.records_provenance: False} if family.records_provenance else {}
         options = {**dict(self.options), **quiet}
-        return Engine.create(
-            profile, model=preset(self.model), options=options, arithmetic="counts"
-        )
+        model = preset(self.model)
+        if vocabulary is not None:
+            model = replace(model, vocabulary=vocabulary)
+        return Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
+
+    def coming(self) -> Iterator[Coming]:
+        """The requests, as clients send them."""
+        unit, requests = self.source.open()
+        return _coming(requests, unit, self.source)
 
     @property
     def settings(self) -> str:
@@ -108,21 +117,28 @@ def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, 
     found = Replayed()
     for found in replay(cell):
         hear(found.requests)
-    return found.as_dict()
+    return {"scale": cell.source.scaling(cell.source.open()[0]), **found.as_dict()}
 
 
 def replay(cell: Cell) -> Iterator[Replayed]:
     """The running account, after each request."""
     unit, requests = cell.source.open()
     if cell.profile == BOUND:
-        return _bound(requests, unit, cell.source.scale)
+        return _bound(requests, unit, cell.source)
     source = cell.source
-    known = Known()
-    prompts = (
-        (known.see(blocks_of(asked, unit, source.scale)), prompt, reply)
-        for asked, prompt, reply in scaled(requests, unit, source.scale, source.replies)
-    )
-    return _played(cell.engine(), prompts)
+    return _counted(serve(cell.engine(), _coming(requests, unit, source), source.turn))
+
+
+def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Coming]:
+    known, scale = Known(source.remember), source.scaling(unit)
+    for number, (asked, prompt, reply) in enumerate(scaled(requests, unit, scale, source.replies)):
+        yield Coming(
+            number=number,
+            time=asked.time,
+            known=known.see(blocks_of(asked, unit, scale), asked.kept),
+            prompt=cast("Tokens", prompt),
+            reply=cast("Tokens", reply),
+        )
 
 
 def scaled(
@@ -131,78 +147,83 @@ def scaled(
     """Requests with their prompts and replies, every block a text of its own."""
     for number, each in enumerate(requests):
         *whole, last = blocks_of(each, unit, scale)
-        runs = [(block + 1, 0, size) for block, size in (*whole, last)]
+        runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
         length = max(1, each.output // scale) if replies is None else replies
-        yield each, Rope(runs), Rope.of(REPLIES + number, length)
+        told = Rope(each.reply) if each.reply and replies is None else None
+        yield each, Rope(runs), told or Rope.of(REPLIES + number, length)
 
 
 def blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
     """A prompt's blocks, and how many tokens each has; the last one may be partly filled."""
+    if asked.sizes is not None:
+        return list(zip(asked.blocks, asked.sizes, strict=True))
     size = unit // scale
     last = -(-asked.length // scale) - size * (len(asked.blocks) - 1)
     return [*((block, size) for block in asked.blocks[:-1]), (asked.blocks[-1], last)]
 
 
-def _played(engine: Engine, prompts: Iterable[tuple[int, Rope, Rope]]) -> Iterator[Replayed]:
+def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
     found = Replayed()
-    for known, prompt, reply in prompts:
-        ticket = engine.submit(
-            Request(prompt=cast("Tokens", prompt), predict=len(reply), reply=cast("Tokens", reply))
-        )
-        engine.run()
-        _count(found, engine, ticket, len(prompt), known)
+    for each in served:
+        _count(found, each.asked, each.answer)
         yield found
 
 
-def _count(found: Replayed, engine: Engine, ticket: Ticket, length: int, known: int) -> None:
+def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
     """Add a reply: what was known is reused, lost to a rule, or was no longer held.
 
     |<---------------- known ---------------->|
     |<-- cached -->|<-- causes -->|<- not held ->|     equal: what the server found of it
+
+    Where requests overlap, what another one has not computed yet is not held either. What the
+    server found is known, though nobody remembered it.
     """
-    answer = engine.reply(ticket)
     found.requests += 1
     if answer is None or answer.cached is None:
         found.refused += 1
-    else:
-        found.prompt_tokens += length
-        found.cached += answer.cached
-        for loss in answer.losses:
-            found.lost[loss.rule] += loss.before - loss.after
-        found.lost[NOT_HELD] += known - answer.equal
-    if isinstance(engine.events, EventLog):
-        engine.events.clear()  # what happened is counted; a trace may be larger than memory
+        return
+    found.prompt_tokens += len(asked.prompt)
+    found.cached += answer.cached
+    for loss in answer.losses:
+        found.lost[loss.rule] += loss.before - loss.after
+    found.lost[NOT_HELD] += max(0, asked.known - answer.equal)
 
 
 class Known:
     """What was computed before: the longest part of each block that any prompt had.
 
     An id stands for its block and all before it, so the longest known prefix is that of the ids.
+    With `most` only so many blocks are remembered, those that were asked for last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
         self._longest: dict[int, int] = {}
+        self._most = most
 
-    def see(self, blocks: Sequence[tuple[int, int]]) -> int:
-        """How many leading tokens are known already; from now on all are."""
+    def see(self, blocks: Sequence[tuple[int, int]], kept: Sequence[tuple[int, int]] = ()) -> int:
+        """How many leading tokens are known already; from now on all are, and what is kept."""
         equal = 0
         for block, size in blocks:
             known = min(size, self._longest.get(block, 0))
             equal += known
             if known < size:
                 break
-        for block, size in blocks:
-            self._longest[block] = max(size, self._longest.get(block, 0))
+        longest, bounded = self._longest, self._most is not None
+        for block, size in kept or blocks:
+            before = longest.pop(block, 0) if bounded else longest.get(block, 0)
+            longest[block] = max(size, before)
+        while self._most is not None and len(longest) > self._most:
+            del longest[next(iter(longest))]
         return equal
 
 
-def _bound(requests: Iterable[Asked], unit: int, scale: int) -> Iterator[Replayed]:
+def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Replayed]:
     """A cache that keeps every token for ever; the last of a prompt is computed all the same."""
-    found, known = Replayed(), Known()
+    found, known = Replayed(), Known(source.remember)
     for asked in requests:
-        blocks = blocks_of(asked, unit, scale)
+        blocks = blocks_of(asked, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)
-        equal = known.see(blocks)
+        equal = known.see(blocks, asked.kept)
         found.requests += 1
         found.prompt_tokens += length
         found.cached += min(equal, length - 1)
@@ -216,8 +237,8 @@ def told(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "trace": Path(source.name).name,
         "first": source.first,
-        "scale": source.scale,
         "replies": source.replies,
+        "turn": source.turn,
         "profile": cell.profile,
         "model": cell.model,
         "settings": dict(cell.options),

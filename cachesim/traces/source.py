@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from cachesim.traces.asked import Asked, TraceError
 from cachesim.traces.made import UNIT, made_requests
-from cachesim.traces.reading import Asked, TraceError, open_trace
+from cachesim.traces.reading import open_trace
 
 MADE: Final = re.compile(r"made:(\d{1,10})(?::(\d{1,10}))?")
 
@@ -25,18 +26,24 @@ class Source:
     name: str
     unit: int = 0  # tokens of a block; 0: as the first request has it
     first: int | None = None  # so many requests; all if None
-    scale: int = 32  # tokens that become one
+    scale: int | None = None  # tokens that become one; a sixteenth of a block if None
     replies: int | None = (
         None  # tokens of every reply, after scaling; as the trace has them if None
     )
+    turn: int = 0  # milliseconds of a turn of the server's loop; 0: only the order counts
+    remember: int | None = None  # blocks that count as asked for before; all if None
 
     def __post_init__(self) -> None:
-        for name, value in (("--first", self.first), ("--replies", self.replies)):
+        numbers = {"--first": self.first, "--replies": self.replies, "--remember": self.remember}
+        for name, value in numbers.items():
             if value is not None and value < 1:
                 msg = f"{name} is {value}; write a whole number from 1"
                 raise TraceError(msg)
-        if self.scale < 1:
+        if self.scale is not None and self.scale < 1:
             msg = f"--scale is {self.scale}; write a whole number from 1"
+            raise TraceError(msg)
+        if self.turn < 0:
+            msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
             raise TraceError(msg)
         if self.name.startswith("made:") and not MADE.fullmatch(self.name):
             msg = f"{self.name} is no trace; write made:REQUESTS or made:REQUESTS:SEED"
@@ -49,10 +56,14 @@ class Source:
             unit, requests = UNIT, made_requests(int(made[1]), int(made[2] or 0))
         else:
             unit, requests = open_trace(Path(self.name), self.unit)
-        if unit % self.scale:
+        if unit % self.scaling(unit):
             msg = f"--scale is {self.scale}; it must divide the trace's blocks of {unit} tokens"
             raise TraceError(msg)
         return unit, islice(requests, self.first)
+
+    def scaling(self, unit: int) -> int:
+        """The tokens that become one: a block of 512 is played as 16, where nobody says."""
+        return max(1, unit // 16) if self.scale is None else self.scale
 
     def digest(self) -> str:
         """What is in the trace: the same for the same requests, wherever the file lies."""

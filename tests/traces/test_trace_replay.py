@@ -11,7 +11,8 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.scenario.session import Session
 from cachesim.testing.search import workloads
-from cachesim.traces.reading import Asked, TraceError, open_trace
+from cachesim.traces.asked import Asked, TraceError
+from cachesim.traces.reading import open_trace
 from cachesim.traces.replay import Cell, play, scaled
 from cachesim.traces.source import Source
 

@@ -4,6 +4,7 @@ Several tests of the server sit exactly on a bound (`> 0.1f`, `< 0.25f`, `< 0.5f
 precision would answer differently.
 """
 
+from math import isnan
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,8 @@ Float32 = np.float32
 
 def ratio(part: int, whole: int) -> Float32:
     """`part / whole` in float32; 0/0 is NaN, as on the real machine."""
+    if whole:
+        return np.float32(part) / np.float32(whole)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.float32(np.float32(part) / np.float32(whole))
 
@@ -23,4 +26,4 @@ QUARTER: Final = np.float32(0.25)
 
 def shown(value: Float32) -> float | None:
     """A ratio for events and JSON, which know no NaN."""
-    return None if np.isnan(value) else float(value)
+    return None if isnan(value) else float(value)

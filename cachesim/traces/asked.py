@@ -1,0 +1,28 @@
+"""One request of a trace, whatever form the trace has."""
+
+from dataclasses import dataclass
+
+from cachesim.engines.rope import Run
+from cachesim.errors import InputError
+
+
+class TraceError(InputError):
+    """A trace that is wrong; the message says in which line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a trace.
+
+    blocks   7        9        12           an id stands for its block and all before it
+    sizes    512      512      86           silent: as many as the trace's blocks have
+    """
+
+    time: float  # milliseconds since the trace began
+    length: int  # tokens of the prompt
+    output: int  # tokens of the reply
+    blocks: tuple[int, ...]
+    sizes: tuple[int, ...] | None = None
+    runs: tuple[Run, ...] = ()  # the prompt, where its texts are known
+    reply: tuple[Run, ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()  # prompt and reply as blocks, where the reply is known

@@ -1,0 +1,179 @@
+"""A stream of KV events, as vLLM and SGLang publish them, read as requests.
+
+    stored [a b c] after nothing      a request of three blocks
+    stored [d]     after c            it continues: a reply that filled a block
+    stored [e f]   after b            another request: a b e f
+    stored [g h]   after d, later     the next turn: a b c d g h
+
+A line is one batch, `{"ts": 0.0, "events": [...]}` or the same as a list, its events with their
+class's name under "type", or first in a list. The stream tells what was computed, not what was
+asked for: a request that found every block is not in it, the rest of a prompt that fills no block
+is not either, and where a request ends is a guess: what follows in the next batch, or fills one
+block more, still belongs to it.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from cachesim.traces.asked import Asked, TraceError
+
+STORED: Final = "BlockStored"
+KNOWN: Final = (STORED, "BlockRemoved", "AllBlocksCleared")
+FIELDS: Final = (
+    *("block_hashes", "parent_block_hash", "token_ids"),
+    *("block_size", "lora_id", "medium"),
+)
+"""The order of a stored block's fields where events are lists."""
+
+WHOLE: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of groups that keep every token."""
+
+PATIENCE: Final = 4096
+"""Batches after which a request that got no block any more has ended."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that may continue."""
+
+    time: float
+    batch: int  # the last one that brought a block
+    blocks: list[int]
+    output: int = 0  # blocks of the reply
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Stream:
+    """Blocks by their hashes, and the requests that are at work."""
+
+    unit: int = 0
+    _numbers: dict[object, int] = field(default_factory=dict)
+    _parents: dict[int, int] = field(default_factory=dict)
+    _open: dict[int, _Open] = field(default_factory=dict)  # by their last block
+    _order: deque[_Open] = field(default_factory=deque)
+    _batch: int = 0
+
+    def add(self, told: Any, place: str) -> Iterator[Asked]:  # noqa: ANN401 - JSON
+        """Take in one batch; requests that have ended come out, the one that began first first."""
+        time, events = _batch_of(told, place)
+        self._batch += 1
+        chains: dict[int, tuple[int, list[int]]] = {}  # last block -> parent of the first, blocks
+        for event in events:
+            name, fields = _event_of(event, place)
+            if name == STORED and _is_main(fields):
+                parent, numbers = self._store(fields, place)
+                before, longer = chains.pop(parent, (parent, []))
+                chains[numbers[-1]] = before, longer + numbers
+        for parent, numbers in chains.values():
+            self._give(time, parent, numbers)
+        yield from self._ended(self._batch - PATIENCE)
+
+    def end(self) -> Iterator[Asked]:
+        """All that is left."""
+        yield from self._ended(self._batch + 1)
+
+    def _store(self, fields: dict[str, Any], place: str) -> tuple[int, list[int]]:
+        """The numbers of stored blocks, and of the block before them."""
+        hashes, size = fields.get("block_hashes"), fields.get("block_size")
+        if not isinstance(hashes, list) or not hashes:
+            msg = f"{place}: {STORED} without block_hashes; write a list of them"
+            raise TraceError(msg)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            msg = f"{place}: block_size is {size!r}; write the tokens of a block"
+            raise TraceError(msg)
+        self.unit = self.unit or size
+        if size != self.unit:
+            msg = f"{place}: blocks of {size} tokens among blocks of {self.unit}; give each a file"
+            raise TraceError(msg)
+        parent = self._parent(fields.get("parent_block_hash"))
+        numbers = []
+        for each in hashes:
+            number = self._numbers.setdefault(each, len(self._numbers))
+            self._parents.setdefault(number, parent)
+            numbers.append(number)
+            parent = number
+        return self._parents[numbers[0]], numbers
+
+    def _parent(self, told: object) -> int:
+        return -1 if told is None else self._numbers.setdefault(told, len(self._numbers))
+
+    def _give(self, time: float, parent: int, numbers: list[int]) -> None:
+        """New blocks continue a request where it stands, or begin another one."""
+        request = self._open.pop(parent, None)
+        if request is not None and (len(numbers) == 1 or self._batch - request.batch <= 1):
+            request.output += len(numbers) == 1
+            request.blocks += numbers
+        else:
+            if request is not None:
+                request.ended = True
+            request = _Open(time, self._batch, [*self._chain(parent), *numbers])
+            self._order.append(request)
+        request.batch = self._batch
+        self._open[numbers[-1]] = request
+
+    def _chain(self, number: int) -> list[int]:
+        found = []
+        while number >= 0:
+            found.append(number)
+            number = self._parents.get(number, -1)
+        return found[::-1]
+
+    def _ended(self, before: int) -> Iterator[Asked]:
+        while self._order and (self._order[0].ended or self._order[0].batch < before):
+            request = self._order.popleft()
+            self._open.pop(request.blocks[-1], None)
+            prompt = request.blocks[: len(request.blocks) - request.output]
+            yield Asked(
+                time=1000 * request.time,
+                length=self.unit * len(prompt),
+                output=self.unit * request.output,
+                blocks=tuple(prompt),
+            )
+
+
+def is_batch(told: object) -> bool:
+    """Whether a line is one of such a stream."""
+    if isinstance(told, list):
+        return len(told) > 1 and isinstance(told[1], list)
+    return isinstance(told, dict) and "events" in told
+
+
+def _batch_of(told: Any, place: str) -> tuple[float, list[Any]]:  # noqa: ANN401 - JSON
+    if isinstance(told, dict):
+        told = [told.get("ts"), told.get("events")]
+    match told:
+        case [int(time) | float(time), list(events), *_] if not isinstance(time, bool):
+            if 0 <= time < 1 << 40:
+                return float(time), events
+    msg = f'{place}: no batch of events; write {{"ts": 0.0, "events": [...]}}'
+    raise TraceError(msg)
+
+
+def _event_of(told: Any, place: str) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - JSON
+    match told:
+        case {"type": str(name)} if name in KNOWN:
+            return name, told
+        case [str(name), *values] if name in KNOWN:
+            return name, dict(zip(FIELDS, values, strict=False))
+    known = ", ".join(KNOWN)
+    msg = f"{place}: {json.dumps(told)[:60]} is no event; there are {known}"
+    raise TraceError(msg)
+
+
+def _is_main(fields: dict[str, Any]) -> bool:
+    """Attention's own blocks on the GPU: not a window's, a state's, or those of another tier."""
+    kind, medium = fields.get("kv_cache_spec_kind"), fields.get("medium")
+    if medium is not None and str(medium).upper() != "GPU":
+        return False
+    return kind in WHOLE if kind else fields.get("group_idx") in {None, 0}
+
+
+def requests_of(lines: Iterable[tuple[Any, str]], stream: Stream) -> Iterator[Asked]:
+    """The requests of a stream, line by line."""
+    for told, place in lines:
+        yield from stream.add(told, place)
+    yield from stream.end()

@@ -1,0 +1,83 @@
+"""Requests come in order, or on time: turns of the server's loop decide which are in it at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachesim.errors import InputError
+from cachesim.traces.made import made_requests
+from cachesim.traces.replay import Cell, Known, play
+from cachesim.traces.source import Source
+
+SERVERS = {
+    "llama.cpp@b11549": (("parallel", 4), ("ctx_size", 16384)),
+    "ik_llama.cpp@8337e4cd3": (),
+    "mlx-lm@0.32.2": (),
+    "vllm@0.33.0": (("num_gpu_blocks_override", 400),),
+    "sglang@0.5.23": (("max_total_tokens", 9600), ("page_size", 16)),
+    "marconi@paper": (),
+}
+
+
+def played(profile: str, **source: Any) -> dict[str, Any]:
+    made = Source(name="made:60:4", scale=32, **source)
+    return play(Cell(source=made, profile=profile, model="dense", options=SERVERS[profile]))
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The made trace with minutes between two arrivals."""
+    path = tmp_path_factory.mktemp("trace") / "apart.jsonl"
+    lines = (
+        {
+            "timestamp": 600_000 * each.time,
+            "input_length": each.length,
+            "output_length": each.output,
+            "hash_ids": each.blocks,
+        }
+        for each in made_requests(60, 4)
+    )
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+@pytest.mark.parametrize("profile", SERVERS)
+def test_requests_that_do_not_overlap_are_served_as_in_order(profile: str, apart: Path) -> None:
+    source = Source(name=str(apart), turn=10)
+    cell = Cell(source=source, profile=profile, model="dense", options=SERVERS[profile])
+
+    assert played(profile) == play(cell)
+
+
+@pytest.mark.parametrize("profile", SERVERS)
+def test_every_request_is_served_once_however_long_turns_are(profile: str) -> None:
+    for turn in (1, 50):
+        found = played(profile, turn=turn)
+
+        assert (60, 0) == (found["requests"], found["refused"])
+        assert played(profile)["prompt_tokens"] == found["prompt_tokens"]
+
+
+def test_requests_that_overlap_find_other_slots() -> None:
+    in_order, at_once = played("llama.cpp@b11549"), played("llama.cpp@b11549", turn=1000)
+
+    assert at_once["cached"] != in_order["cached"]
+
+
+def test_a_turn_of_less_than_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="--turn is -1"):
+        Source(name="made:1", turn=-1)
+
+
+def test_a_bounded_memory_knows_the_blocks_that_were_asked_for_last() -> None:
+    known = Known(3)
+    chats = [[(1, 16), (2, 16)], [(3, 16)], [(1, 16)], [(4, 16)]]
+
+    assert [0, 0, 16, 0] == [known.see(each) for each in chats]
+    assert 16 == known.see([(1, 16), (2, 16)])  # block 2 is the one that went
+
+
+def test_a_memory_that_is_large_enough_changes_nothing() -> None:
+    assert played("vllm@0.33.0") == played("vllm@0.33.0", remember=10_000)
