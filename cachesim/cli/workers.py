@@ -53,7 +53,14 @@ def processes(count: int) -> Iterator[Executor]:
 
 @contextmanager
 def cluster(where: str) -> Iterator[Executor]:
-    """The workers of a Dask scheduler at an address, or so many of our own on this machine.
+    """The workers of a Dask scheduler at an address, or so many of our own on this machine."""
+    with crew(where) as (executor, _):
+        yield executor
+
+
+@contextmanager
+def crew(where: str) -> Iterator[tuple[Executor, int]]:
+    """The same, and how many tasks they take at once.
 
     Whoever has lost a worker gets its tasks from another one. All must run this very code: what
     they find is kept as if it had been found here.
@@ -63,7 +70,7 @@ def cluster(where: str) -> Iterator[Executor]:
     except ImportError:
         msg = "--dask needs distributed, which is not installed here: pip install 'cachesim[dask]'"
         raise InputError(msg) from None
-    from cachesim.traces.store import code_digest
+    from cachesim.traces.store import EVERYTHING, code_digest
 
     own = int(where) if where.isdigit() else 0
     if where.isdigit() and not 1 <= own <= MOST_JOBS:
@@ -80,13 +87,13 @@ def cluster(where: str) -> Iterator[Executor]:
         except (OSError, ValueError) as error:
             msg = f"--dask {where}: there is no scheduler: {error}"
             raise InputError(msg) from None
-        strangers = [
-            name for name, code in client.run(code_digest).items() if code != code_digest()
-        ]
+        own_code = code_digest(EVERYTHING)
+        theirs = client.run(code_digest, EVERYTHING)
+        strangers = [name for name, code in theirs.items() if code != own_code]
         if strangers:
             msg = f"--dask {where}: other code of cachesim on {', '.join(strangers)}"
             raise InputError(msg)
-        yield client.get_executor()
+        yield client.get_executor(), max(1, sum(client.nthreads().values()))
 
 
 def processes_wanted(jobs: int | None) -> int | None:

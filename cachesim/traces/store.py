@@ -27,12 +27,15 @@ ROOMS: Final = ("engines", "model", "traces")
 """Whose code decides an outcome."""
 
 
+EVERYTHING: Final = (".",)
+
+
 @cache
-def code_digest() -> str:
-    """A digest of the source that plays a cell."""
+def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
+    """A digest of the source that plays a cell, or of other rooms."""
     home = Path(cachesim.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for room in ROOMS for path in (home / room).rglob("*.py")):
+    for path in sorted(path for room in rooms for path in (home / room).rglob("*.py")):
         digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -49,6 +52,10 @@ class Store:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+
+    def __len__(self) -> int:
+        (count,) = self._connection.execute("SELECT count(*) FROM cells").fetchone()
+        return int(count)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """What came of a cell, if it was played."""

@@ -98,7 +98,7 @@ def _play_all(
     with hands() as pool:
         played = {pool.submit(attempt, cell): key for key, cell in waiting.items()}
         for future in as_completed(played):
-            key, outcome = played[future], future.result()
+            key, outcome = played.pop(future), future.result()  # a cluster need not keep it
             if isinstance(outcome, Failed):
                 cell = waiting[key]
                 msg = f"{cell.source.name} on {cell.profile}, {cell.model}: {outcome.complaint}"

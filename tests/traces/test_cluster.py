@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -81,3 +82,24 @@ def test_the_command_takes_workers_of_its_own(
     assert main(["sweep", str(plan), "--store", str(tmp_path / "near"), "--format", "json"]) == 0
 
     assert far == json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("more", [[], ["--all"]])
+def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["check", "vllm@0.33.0+no-29387", "--model", "hybrid", "--examples", "60", *more]
+
+    told = []
+    for where in (["--jobs", "1"], ["--dask", "2"]):
+        assert main([*words, *where]) == 1
+        told.append(re.sub(r"\d+ workloads/s", "", capsys.readouterr().out))
+
+    assert told[0] == told[1]
+    assert "WRONG ANSWER" in told[0]
+
+
+def test_a_comparison_is_not_given_to_a_cluster() -> None:
+    words = ["check", "llama.cpp@b9538", "--against", "llama.cpp@b9093", "--dask", "2"]
+
+    assert main(words) == 2

@@ -1,6 +1,7 @@
 """The command itself: the search of each profile, or its comparison with another."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from cachesim.cli.check.plan import WORDS, Plan, many, workers_for
 from cachesim.cli.check.telling import tell_comparison, tell_search, tell_survey
 from cachesim.cli.jobs import setting
 from cachesim.cli.status import AS_EXPECTED
-from cachesim.cli.workers import processes
+from cachesim.cli.workers import crew, processes
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.testing.against import Comparison, compare
@@ -34,6 +35,9 @@ def check(
         str | None, Parameter(help="A second profile on the same workloads.")
     ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
+    dask: Annotated[
+        str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of every server, as in cache_reuse=0."),
@@ -72,6 +76,7 @@ def check(
         require=frozenset(require or ()),
         find=find,
         everything=everything,
+        dask=dask,
     )
     return carried_out(plan)
 
@@ -111,10 +116,9 @@ def _search(profile: Profile, plan: Plan) -> int:
 
 
 def _survey(profile: Profile, plan: Plan) -> int:
-    count = min(plan.jobs, -(-plan.examples // CHUNK))
     budget = Budget(plan.minutes)
     with ExitStack() as stack:
-        pool = stack.enter_context(processes(count)) if count > 1 else None
+        pool, count = stack.enter_context(_hands(plan))
         advance = stack.enter_context(bar(f"{profile} {plan.model}"))
 
         def going(report: Report) -> bool:
@@ -125,7 +129,7 @@ def _survey(profile: Profile, plan: Plan) -> int:
         if pool is None:
             found = survey(profile, plan.model, **how)
         else:
-            found = survey_by(pool, profile, plan.model, **how)
+            found = survey_by(pool, profile, plan.model, ahead=2 * count, **how)
         found.report.rate = budget.rate(found.report.workloads)
         order = [cause for cause, _ in found.counts.most_common()]
         shrunk = partial(made_small, profile=profile, arithmetic=plan.arithmetic, find=plan.find)
@@ -137,12 +141,23 @@ def _survey(profile: Profile, plan: Plan) -> int:
 @contextmanager
 def _searching(plan: Plan) -> Iterator[Callable[..., Report]]:
     """The search in this process, or in several where that is asked for and pays."""
+    with _hands(plan) as (pool, count):
+        yield search if pool is None else partial(search_by, pool, count)
+
+
+@contextmanager
+def _hands(plan: Plan) -> Iterator[tuple[Executor | None, int]]:
+    """Whoever searches, and how many they are: this process alone, several, or a cluster."""
+    if plan.dask is not None:
+        with crew(plan.dask) as found:
+            yield found
+        return
     count = min(plan.jobs, -(-plan.examples // CHUNK))
     if count == 1:
-        yield search
+        yield None, 1
         return
     with processes(count) as pool:
-        yield partial(search_by, pool, count)
+        yield pool, count
 
 
 def _compare(one: Profile, other: Profile, plan: Plan) -> int:

@@ -43,6 +43,7 @@ class Plan:
     require: frozenset[str]
     find: Find = "wrong"
     everything: bool = False  # go on past the first finding
+    dask: str | None = None  # whose workers search: an address, or a number of own ones
 
     def __post_init__(self) -> None:
         """Refuse what cannot be played, before anything is."""
@@ -62,6 +63,9 @@ class Plan:
         self._check_folder()
         if self.examples < 1:
             msg = f"--examples is {self.examples}; write a whole number from 1"
+            raise InputError(msg)
+        if self.against is not None and self.dask is not None:
+            msg = "--dask is for a search; --against compares on this machine: give one of them"
             raise InputError(msg)
         if self.against is not None and self.goes_on:
             msg = "--against compares two profiles; --all and --find search one: give one of them"
