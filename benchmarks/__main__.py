@@ -13,6 +13,7 @@ from rich.console import Console
 
 MODULES: Final = (
     "model", "memory", "server", "search", "logs", "recorder", "vllm_manager", "sglang_tree",
+    "traces", "sweep",
 )  # fmt: skip
 """Every table, in the order they are printed."""
 

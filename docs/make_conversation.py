@@ -1,0 +1,180 @@
+"""Writes the page of the conversation trace from what a sweep found.
+
+    cachesim sweep benchmarks/conversation.toml --traces FOLDER --format json > rows.json
+    python docs/make_conversation.py rows.json
+
+Without a file it writes the page anew from the rows that are kept beside it. Each sentence takes
+its numbers from the rows; one that they do not bear out is an error.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.report.charts import STYLE, stacked_bars
+from cachesim.report.sweep import server_of
+
+FOLDER: Final = Path(__file__).parent / "explanation"
+ROWS: Final = FOLDER / "conversation-trace.json"
+PAGE: Final = FOLDER / "conversation-trace.md"
+PICTURE: Final = FOLDER / "conversation-trace.html"
+BEGIN: Final = "<!-- written by docs/make_conversation.py -->"
+END: Final = "<!-- end -->"
+NAMED: Final = 6
+"""Causes with a colour of their own in the picture."""
+
+Row = Mapping[str, Any]
+
+
+def rows_kept() -> list[dict[str, Any]]:
+    """What the sweep found."""
+    found: list[dict[str, Any]] = json.loads(ROWS.read_text(encoding="utf-8"))
+    return found
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each server."""
+    yield "| server | model | flags | reused | share | largest losses, in tokens |"
+    yield "|---|---|---|--:|--:|---|"
+    for row in rows:
+        flags = ", ".join(f"`{name}={value}`" for name, value in row["settings"].items())
+        if row["profile"] == "bound":
+            yield f"| the bound | | | {row['cached']:,} | {100 * row['rate']:.2f} % | |"
+            continue
+        lost = [f"{count:,} {cause}" for cause, count in row["lost"].items() if count > 0][:3]
+        yield (
+            f"| {row['profile']} | {row['model']} | {flags} | {row['cached']:,} | "
+            f"{100 * row['rate']:.2f} % | {', '.join(lost)} |"
+        )
+
+
+def sentences(rows: Sequence[Row]) -> Iterator[str]:
+    """What one learns; a sentence that the rows do not bear out raises."""
+    bound, *_ = rows
+    known = bound["cached"] + sum(bound["lost"].values())
+    small = [
+        *_of(rows, "llama.cpp", "dense"),
+        *_of(rows, "mlx-lm", "dense", prompt_cache_size=1000),
+        *_of(rows, "vllm", "dense", num_gpu_blocks_override=5860),
+        *_of(rows, "sglang", "dense", max_total_tokens=93760),
+    ]
+    low, high = (pick(row["rate"] for row in small) for pick in (min, max))
+    whole = [
+        *_of(rows, "vllm", "dense", num_gpu_blocks_override=400000),
+        *_of(rows, "sglang", "dense", max_total_tokens=16000000),
+    ]
+    _hold(high - low < 0.02, "the servers of equal size are close")
+    _hold(all(bound["rate"] - row["rate"] < 0.001 for row in whole), "the large pools reach it")
+    yield (
+        f"Of a dense model's prompts, llama.cpp, mlx-lm, vLLM and SGLang reuse {_share(low)} to "
+        f"{_share(high)} with room for three million tokens, and vLLM and SGLang "
+        f"{_share(whole[0]['rate'])} with room for all, where no cache can reuse more than "
+        f"{_share(bound['rate'])}: the size makes more difference than the server."
+    )
+    slots = [row["rate"] for row in _of(rows, "llama.cpp", "dense")]
+    _hold(len(slots) == 3 and max(slots) - min(slots) < 0.001, "slots change nothing")
+    yield (
+        f"Where requests come one after the other, 1, 4 and 8 slots of llama.cpp with a prompt "
+        f"cache of 47 MiB differ by {100 * (max(slots) - min(slots)):.2f} % of the tokens at most."
+    )
+    (few,), (many,) = (
+        [row for row in _of(rows, "mlx-lm", "dense") if not row["settings"]],
+        _of(rows, "mlx-lm", "dense", prompt_cache_size=1000),
+    )
+    _hold(many["rate"] > 2 * few["rate"], "more entries help")
+    yield (
+        f"mlx-lm's ten stored conversations reuse {_share(few['rate'])}, a thousand in as many "
+        f"bytes as the others have {_share(many['rate'])}."
+    )
+    hybrids = _of(rows, "llama.cpp", "hybrid")
+    best = max(hybrids, key=lambda row: row["rate"])
+    depth, given = best["lost"]["memory-depth"], -best["lost"]["checkpoint-restored"]
+    (mlx,) = _of(rows, "mlx-lm", "hybrid")
+    _hold(best["rate"] < min(slots) and mlx["rate"] < 0.001, "hybrid models lose")
+    yield (
+        f"A hybrid model's state cannot be cut back: on llama.cpp with "
+        f"{best['settings']['parallel']} slots, the best of three, that takes {depth:,} tokens, "
+        f"checkpoints give {given:,} back, and {_share(best['rate'])} is reused; "
+        f"mlx-lm, which cannot trim such a cache, reuses "
+        f"{mlx['cached']:,} tokens of {known:,} that were computed before."
+    )
+    (near,) = _of(rows, "vllm", "hybrid", num_gpu_blocks_override=800000)
+    (far,) = _of(rows, "sglang", "hybrid", max_total_tokens=16000000)
+    _hold(near["rate"] > far["rate"] > 2 * best["rate"], "states per block help most")
+    yield (
+        f"With room for all, vLLM, which keeps a state for each block, reuses "
+        f"{_share(near['rate'])} of a hybrid's prompts, and SGLang, which keeps fewer, "
+        f"{_share(far['rate'])}: "
+        f"{near['lost']['state-missing']:,} and {far['lost']['state-missing']:,} tokens are lost "
+        f"where no state was kept."
+    )
+
+
+def _of(rows: Sequence[Row], engine: str, model: str, **settings: int) -> list[Row]:
+    return [
+        row
+        for row in rows
+        if row["profile"].startswith(f"{engine}@")
+        and row["model"] == model
+        and settings.items() <= row["settings"].items()
+    ]
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:.1f} %"
+
+
+def _hold(fact: bool, what: str) -> None:  # noqa: FBT001 - a claim
+    if not fact:
+        msg = f"the rows do not bear out that {what}: write another sentence"
+        raise ValueError(msg)
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """What was computed before, as bars: reused, and lost by cause."""
+    totals: dict[str, int] = {}
+    for row in rows:
+        for cause, count in row["lost"].items():
+            totals[cause] = totals.get(cause, 0) + max(0, count)
+    named = sorted(totals, key=lambda cause: -totals[cause])[:NAMED]
+    bars = {}
+    for row in rows:
+        given = -sum(min(0, count) for count in row["lost"].values())
+        parts = {"reused": float(row["cached"])}
+        parts |= {cause: float(max(0, row["lost"].get(cause, 0))) for cause in named}
+        if "memory-depth" in row["lost"]:
+            parts["memory-depth"] -= given  # what checkpoints gave back of it is reused
+        parts["others"] = float(
+            sum(max(0, n) for cause, n in row["lost"].items() if cause not in named)
+        )
+        bars[server_of(row)] = {name: count for name, count in parts.items() if count}
+    drawn = stacked_bars(bars, title="tokens computed before: reused, and lost by cause")
+    return f"<style>{STYLE}</style>\n{drawn}\n"
+
+
+def written(rows: Sequence[Row]) -> str:
+    """The part of the page that is written here."""
+    told = "\n".join(f"{number}. {each}" for number, each in enumerate(sentences(rows), 1))
+    return "\n".join([BEGIN, "", *table(rows), "", "## What one learns", "", told, "", END])
+
+
+def page(rows: Sequence[Row], text: str) -> str:
+    """The page with that part in it."""
+    before, rest = text.split(BEGIN)
+    return before + written(rows) + rest.split(END)[1]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write rows, page and picture."""
+    if arguments:
+        rows = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+        ROWS.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    rows = rows_kept()
+    PAGE.write_text(page(rows, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_text(picture(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
