@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check fuzz newest bench docs clean help
+.PHONY: run test check fuzz wheels newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -33,6 +33,9 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
+
+wheels: $(VENV)/.test        ## every scenario on the real servers of its releases, into docs/wheels.csv: a night's work
+	@$(BIN)/python -m tests.wheel_scenarios
 
 newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm, vLLM and SGLang: as the newest releases known here, or what is new
 	@$(BIN)/cachesim real llama.cpp --newest --workloads 300

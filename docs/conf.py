@@ -14,7 +14,7 @@ html_title = "cachesim"
 html_extra_path = ["schema"]
 html_static_path = ["static", "_generated/static"]
 html_css_files = ["picture.css", "lessons.css"]
-html_js_files = ["lessons.js"]
+html_js_files = ["lessons.js", "filter.js"]
 html_theme_options = {
     "navigation_with_keys": True,
     "sidebar_hide_name": False,

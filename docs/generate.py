@@ -20,6 +20,7 @@ from pages import (
     releases,
     scenarios,
     schemas,
+    wheels,
 )
 
 from cachesim.report.svg import STYLE
@@ -37,6 +38,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "releases.md": releases.page,
     "flags.md": flags.page,
     "scenarios.md": scenarios.page,
+    "wheels.md": wheels.page,
     "rules.md": releases.rules_page,
     "ported-functions.md": ports.functions_page,
     "oddities.md": ports.oddities_page,

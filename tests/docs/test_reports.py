@@ -1,20 +1,33 @@
-"""Every report that was looked at has a scenario, or a reason why it has none."""
+"""Every report that was collected has a scenario, or a reason why it has none."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files
 
-HERE: Final = Path(__file__).parent
-PAGE: Final = HERE.parents[1] / "docs" / "out-of-reach.md"
-REPORTS: Final = frozenset((HERE / "reports.txt").read_text().split())
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PAGE: Final = DOCS / "out-of-reach.md"
+sys.path.insert(0, str(DOCS))
+
+from pages.collected import COLLECTIONS, READINGS, collected, counts  # noqa: E402
+from pages.scenarios import counted, page  # noqa: E402
+
+REPORTS: Final = {each.issue for each in collected()}
+READ: Final = {
+    "first": {"agrees": 103, "in part": 17, "none": 47},
+    "newer": {"agrees": 19, "in part": 1, "none": 20},
+}
+"""How many a second reader agrees with, in part, and how many have no scenario; each standing is
+counted for itself, and a change that moves a report from one to another says so here."""
 
 
-def cited() -> set[str]:
-    sources = [load(file).source for file in shipped_files()]
-    return {each for source in sources for each in (source.issue, *source.also) if each}
+def sources() -> dict[str, set[str]]:
+    """The reports that each scenario cites."""
+    found = {file.stem: load(file).source for file in shipped_files()}
+    return {name: {source.issue, *source.also} - {""} for name, source in found.items()}
 
 
 def without_scenario() -> list[str]:
@@ -22,13 +35,50 @@ def without_scenario() -> list[str]:
 
 
 def test_no_report_is_forgotten() -> None:
-    assert set() == REPORTS - cited() - set(without_scenario())
+    shown = {each.issue for each in collected() if each.scenario}
 
-
-def test_the_page_names_only_reports_without_a_scenario() -> None:
-    assert set() == cited() & set(without_scenario())
-    assert set() == set(without_scenario()) - REPORTS
+    assert REPORTS - shown == set(without_scenario())
 
 
 def test_each_report_stands_once() -> None:
     assert sorted(set(without_scenario())) == sorted(without_scenario())
+    names = [each.report for each in collected()]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_a_report_is_cited_by_the_scenario_that_shows_it() -> None:
+    cited = sources()
+
+    assert [] == [
+        each.report
+        for each in collected()
+        if each.scenario and each.issue not in cited.get(each.scenario, set())
+    ]
+
+
+def test_nothing_is_cited_that_is_not_shown() -> None:
+    shown = {each.issue for each in collected() if each.scenario}
+    cited = {issue for issues in sources().values() for issue in issues}
+
+    assert set() == (cited & REPORTS) - shown
+
+
+def test_what_is_shown_was_read_beside_its_report_or_says_that_it_was_not() -> None:
+    for each in collected():
+        assert (each.agrees in READINGS) == bool(each.scenario), each.report
+        assert (len(each.note.split()) > 2) == bool(each.scenario), each.report
+
+
+def test_the_two_collections_are_counted_apart() -> None:
+    found = counts()
+
+    assert {"first": 167, "newer": 40} == {name: found[name].total() for name in COLLECTIONS}
+    assert {name: dict(each) for name, each in found.items()} == READ
+    for name in COLLECTIONS:
+        assert f"| {COLLECTIONS[name]} | {found[name].total()} |" in counted()
+
+
+def test_the_index_names_every_scenario() -> None:
+    text = page()
+
+    assert [] == [file.stem for file in shipped_files() if f"reports/{file.stem}.html" not in text]

@@ -1,0 +1,70 @@
+"""The reports that were collected: which scenario shows each, and what a second reader says."""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+DOCS: Final = Path(__file__).parents[1]
+
+COLLECTIONS: Final[Mapping[str, str]] = {"first": "first collection", "newer": "newer ones"}
+"""The two collections: one of September 2026, and what came after or was missed."""
+
+READINGS: Final[Mapping[str, str]] = {
+    "agrees": "a second reader agrees",
+    "in part": "a second reader: in part",
+    "unread": "not yet read by another",
+}
+"""What a reader who did not write the scenario found, beside the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """One report; `scenario` is empty where none shows it."""
+
+    report: str  # OWNER/REPOSITORY#NUMBER, and "(second report)" where a thread has two
+    collection: str
+    scenario: str
+    agrees: str
+    note: str
+
+    @property
+    def issue(self) -> str:
+        """Where it was reported."""
+        return self.report.split(" ", maxsplit=1)[0]
+
+
+def collected() -> tuple[Collected, ...]:
+    """Every report of `docs/reports.csv`."""
+    with (DOCS / "reports.csv").open(newline="", encoding="utf-8") as table:
+        return tuple(Collected(**each) for each in csv.DictReader(table))
+
+
+def counts() -> dict[str, Counter[str]]:
+    """Of each collection: how many reports have a scenario of which reading, or none."""
+    found = {each: Counter[str]() for each in COLLECTIONS}
+    for each in collected():
+        found[each.collection][each.agrees or "none"] += 1
+    return found
+
+
+def readings() -> dict[str, list[Collected]]:
+    """What was read of each scenario."""
+    found: dict[str, list[Collected]] = {}
+    for each in collected():
+        if each.scenario:
+            found.setdefault(each.scenario, []).append(each)
+    return found
+
+
+def wheels() -> dict[str, list[dict[str, str]]]:
+    """What the real servers said of each scenario, release by release (`docs/wheels.csv`)."""
+    found: dict[str, list[dict[str, str]]] = {}
+    path = DOCS / "wheels.csv"
+    if path.is_file():
+        with path.open(newline="", encoding="utf-8") as table:
+            for each in csv.DictReader(table):
+                found.setdefault(each["scenario"], []).append(each)
+    return found
