@@ -224,6 +224,13 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"slots.discard_is_clamped": True},
     ),
     Merged(
+        name="empty-batches-turn",
+        perhaps=(24843,),
+        about="a slot at work with nothing to decode turns for ever; four turns ended the process",
+        landed="b9873",
+        sets={"loop.empty_batches_abort": False},
+    ),
+    Merged(
         pull=25070,
         about="the prompt cache never exceeds its limit: room is made first, a large entry refused",
         landed="b10068",
@@ -295,7 +302,6 @@ LANDED: Final[tuple[Merged, ...]] = (
             "slots.cleared_after_bad_restore": True,
             "slots.drafter_is_saved": True,
             "loop.process_failure_is_fatal": True,
-            "loop.empty_batches_abort": False,
             **{
                 f"memory.{field}": getattr(memory.B11434, field)
                 for field in memory.differing(memory.B9509, memory.B11434)

@@ -178,8 +178,8 @@ class LlamaCpp(Engine):
         """The HTTP side cancels what is left of a call that was answered by an error.
 
         Upstream: `server_response_reader::stop`. A few turns without anything to decode are over
-        before it gets there: May's and June's servers have ended themselves by then, October's
-        goes on without the children.
+        before it gets there: servers up to b9713 have ended themselves by then, later ones go
+        on without the children.
         """
         server = self._server
         if 0 < server.n_empty_consecutive <= EMPTY_TURNS:

@@ -74,8 +74,8 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
 
     Upstream: `if (++n_empty_consecutive > 3)` (#20277). A pass that leaves no slot at work starts
     the count again: any number of empty or overlong prompts may follow one another (seen on all
-    wheels). Trap: October's b11549 has the test where an empty batch never gets. It turns for
-    ever and answers nobody, which is reported after some passes.
+    wheels). Trap: from b9873 on the test stands where an empty batch never gets. Such a server
+    turns for ever and answers nobody, which is reported after some passes.
     """
     at_work = any(slot.is_processing for slot in server.slots)
     empty = at_work and not len(batch)

@@ -191,6 +191,7 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
 
     assert {each.name: FAMILY.upstream_of(each) for each in unknown} == {
         "counts-checked": "no pull request confirmed",
+        "empty-batches-turn": "no pull request confirmed (perhaps #24843)",
         "refusals-abort": "no pull request confirmed (perhaps #22838)",
         "processed-reset": "no pull request confirmed",
         "rank-in-pieces": "no pull request confirmed",

@@ -54,9 +54,12 @@ def test_the_process_ends_when_the_slot_suddenly_holds_all_of_the_prompt() -> No
         pin_to_a_busy_slot(engine)
 
 
-def test_the_server_turns_for_ever_when_the_slot_suddenly_holds_more_than_the_prompt() -> None:
-    """Seen on the real server; June's ends itself after four empty batches, October's does not."""
-    engine = server("llama.cpp@b11549")
+@pytest.mark.parametrize("release", ["b9873", "b10068", "b10566", "b11063", "b11549"])
+def test_the_server_turns_for_ever_when_the_slot_suddenly_holds_more_than_the_prompt(
+    release: str,
+) -> None:
+    """Seen on these real servers; the rule that ends older ones after four turns has gone."""
+    engine = server(f"llama.cpp@{release}")
     warm_up(engine, [301, 300])
 
     with pytest.raises(UpstreamEndless, match="turns for ever here"):

@@ -215,8 +215,9 @@ def test_completions_of_a_prompt_that_is_refused_end_the_older_servers(
         play.reply(prompt, completions=2, options={"prompt_string": True})
 
 
-def test_october_releases_the_children_of_a_refused_prompt() -> None:
-    play = Play(OCTOBER, "hybrid", ctx_size=256, parallel=3, kv_unified=True)
+@pytest.mark.parametrize("release", ["b9873", "b10068", "b10566", "b11063", "b11549"])
+def test_later_releases_release_the_children_of_a_refused_prompt(release: str) -> None:
+    play = Play(f"llama.cpp@{release}", "hybrid", ctx_size=256, parallel=3, kv_unified=True)
     play.ask([300] * 20, 2, completions=2)
     reply = play.reply([300] * 400, completions=2)
     errors = [each.error for each in play.engine.replies(play.ticket)]
