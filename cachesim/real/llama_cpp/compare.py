@@ -163,25 +163,26 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         with self.real(setting.options).started(setting.options, model) as server:
             workload, outcomes = grow(setting, server)
         difference = first_difference(workload, outcomes, self._trial)
-        raced = difference is not None and self._agrees_again(workload)
-        return Played(
-            workload=workload,
-            outcomes=outcomes,
-            difference=None if raced else difference,
-            raced=difference if raced else None,
-        )
+        return self._settled(Played(workload=workload, outcomes=outcomes, difference=difference))
 
-    def _agrees_again(self, workload: Workload) -> bool:
-        """Whether another play of a workload agrees: what differed was a race then."""
-        try:
-            return any(self.play(workload).difference is None for _ in range(PLAYS))
-        except (RealServerError, InputError):
-            return False
+    def _settled(self, played: Played) -> Played:
+        """What was played; a difference is a race where another play of the workload agrees."""
+        if played.difference is None:
+            return played
+        for _ in range(PLAYS):
+            try:
+                again = self.play(played.workload)
+            except (RealServerError, InputError):
+                break
+            if again.difference is None:
+                return replace(played, difference=None, raced=played.difference)
+        return played
 
     def play_arrival(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
         """Draw a workload in which a request arrives while another is read, and play it."""
         draw = draw_arrival if number % 2 else draw_pinned
-        return self.play(draw(seed, number, release=self.release, presets=tuple(presets)))
+        workload = draw(seed, number, release=self.release, presets=tuple(presets))
+        return self._settled(self.play(workload))
 
     def play(self, workload: Workload) -> Played:
         """Play a finished workload on both."""
