@@ -1,11 +1,13 @@
 """Workloads: drawn from a seed, written and read, cut into calls, made smaller."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from cachesim.engines.base import Engine
+from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.errors import OptionError
 from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
 from cachesim.real.llama_cpp.calls import arriving, call_for, grouped, outcomes_of
@@ -269,3 +271,18 @@ def test_shrinking_stops_after_its_trials() -> None:
     shrink(workload, never, trials=7)
 
     assert len(asked) == 7
+
+
+def test_what_is_too_long_for_a_trained_context_lies_beyond_it() -> None:
+    """The server rounds a slot's share up; a prompt just within it is read for minutes."""
+    drawn_for = [
+        draw_setting(6, number, release="b11549", everything=True) for number in range(400)
+    ]
+    trained = [each for each in drawn_for if not each.options["ctx_size"]]
+    assert trained
+
+    for setting in trained:
+        slots = 1 if setting.options.get("kv_unified") else setting.options["parallel"]
+        share = TRAINED_CONTEXT / slots
+        rounded = math.ceil(share / CONTEXT_STEP) * CONTEXT_STEP
+        assert setting.too_long >= rounded

@@ -33,7 +33,7 @@ class Incidents:
 
     rng: Random
     options: Mapping[str, Any]
-    context: int
+    too_long: int  # tokens that fit no slot
     prompt: Callable[[], Tokens]  # the next prompt of a conversation
     fresh: Callable[[int], Tokens]  # so many tokens that nobody has said
 
@@ -74,7 +74,7 @@ class Incidents:
                 return (Step(name=name, prompt=self.prompt(), predict=ABANDONED, abandoned=True),)
             case _:
                 long = rng.random() < TOO_LONG
-                prompt = self.fresh(self.context + rng.randint(0, 9)) if long else self.prompt()
+                prompt = self.fresh(self.too_long + rng.randint(0, 9)) if long else self.prompt()
                 return (
                     Step(
                         name=name,
@@ -116,7 +116,7 @@ class Incidents:
 
         The server takes no more than three quarters of a batch before it and one behind it.
         """
-        batch = min(self.options.get("batch_size", 2048), self.context)
+        batch = min(self.options.get("batch_size", 2048), self.too_long)
         if self.options.get("embedding"):
             batch = min(batch, self.options.get("ubatch_size", 512))
         before = self.prompt()[: 3 * (batch // 4)]

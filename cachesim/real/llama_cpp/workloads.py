@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
-from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
+from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.chats import ChatTree, text_of
@@ -64,6 +64,15 @@ class Setting:
         """Roughly the longest prompt that one slot takes."""
         whole, slots = self.options["ctx_size"] or TRAINED_CONTEXT, self.options["parallel"]
         return int(whole if self.options.get("kv_unified") else max(256, whole // slots))
+
+    @property
+    def too_long(self) -> int:
+        """A prompt of so many tokens fits no slot.
+
+        The server rounds a slot's share of the trained context up; what lies just within it would
+        be read for minutes.
+        """
+        return self.context if self.options["ctx_size"] else self.context + CONTEXT_STEP
 
 
 def draw_setting(
@@ -138,7 +147,7 @@ class _Tree:
         self.in_vain = 0  # steps of runs that the server refuses, or answers with nothing
         self._run = 0  # how many of the present run are still to come
         self._incidents = Incidents(
-            self._rng, setting.options, setting.context, self._prompt, self._fresh
+            self._rng, setting.options, setting.too_long, self._prompt, self._fresh
         )
 
     def next_group(self, number: int) -> tuple[Step, ...]:
@@ -196,10 +205,11 @@ class _Tree:
         )
         match rng.choice(("long", "long", "known and long", "empty", "text", "chat")):
             case "long":
-                return replace(step, prompt=self._fresh(self._setting.context + rng.randint(0, 40)))
+                length = self._setting.too_long + rng.randint(0, 40)
+                return replace(step, prompt=self._fresh(length))
             case "known and long":
                 known = self._turn()[0] if self._turns else ()
-                return replace(step, prompt=known + self._fresh(self._setting.context))
+                return replace(step, prompt=known + self._fresh(self._setting.too_long))
             case "text":
                 return replace(step, options={AS_TEXT: True})
             case "chat":
