@@ -111,7 +111,7 @@ class RealServer(AbstractContextManager["RealServer"]):
             worker.start(values)
             drafts = self._log if drafting(options) else None
             yield Played(worker, values, probabilities, drafts)
-            if isinstance(worker.order({"stop": True}), str):
+            if not worker.lost and isinstance(worker.order({"stop": True}), str):
                 worker.lost = True
         except BaseException:
             worker.lost = True
