@@ -26,7 +26,7 @@ def show_difference(
     about = f"the simulator disagrees with the real server in step {step}"
     outcomes = difference.outcomes[: difference.step + 1]
     scenario = as_scenario(workload, outcomes, profile=profile or workload.release, about=about)
-    out.print(to_toml(scenario))
+    out.print(to_toml(scenario), markup=False)
     for name, (real, simulated) in difference.fields.items():
         out.print(f"{name} in step {step}: real {real}, simulated {simulated}")
     out.print("the simulator's events at that step:")
