@@ -32,6 +32,8 @@ class Cure:
 CURES: Final[Mapping[str, Cure]] = {
     "last-token": Cure("design", "Nothing: one token is always processed for its logits."),
     "cache-prompt-off": Cure("client", "Send the request without `cache_prompt: false`."),
+    "server-reuses-nothing": Cure("flag", "Start the server without `--no-cache-prompt`."),
+    "embedding-reuses-nothing": Cure("design", "Nothing: this release reuses nothing for them."),
     "adapters-changed": Cure("client", "Give requests with other adapters a slot of their own."),
     "slot-busy": Cure(
         "flag", "Start the server with more slots (`--parallel`).", tries=MORE_SLOTS

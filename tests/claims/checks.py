@@ -296,6 +296,8 @@ def _cause_of(case: Case, rule: str, detail: Mapping[str, Any], before: int, aft
         case "last-token" | "one-token-is-fed" if "n_tokens" in detail:
             whole = detail["n_tokens"] == len(case.record.prompt) == before
             case.claim("last token", whole and after == before - 1, said)
+        case "cache-prompt-off" | "server-reuses-nothing" | "embedding-reuses-nothing":
+            _no_reuse(case, rule, after)
         case _:
             _choice_of(case, rule, detail, after)
 
@@ -325,14 +327,25 @@ def _choice_of(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> 
             case.claim("pinned", detail["chosen"] == case.step.slot != detail["slot"], said)
         case "adapters-changed":
             case.claim("adapters", bool(case.events("adapters-changed")) and after == 0, said)
-        case "cache-prompt-off":
-            case.claim("off", not case.record.step.cache_prompt, said)
         case "not-trimmable" | "trimmed-too-little" if before:
             case.claim("entry", detail["entry"] in set(map(len, before.values())), said)
         case "shorter-entry-first" if before:
             prompt = case.record.prompt
             whole = {len(t) for t in before.values() if prompt[: len(t)] == t}
             case.claim("shorter", detail["used"] in {0, *whole}, said)
+
+
+def _no_reuse(case: Case, rule: str, after: int) -> None:
+    """Causes of reusing nothing by order of somebody."""
+    match rule:
+        case "server-reuses-nothing":
+            off = case.played.flags.get("cache_prompt") is False
+            case.claim("flag", off and after == 0, rule)
+        case "embedding-reuses-nothing":
+            asked = case.record.step.options.get("endpoint")
+            case.claim("embedded", asked in {"embedding", "rerank"} and after == 0, rule)
+        case "cache-prompt-off":
+            case.claim("off", not case.record.step.cache_prompt, rule)
 
 
 def _slot_claim(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> None:

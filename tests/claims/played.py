@@ -1,8 +1,8 @@
 """A run with all that it went through, as the checks need it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.profile import Profile
 from cachesim.model.trace import Fault
@@ -30,6 +30,7 @@ class Played:
     faults: tuple[Fault | None, ...]
     oracle: Oracle
     padding: int | None
+    flags: Mapping[str, Any]  # that the server was started with
 
     def held_before(self, index: int) -> tuple[Tokens, ...]:
         """What slots and parked conversations held when the group of a step came in."""
@@ -69,6 +70,7 @@ def play(scenario: Scenario, profile: Profile) -> Played:
         faults=tuple(faults),
         oracle=oracle,
         padding=None if session.engine.padding is None else int(session.engine.padding),
+        flags=scenario.engine.options,
     )
 
 
@@ -88,4 +90,5 @@ def all_profiles(scenario: Scenario) -> Iterator[Played]:
             faults=one.faults,
             oracle=one.oracle,
             padding=one.padding,
+            flags=one.flags,
         )

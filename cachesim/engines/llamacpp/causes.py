@@ -115,6 +115,16 @@ CACHE_PROMPT_OFF: Final = Cause(
     sentence="the request asks for no reuse",
     about="The request was sent with `cache_prompt: false`.",
 )
+SERVER_REUSES_NOTHING: Final = Cause(
+    id="server-reuses-nothing",
+    sentence="the server reuses nothing unless a request asks for it (--no-cache-prompt)",
+    about="The server was started with `--no-cache-prompt`, and the request says nothing else.",
+)
+EMBEDDING_REUSES_NOTHING: Final = Cause(
+    id="embedding-reuses-nothing",
+    sentence="an embedding or rerank request reuses nothing in this release",
+    about="From b11549 on, only requests that generate reuse what a slot holds.",
+)
 SLOT_TOKENS: Final = Cause(
     id="slot-tokens",
     sentence="slot {slot}'s own tokens match the prompt only this far",

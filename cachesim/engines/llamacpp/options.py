@@ -390,11 +390,6 @@ FIELDS: Final = (
         about="as the flag --ignore-eos, for one request",
     ),
     Option(
-        name="infill",
-        kind="yes or no",
-        about="the request comes to /infill: no parked conversation is looked up or parked for it",
-    ),
-    Option(
         name="prompt_string",
         kind="yes or no",
         about="the prompt is sent as a text, which may be empty, instead of token ids",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cachesim.engines.causes import Cause
 from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.checkpoints import ERASURES, Prefix, accept_tests, numbers_of
 from cachesim.engines.llamacpp.events import (
@@ -106,13 +107,22 @@ def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
     return True
 
 
+def _why_no_reuse(server: ServerContext, task: Task) -> Cause:
+    """Who said that a request is to reuse nothing."""
+    if task.is_embedded:
+        return causes.EMBEDDING_REUSES_NOTHING
+    if not server.options.cache_prompt:
+        return causes.SERVER_REUSES_NOTHING
+    return causes.CACHE_PROMPT_OFF
+
+
 def _common_prefix(server: ServerContext, slot: Slot, task: Task) -> int:
     """The tokens that slot and prompt share, and chunks that only moved.
 
     Upstream: `if (slot.task->params.cache_prompt)` and its `else`.
     """
     if not task.params.cache_prompt:
-        task.ledger.apply(causes.CACHE_PROMPT_OFF, 0)
+        task.ledger.apply(_why_no_reuse(server, task), 0)
         return 0
     n_past = int(get_common_prefix(slot.prompt.tokens, task.tokens))
     task.ledger.apply(causes.SLOT_TOKENS, n_past, slot=int(slot.id))

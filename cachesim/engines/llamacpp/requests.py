@@ -47,7 +47,6 @@ def to_task(
         cache_prompt=fields.get("cache_prompt", request.cache_prompt and options.cache_prompt),
         lora=parse_lora(fields.get("lora", ()), options.adapters),
         ignore_eos=fields.get("ignore_eos", options.ignore_eos),
-        infill=fields.get("infill", False),
         reply=request.reply,
         drafts=request.drafts,
         user_starts=frozenset(users),

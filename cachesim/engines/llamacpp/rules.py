@@ -48,7 +48,7 @@ class SelectionRules:
     """Choosing a slot and swapping its prompt with the prompt cache."""
 
     pinned_slot_uses_cache: bool
-    idle_saves_any_task: bool  # #26893: infill, which never looks up, is parked all the same
+    idle_saves_any_task: bool  # #26893: what is no completion is parked too, and never looked up
     idle_save_needs_unified: bool  # until b9601: idle slots are saved only under a unified cache
 
 

@@ -82,7 +82,7 @@ def _restore(server: ServerContext, slot: Slot, task: Task, store: ByteStore) ->
     if not server.contexts.load_target(saved.blob, slot.id):
         return refuse(server, slot, task, "unable to restore slot, the state does not fit")
     slot.prompt.tokens = saved.tokens
-    slot.infilled = False
+    slot.completed = True
     slot.prompt.approximate = saved.approximate
     if server.rules.slots.restore_drops_checkpoints:
         slot.prompt.checkpoints.clear()

@@ -61,10 +61,10 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
         choice = get_available_slot(server, task)
     if choice is None:
         return None
-    if task.params.infill:  # "cache prompts only for completion tasks"
+    if task.kind != "completion":  # "cache prompts only for completion tasks"
         choice = replace(choice, update=False, f_keep=None)
     _rule_out_slots(server, choice, holdings)
-    if choice.update and task.kind == "completion":
+    if choice.update:
         update_prompt_cache(server, choice.slot, task.tokens, holdings)
     _settle(choice, holdings)
     return choice.slot

@@ -306,6 +306,6 @@ class LlamaCpp(Engine):
     def _launch(self, task: Task, slot: Slot, state: SlotState) -> None:
         take_over(self._server, slot, task)
         slot.task = task
-        slot.infilled = task.params.infill
+        slot.completed = task.kind == "completion"
         slot.move(state)
         self._server.emit(TaskLaunched(slot=slot.id, task=task.id, is_child=task.is_child))

@@ -150,7 +150,7 @@ class Slot:
         self.prompt = Prompt()
         self.lora: Strengths = ()  # the set of the last request
         self.t_last_used = NEVER
-        self.infilled = False  # the last request was no completion
+        self.completed = True  # the last request was a completion
         self.state = SlotState.IDLE
         self.task: Task | None = None
         self.n_prompt_tokens_processed = 0

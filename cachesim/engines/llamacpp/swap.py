@@ -120,7 +120,7 @@ def save_idle_slots(server: ServerContext) -> None:
             if left and unified and not server.rules.selection.idle_save_needs_unified:
                 server.prompt_clear(slot)
             continue
-        if slot.infilled and not server.rules.selection.idle_saves_any_task:
+        if not slot.completed and not server.rules.selection.idle_saves_any_task:
             if unified:
                 server.prompt_clear(slot)
             continue

@@ -36,7 +36,6 @@ class TaskParams:
     cache_prompt: bool = True
     lora: Strengths | None = None  # None: the server's own
     ignore_eos: bool = True
-    infill: bool = False  # upstream: SERVER_TASK_TYPE_INFILL
     reply: Tokens | None = None
     drafts: tuple[Tokens, ...] | None = None
     user_starts: frozenset[Pos] = frozenset()  # first tokens of user messages

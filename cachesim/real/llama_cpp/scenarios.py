@@ -220,7 +220,6 @@ def hurdle(scenario: Scenario, number: int) -> str:
         (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
         (bool(step.messages), "messages are rendered by the real server's own template"),
         (bool(scenario.model.sizes), "bytes are those of another model"),
-        ("infill" in step.options, "/infill is not asked"),
         (step.completions > 1, "several completions of one prompt are not compared"),
     )
     return next((why for stands, why in hurdles if stands), "")

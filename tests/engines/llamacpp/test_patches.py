@@ -155,17 +155,17 @@ def test_18391_taken_back_ends_the_process_where_a_cut_is_refused() -> None:
 def test_26893_parks_no_slot_that_was_used_for_infill() -> None:
     for profile, parked in ((OCTOBER, 1), (OCTOBER + "+26893", 0)):
         play = Play(profile, parallel=2, slot_prompt_similarity=0.0)
-        play.ask(run(range(100)), options={"infill": True})
-        play.ask(run(range(500, 600)), options={"infill": True})
+        play.ask(run(range(100)), options={"endpoint": "infill"})
+        play.ask(run(range(500, 600)), options={"endpoint": "infill"})
         assert len(play.snapshot["prompt_cache"]) == parked
 
 
 def test_infill_looks_up_no_parked_prompt() -> None:
-    for infill, cached in ((False, 99), (True, 0)):
+    for endpoint, cached in (("completion", 99), ("infill", 0)):
         play = Play(OCTOBER, parallel=1)
         play.ask(run(range(100)))
         play.ask(run(range(500, 600)))
-        assert play.ask(run(range(100)), options={"infill": infill})[0] == cached
+        assert play.ask(run(range(100)), options={"endpoint": endpoint})[0] == cached
 
 
 @pytest.mark.parametrize(("patch", "ends"), [("", False), ("+22673-early", True)])

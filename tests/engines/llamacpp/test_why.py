@@ -148,6 +148,21 @@ def test_a_request_without_reuse_says_so(profile: str) -> None:
 
 
 @both
+def test_a_server_that_reuses_nothing_is_named_and_not_the_request(profile: str) -> None:
+    play = Play(profile, cache_prompt=False)
+    play.ask(run(range(100)))
+    assert why(play.reply(run(range(100)))) == [("server-reuses-nothing", 100, 0)]
+
+
+def test_a_prompt_to_be_ranked_reuses_nothing_in_october() -> None:
+    play = Play(OCTOBER, embedding=True, pooling="rank")
+    ranked = {"endpoint": "rerank"}
+    play.ask(run(range(100)), 0, options=ranked)
+    reply = play.reply(run(range(100)), 0, options=ranked)
+    assert why(reply) == [("embedding-reuses-nothing", 100, 0)]
+
+
+@both
 def test_a_moved_chunk_wins_tokens_back(profile: str) -> None:
     play = Play(profile, cache_reuse=16)
     play.ask(run(range(100)))
