@@ -19,7 +19,8 @@ from cachesim.engines.rope import Rope, as_rope
 def pass_over_replies(server: ServerContext) -> None:
     """Take all turns at once that only write down what is known."""
     target = server.contexts.target
-    if target.computes or server.drafter is not None or server.queue:
+    drafts = server.drafter is not None or server.options.maps_ngrams
+    if target.computes or drafts or server.queue:
         return
     busy = [slot for slot in server.slots if slot.is_processing]
     turns = min((_turns(server, slot) for slot in busy), default=0)

@@ -228,7 +228,7 @@ class Options:
     spec_type: SpecType = option(
         "--spec-type",
         "what drafts tokens: the model's own MTP head, or a second model; drafts from n-grams are "
-        "not simulated, and changed no count on the real servers",
+        "not simulated: they change no count, but a map of them ends the process after a shift",
         default="none",
         choices=("none", *get_args(Drafting), *get_args(Ngrams)),
         since="b9294",
@@ -284,6 +284,11 @@ class Options:
     def drafts(self) -> bool:
         """True where a companion drafts."""
         return self.spec_type in get_args(Drafting)
+
+    @property
+    def maps_ngrams(self) -> bool:
+        """True where drafts come from a map of n-grams, which notes how far it has looked."""
+        return self.spec_type in {"ngram-map-k", "ngram-map-k4v"}
 
     @property
     def context(self) -> int:

@@ -172,6 +172,7 @@ class Slot:
         self.split_at = -1  # a length at which the batch is cut to save a state (#24035)
         self.draft: list[Token] = []
         self.spec_checkpoint: SpecCheckpoint | None = None
+        self.ngrams_checked = 0  # upstream: `idx_last_check` of the n-gram map
         self.n_draft_steps = 0
         self.n_draft_total = 0
         self.n_draft_accepted = 0

@@ -4,6 +4,8 @@ slot tokens   [ ... | sampled | draft 0 | draft 1 | draft 2 )
 accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
 """
 
+from typing import Final
+
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
 from cachesim.engines.llamacpp.generation import budget_left, next_token, process_token
@@ -13,14 +15,38 @@ from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoi
 from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.units import Array, Pos, Token
 
+NGRAM_NEEDS: Final = 2 * 12 + 48
+"""Tokens from which on the map looks: two keys of 12 and a value of 48, the defaults."""
+
 
 def make_drafts(server: ServerContext) -> None:
     """Before a batch is filled, every generating slot may get a draft."""
-    if server.drafter is None:
-        return
     for slot in server.slots:
-        if slot.state is SlotState.GENERATING and not slot.draft:
+        if slot.state is not SlotState.GENERATING or slot.draft:
+            continue
+        if server.drafter is not None:
             _make_draft(server, server.drafter, slot)
+        elif server.options.maps_ngrams:
+            _look_up_ngrams(server, slot)
+
+
+def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
+    """A map of n-grams that looked further than the tokens reach ends the process.
+
+    slot tokens   [ ......................... )         looked at up to here
+    after a shift [ keep | the second half )            the next look: abort
+
+    Upstream: `common_ngram_map_draft`, on every release with `--spec-type ngram-map-k` or
+    `ngram-map-k4v`. Nothing tells the map of a context shift. What it proposes is not simulated.
+    """
+    looked, now = slot.ngrams_checked, slot.prompt.n_tokens
+    if _most(server, slot) <= 0 or now < NGRAM_NEEDS:
+        return
+    if looked > now:
+        where = "common_ngram_map_draft"
+        msg = f"the n-gram map has looked at {looked} tokens, and there are {now}"
+        raise UpstreamAbort(where, msg)
+    slot.ngrams_checked = now
 
 
 def _most(server: ServerContext, slot: Slot) -> int:

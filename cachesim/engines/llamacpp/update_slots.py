@@ -381,6 +381,7 @@ def post_decode(server: ServerContext, begin: int, end: int) -> None:
             continue
         if slot.state is SlotState.DONE_PROMPT:
             slot.move(SlotState.GENERATING)
+            slot.ngrams_checked = slot.prompt.n_tokens  # upstream: `common_ngram_map_begin`
         elif slot.state is not SlotState.GENERATING:
             continue
         if slot.draft:

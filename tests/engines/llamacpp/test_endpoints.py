@@ -1,5 +1,6 @@
 """What shares the slots with completions: embeddings, documents, gaps; and what ends all."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -191,6 +192,46 @@ def test_n_grams_are_let_through_and_draft_nothing_here() -> None:
     engine = server(spec_type="ngram-mod")
 
     assert (0, 40) == (ask(engine, T).cached, ask(engine, T + T[:1]).cached)
+
+
+@pytest.mark.parametrize(
+    ("spec_type", "release", "n_discard", "ends"),
+    [
+        ("ngram-map-k", "b9294", 0, True),
+        ("ngram-map-k4v", "b9538", 0, True),
+        ("ngram-map-k", "b11549", 0, True),
+        ("ngram-map-k", "b11549", 2, False),
+        ("ngram-map-k", "b11549", 3, True),
+        ("ngram-map-k", "b11549", 240, True),
+        ("ngram-mod", "b11549", 0, False),
+        ("ngram-simple", "b11549", 0, False),
+        ("ngram-cache", "b11549", 0, False),
+    ],
+)
+def test_a_context_shift_under_a_map_of_n_grams_ends_the_process(
+    *, spec_type: str, release: str, n_discard: int, ends: bool
+) -> None:
+    """Seen on the wheels: the map has looked at 253 tokens, and the shift left 128."""
+    engine = server(release, spec_type=spec_type, context_shift=True, ctx_size=256)
+    prompt = as_tokens([265 + (7 * n) % 240 for n in range(100)])
+    options = {"n_discard": n_discard}
+    engine.submit(Request(prompt=prompt, predict=300, options=options))
+
+    with pytest.raises(UpstreamAbort, match="n-gram map") if ends else nullcontext():
+        engine.run()
+
+
+@pytest.mark.parametrize(("prompt", "last"), [(250, 7), (251, 6), (252, 5), (253, 4), (254, 3)])
+def test_the_map_of_n_grams_looks_once_more_only_while_two_tokens_are_to_come(
+    prompt: int, last: int
+) -> None:
+    """On the wheel, one token more ends the process."""
+    for predict in (last, last + 1):
+        engine = server(spec_type="ngram-map-k", context_shift=True, ctx_size=256)
+        tokens = as_tokens([265 + (7 * n) % 240 for n in range(prompt)])
+        engine.submit(Request(prompt=tokens, predict=predict))
+        with pytest.raises(UpstreamAbort) if predict > last else nullcontext():
+            engine.run()
 
 
 @pytest.mark.parametrize(("embedding", "cached"), [(False, 25), (True, 29)])
