@@ -149,3 +149,34 @@ def test_a_wheel_that_does_not_start_is_new_too(
     assert 1 == real_llama_cpp(newest=True, workloads=2)
 
     assert "is NOT as b11549: the real server does not start" in capsys.readouterr().out
+
+
+def test_the_log_of_a_server_that_never_answers_is_not_shown(
+    pair: type[Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It turns for ever, and wrote 22 million lines in a minute."""
+    pair.difference = Difference(
+        workload=WORKLOAD, step=0, real=Outcome(error="endless"), simulated=OUTCOME, outcomes=()
+    )
+
+    real_llama_cpp(newest=True, workloads=2)
+
+    said = capsys.readouterr().out
+    assert "the log" not in said
+    assert "the real server did not answer" in said
+
+
+def test_a_long_log_is_cut(
+    pair: type[Pair], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(differences, "real_log_of", lambda *_, **__: ["[line]"] * 1_300)
+    other = Outcome(cached=5, processed=5, reply=OUTCOME.reply, slot=0)
+    pair.difference = Difference(
+        workload=WORKLOAD, step=0, real=OUTCOME, simulated=other, outcomes=(OUTCOME,)
+    )
+
+    real_llama_cpp(newest=True, workloads=2)
+
+    said = capsys.readouterr().out
+    assert 200 == said.count("[line]")
+    assert "... and 1,100 more lines" in said

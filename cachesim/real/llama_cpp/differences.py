@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Final
 
 from rich.console import Console
 
@@ -12,17 +13,20 @@ from cachesim.engines.events import Event
 from cachesim.real.llama_cpp.as_scenario import as_scenario
 from cachesim.real.llama_cpp.compare import Difference, SideBySide
 from cachesim.real.llama_cpp.server_log import calls_of
-from cachesim.real.llama_cpp.workload import Workload
+from cachesim.real.llama_cpp.workload import ENDLESS, SILENT, Workload
 from cachesim.scenario.writing import to_toml
+
+LINES_SHOWN: Final = 200
+"""Of the real server's log: what a step of a few requests writes, with room."""
 
 
 def show_difference(
     out: Console, difference: Difference, *, profile: str = "", version: str = ""
 ) -> None:
-    """The shortest workload that still disagrees, and what both servers did."""
+    """A workload that disagrees, and what both servers did at its last step."""
     workload = difference.workload
     step = workload.steps[difference.step].name
-    out.print(f"\nfirst disagreement, shrunk: {workload.name}, step {step}")
+    out.print(f"\nfirst disagreement: {workload.name}, step {step}")
     about = f"the simulator disagrees with the real server in step {step}"
     outcomes = difference.outcomes[: difference.step + 1]
     scenario = as_scenario(workload, outcomes, profile=profile or workload.release, about=about)
@@ -32,9 +36,15 @@ def show_difference(
     out.print("the simulator's events at that step:")
     for line in _lines(difference.events):
         out.print(f"  {line}")
+    if difference.real.error in {ENDLESS, SILENT}:
+        out.print("the real server did not answer; a log that turns for ever is not shown")
+        return
     out.print("the real server's log at that step:")
-    for line in real_log_of(workload, difference.step, version=version):
-        out.print(f"  {line}")
+    lines = real_log_of(workload, difference.step, version=version)
+    for line in lines[:LINES_SHOWN]:
+        out.print(f"  {line}", markup=False)
+    if len(lines) > LINES_SHOWN:
+        out.print(f"  ... and {len(lines) - LINES_SHOWN:,} more lines")
 
 
 def _lines(events: Sequence[Event]) -> Iterator[str]:
