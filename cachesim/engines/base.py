@@ -9,7 +9,7 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, family_of
-from cachesim.engines.held import Held
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
@@ -132,6 +132,10 @@ class Engine(ABC):
     def held(self) -> Held:
         """What the server holds now, and whose it is where the network is traced."""
         return Held()
+
+    def amounts(self) -> Amounts:
+        """How much it holds of each kind: quick enough to be asked while a trace is played."""
+        return Amounts()
 
     def after_each_event(self, hear: Callable[[], None]) -> None:
         """Have something done whenever an event was noted, in the middle of a turn too."""

@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Integers, Tokens
 
 UNKNOWN: Final = -1
@@ -96,6 +97,43 @@ class Held:
     companion_cells: tuple[CellsHeld, ...] = ()
     companion_rows: tuple[RowHeld, ...] = ()
     entries: tuple[EntryHeld, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """How much a server holds of each kind: what `Held` adds up to, counted without drawing it."""
+
+    attention: int = 0  # tokens
+    window: int = 0  # tokens of layers with a window
+    states: int = 0  # live recurrent states
+    checkpoints: int = 0  # bytes of saved states
+    parked: int = 0  # bytes of conversations in host memory
+
+    def in_bytes(self, spec: ModelSpec) -> dict[str, int]:
+        """The same in bytes, by kind."""
+        attention, window, state = sizes_of(spec)
+        return {
+            "attention": self.attention * attention,
+            "window": self.window * window,
+            "states": self.states * state,
+            "checkpoints": self.checkpoints,
+            "parked": self.parked,
+        }
+
+
+def sizes_of(spec: ModelSpec) -> tuple[int, int, int]:
+    """Bytes of a token's attention, of its windows, and of a state, on a real server.
+
+    Those of the model, whatever the arithmetic; without its MTP layer, whose memory is a
+    companion's.
+    """
+    token = {"attention": 0, "window": 0}
+    state = 0
+    for layer, kind in enumerate(spec.layers):
+        if kind in token:
+            token[kind] += spec.key_bytes(layer) + spec.value_bytes(layer)
+        state += spec.conv_bytes(layer) + spec.state_bytes(layer)
+    return token["attention"], token["window"], state
 
 
 @dataclass(frozen=True, slots=True)

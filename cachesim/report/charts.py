@@ -22,12 +22,21 @@ MARKS: Final = ("circle", "square", "diamond", "cross")
 DASHES: Final = ("", "6 3", "2 3", "9 3 2 3")
 
 WIDTH, HEIGHT = 720, 320
-LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 60, 16, 14, 56
+
+ROW: Final = 46
+"""Height of a bar with its name above it, in letters that are read on a phone too."""
+
+BAR_AT, BAR_HIGH = 26, 12
 
 STYLE: Final = """
 .chart { width: 100%; max-width: 45rem; height: auto; }
 .chart text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.chart .knee { fill: none; stroke: currentColor; stroke-width: 1.5; }
 .chart .axis { stroke: currentColor; stroke-opacity: .35; }
+@media (max-width: 30rem) { .chart text { font-size: 20px; } }
+.small { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
+.small figure { margin: 0; } .small .chart text { font-size: 12px; }
 .legend { list-style: none; padding: 0; columns: 22rem; }
 .legend svg { width: 30px; height: 12px; margin-right: .5rem; }
 """
@@ -35,8 +44,10 @@ STYLE: Final = """
 Points = Sequence[tuple[float, float]]
 
 
-def line_chart(series: Mapping[str, Points], *, x: str, title: str) -> str:
-    """Shares from 0 to 1 over a number; the numbers are spread by size where they grow fast."""
+def line_chart(
+    series: Mapping[str, Points], *, x: str, title: str, rings: Mapping[str, Sequence[float]]
+) -> str:
+    """Shares from 0 to 1 over a number, spread by size where it grows fast; rings at some of it."""
     numbers = sorted({at for points in series.values() for at, _ in points})
     low, high = numbers[0], numbers[-1]
     logarithmic = low > 0 and high / low >= 20
@@ -47,13 +58,13 @@ def line_chart(series: Mapping[str, Points], *, x: str, title: str) -> str:
         return LEFT + (own - ends[0]) / ((ends[1] - ends[0]) or 1) * (WIDTH - LEFT - RIGHT)
 
     top = max((share for points in series.values() for _, share in points), default=1) or 1
-    steps = _steps(top)
+    marks = steps(top)
 
     def height(share: float) -> float:
-        return HEIGHT - BOTTOM - share / steps[-1] * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - share / marks[-1] * (HEIGHT - TOP - BOTTOM)
 
     parts = [f"<title>{escape(title)}</title>"]
-    for step in steps:
+    for step in marks:
         at = height(step)
         parts.append(
             f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
@@ -61,52 +72,59 @@ def line_chart(series: Mapping[str, Points], *, x: str, title: str) -> str:
         parts.append(
             f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{100 * step:g} %</text>'
         )
-    under = HEIGHT - BOTTOM + 18
+    under = HEIGHT - BOTTOM + 22
+    anchors = {low: "start", high: "end"}
     parts += [
-        f'<text x="{place(at):.1f}" y="{under}" text-anchor="middle">{at:,g}</text>'
+        f'<text x="{place(at):.1f}" y="{under}" text-anchor="{anchors.get(at, "middle")}">'
+        f"{at:,g}</text>"
         for at in _some(numbers)
     ]
     parts.append(
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
     )
-    for index, points in enumerate(series.values()):
+    for index, (name, points) in enumerate(series.items()):
         spots = [(place(at), height(share)) for at, share in sorted(points)]
         way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
         parts.append(f'<polyline points="{way}" fill="none" {_pen(index)}/>')
         parts += [_mark(index, left, up) for left, up in spots]
-    return _svg(parts, HEIGHT) + _legend(list(series))
+        parts += [
+            f'<circle class="knee" cx="{place(at):.1f}" cy="{height(share):.1f}" r="9"/>'
+            for at, share in points
+            if at in rings.get(name, ())
+        ]
+    return svg_of(parts, HEIGHT) + legend(list(series))
 
 
 def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:
     """A bar for each name, in parts; one colour and pattern for each part."""
     names = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     most = max((sum(bar.values()) for bar in bars.values()), default=0) or 1
-    row, text = 34, 16
-    height = TOP + row * len(bars)
-    parts = [f"<title>{escape(title)}</title>", *_patterns(len(names))]
+    height = TOP + ROW * len(bars)
+    parts = [f"<title>{escape(title)}</title>", *patterns(len(names))]
     for index, (name, bar) in enumerate(bars.items()):
-        up = TOP + index * row
-        parts.append(f'<text x="0" y="{up + 10}">{escape(name)}</text>')
+        up = TOP + index * ROW
+        parts.append(f'<text x="0" y="{up + 18}">{escape(name)}</text>')
         left = 0.0
         for part, value in bar.items():
-            wide = value / most * (WIDTH - 90)
+            wide = value / most * (WIDTH - 120)
             at = names.index(part)
             parts.append(
-                f'<rect x="{left:.1f}" y="{up + text}" width="{wide:.1f}" height="12" '
+                f'<rect x="{left:.1f}" y="{up + BAR_AT}" width="{wide:.1f}" height="{BAR_HIGH}" '
                 f'fill="url(#p{at})"><title>{escape(part)}: {value:,.0f}</title></rect>'
             )
             left += wide
         parts.append(
-            f'<text x="{left + 6:.1f}" y="{up + text + 10}">{sum(bar.values()):,.0f}</text>'
+            f'<text x="{left + 6:.1f}" y="{up + BAR_AT + 11}">{sum(bar.values()):,.0f}</text>'
         )
-    return _svg(parts, height) + _legend(names, filled=True)
+    return svg_of(parts, height) + legend(names, filled=True)
 
 
-def _svg(parts: Sequence[str], height: int) -> str:
-    return f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}">{"".join(parts)}</svg>'
+def svg_of(parts: Sequence[str], height: int, width: int = WIDTH) -> str:
+    """Parts as a picture that is as wide as its place."""
+    return f'<svg class="chart" role="img" viewBox="0 0 {width} {height}">{"".join(parts)}</svg>'
 
 
-def _steps(top: float) -> list[float]:
+def steps(top: float) -> list[float]:
     """Round numbers from 0 to `top` or just above."""
     size = next(each for each in (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 1e9) if top / each <= 5)
     count = 1
@@ -143,7 +161,7 @@ def _mark(index: int, x: float, y: float) -> str:
             return f'<path d="{way}" stroke="{colour}" stroke-width="2"/>'
 
 
-def _patterns(count: int) -> Iterator[str]:
+def patterns(count: int) -> Iterator[str]:
     """Plain colours, then the same colours with stripes."""
     yield "<defs>"
     for index in range(count):
@@ -159,7 +177,8 @@ def _patterns(count: int) -> Iterator[str]:
     yield "</defs>"
 
 
-def _legend(names: Sequence[str], *, filled: bool = False) -> str:
+def legend(names: Sequence[str], *, filled: bool = False) -> str:
+    """Each name with its line and mark, or its pattern."""
     lines = []
     for index, name in enumerate(names):
         if filled:

@@ -13,11 +13,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.report.holdings import holdings_table, sparkline, timeline_of
+from cachesim.report.knees import knees
+from cachesim.report.upgrades import upgrades, upgrades_page
+
 BAR: Final = 24
 """Columns of a whole bar."""
 
 MOST_ROWS: Final = 60
 """Lines of the table of causes."""
+
+MOST_HELD: Final = 12
+"""Servers in the table of bytes."""
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -37,6 +46,7 @@ def sweep_page(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         parts += [Text(title, style="name"), Text(), _shares(members), Text()]
         if any(row["lost"] for row in members):
             parts += [Text("computed before and not reused, by cause"), _losses(members), Text()]
+        parts += [*_curves(members), *_upgrades(members), *_holdings(members)]
     return Group(*parts)
 
 
@@ -88,12 +98,72 @@ def _shares(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def swept(rows: Rows) -> list[str]:
+    """The flags that have several numbers as values."""
+    values: dict[str, set[float]] = {}
+    for row in rows:
+        for flag, value in row["settings"].items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values.setdefault(flag, set()).add(value)
+    return [flag for flag, found in values.items() if len(found) > 1]
+
+
+def lines(rows: Rows, flag: str) -> dict[str, list[tuple[float, float]]]:
+    """A line for each server that is alike but for the flag, and one for the bound."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if flag in row["settings"]:
+            rest = {name: value for name, value in row["settings"].items() if name != flag}
+            server = server_of({**row, "settings": rest})
+            found.setdefault(server, []).append((row["settings"][flag], row["rate"]))
+    ends = sorted({at for points in found.values() for at, _ in points})
+    for row in rows:
+        if row["profile"] == "bound":
+            found[server_of(row)] = [(ends[0], row["rate"]), (ends[-1], row["rate"])]
+    return found
+
+
+def holding(rows: Rows) -> list[tuple[str, Mapping[str, Any]]]:
+    """The rows that hold something at some time, with their names."""
+    return [(server_of(row), row) for row in rows if timeline_of(row)[1]]
+
+
 def server_of(row: Mapping[str, Any]) -> str:
     """A row's server, model and flags."""
     if row["profile"] == "bound":
         return "bound: no cache can reuse more"
     told = f"{row['profile']}, {row['model']}"
     return f"{told}, {settings_of(row)}" if row["settings"] else told
+
+
+def _curves(rows: Rows) -> Iterator[RenderableType]:
+    """A line for each curve over a flag, and where it bends."""
+    for flag in swept(rows):
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table.add_column("server", overflow="fold")
+        table.add_column("share", no_wrap=True)
+        table.add_column("knees", overflow="fold")
+        drawn = {name: sorted(points) for name, points in lines(rows, flag).items()}
+        top = max(share for points in drawn.values() for _, share in points)
+        for server, points in drawn.items():
+            bends = "; ".join(knee.sentence for knee in knees(points))
+            table.add_row(server, sparkline([share for _, share in points], top), bends)
+        yield from (Text(f"share over {flag}"), table, Text())
+
+
+def _upgrades(rows: Rows) -> Iterator[RenderableType]:
+    found = upgrades(rows)
+    if found:
+        yield from (Text("difference between releases"), upgrades_page(found), Text())
+
+
+def _holdings(rows: Rows) -> Iterator[RenderableType]:
+    shown = holding(rows)
+    if shown:
+        yield from (Text("bytes held, by kind"), holdings_table(shown[:MOST_HELD]))
+        if len(shown) > MOST_HELD:
+            yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")
+        yield Text()
 
 
 def causes_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,14 +7,14 @@ bound     what no cache can beat: all that was computed before, but for the last
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, Final
 
 from cachesim.engines.family import FAMILIES
-from cachesim.engines.held import Held
+from cachesim.engines.held import Held, sizes_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError, ScenarioError
-from cachesim.model.arithmetic import ArithmeticName, Network
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Model, Scenario, Server
 from cachesim.scenario.session import Session
 from cachesim.verify.ideal import IdealCache
@@ -149,23 +149,20 @@ def _run(name: str, session: Session, *, verify: bool) -> tuple[Compared, Compar
         asked=asked,
         lost=lost,
         wrong=wrong if verify else None,
-        bytes=bytes_of(session.engine.held(), session.network),
+        bytes=bytes_of(session.engine.held(), session.network.spec),
     )
     return found, Compared(name=BOUND, cached=tuple(best), asked=asked)
 
 
-def bytes_of(held: Held, network: Network) -> int | None:
+def bytes_of(held: Held, spec: ModelSpec) -> int | None:
     """What an engine holds: keys and values in half precision, states in single, parked entries.
 
     None where it does not show what it holds.
     """
     if held == Held():
         return None
-    token: Counter[str] = Counter()
-    state = 0
-    for shape in network.shapes:
-        token[shape.place] += 2 * (prod(shape.key) + prod(shape.value)) if shape.key else 0
-        state += 4 * shape.row
+    attention, window, state = sizes_of(spec)
+    token = {"attention": attention, "window": window}
     cells = sum(token[part.part] * sum(r.count for r in part.runs) for part in held.cells)
     rows = state * len(held.rows)
     saved = sum(state for slot in held.slots for _ in slot.checkpoints)

@@ -24,6 +24,7 @@ from cachesim.model.presets import preset
 from cachesim.traces.asked import Asked
 from cachesim.traces.serving import Coming, Served, serve
 from cachesim.traces.source import Source
+from cachesim.traces.timeline import Timeline
 from cachesim.units import Tokens
 
 REPLIES: Final = 1 << 37
@@ -114,19 +115,24 @@ class Replayed:
 
 def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """What comes of a cell; `hear` is told how many requests are done."""
-    found = Replayed()
-    for found in replay(cell):
+    engine = None if cell.profile == BOUND else cell.engine()
+    found, over = Replayed(), Timeline()
+    for found in replay(cell, engine):
         hear(found.requests)
-    return {"scale": cell.source.scaling(cell.source.open()[0]), **found.as_dict()}
+        if engine is not None and over.wants(found.requests):
+            over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
+    scale = cell.source.scaling(cell.source.open()[0])
+    return {"scale": scale, **found.as_dict(), "held": over.as_dict()}
 
 
-def replay(cell: Cell) -> Iterator[Replayed]:
-    """The running account, after each request."""
+def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
+    """The running account, after each request; on an engine that one may look into meanwhile."""
     unit, requests = cell.source.open()
     if cell.profile == BOUND:
         return _bound(requests, unit, cell.source)
     source = cell.source
-    return _counted(serve(cell.engine(), _coming(requests, unit, source), source.turn))
+    coming = _coming(requests, unit, source)
+    return _counted(serve(engine or cell.engine(), coming, source.turn))
 
 
 def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Coming]:

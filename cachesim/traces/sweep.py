@@ -59,10 +59,16 @@ def sweep(
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without tables in it: each flag and each cause becomes a column."""
-    plain = {name: value for name, value in row.items() if name not in {"settings", "lost"}}
+    """A row without tables in it: each flag, each cause and each kind held becomes a column.
+
+    Of what is held over time, what there was of each kind at most.
+    """
+    tables = {"settings", "lost", "held"}
+    plain = {name: value for name, value in row.items() if name not in tables}
     flags = {f"set.{name}": value for name, value in row["settings"].items()}
-    return plain | flags | {f"lost.{name}": count for name, count in row["lost"].items()}
+    lost = {f"lost.{name}": count for name, count in row["lost"].items()}
+    kinds = {name: column for name, column in row["held"].items() if name != "requests"}
+    return plain | flags | lost | {f"held.{name}": max(kinds[name]) for name in kinds}
 
 
 def play_cells(

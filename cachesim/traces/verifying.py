@@ -90,7 +90,7 @@ def verified(cell: Cell, count: int) -> Verified:
     last = max(sample, default=-1)
     server = cell.engine("ring", vocabulary=VOCABULARY)
     oracle, wrong, otherwise = Oracle(server.network), [], 0
-    for served in _spelled(server, cell, last + 1):
+    for served in spelled(server, cell, last + 1):
         number, answer = served.asked.number, served.answer
         if answer is None:
             otherwise += 1
@@ -131,7 +131,7 @@ def _reused(cell: Cell) -> Iterator[tuple[int, int]]:
         yield served.asked.number, 0 if answer is None else answer.cached or 0
 
 
-def _spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:
+def spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:
     """The first requests, in tokens that a network knows."""
     spelling = Spelling()
     requests = (

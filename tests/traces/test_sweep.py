@@ -316,10 +316,11 @@ def test_the_page_draws_a_line_for_each_server_and_the_bound() -> None:
 
 
 def test_a_chart_is_well_formed_and_keeps_to_its_frame() -> None:
-    drawn = line_chart({"a <b>": [(1, 0.1), (1000, 0.5)], "c": [(10, 0.2)]}, x="x & y", title="t")
+    curves = {"a <b>": [(1, 0.1), (1000, 0.5)], "c": [(10, 0.2)]}
+    drawn = line_chart(curves, x="x & y", title="t", rings={"c": [10]})
     bars = stacked_bars({"one <1>": {"p": 3.0, "q": 1.0}, "two": {"q": 8.0}}, title="t")
 
-    for text, marks in ((drawn, 2 + 1 + 1 + 1), (bars, 3 + 2 + 2)):
+    for text, marks in ((drawn, 2 + 1 + 1 + 1 + 1), (bars, 3 + 2 + 2)):
         seen = Nesting()
         seen.feed(text)
         assert [] == seen.open

@@ -6,6 +6,7 @@ import numpy as np
 
 from cachesim.engines.held import (
     UNKNOWN,
+    Amounts,
     CellsHeld,
     CheckpointHeld,
     EntryHeld,
@@ -33,6 +34,18 @@ def held(server: "IkLlama") -> Held:
             EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
             for each in server.cache.entries
         ),
+    )
+
+
+def amounts(server: "IkLlama") -> Amounts:
+    """The same in numbers; one table for all layers, those with a window too."""
+    used = int(np.count_nonzero(server.primary.cells.pos >= 0))
+    return Amounts(
+        attention=used,
+        window=used,
+        states=len(_rows(server)),
+        checkpoints=sum(each.size for slot in server.slots for each in slot.checkpoints),
+        parked=server.cache.size,
     )
 
 

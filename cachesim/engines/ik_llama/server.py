@@ -9,7 +9,7 @@ import numpy as np
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Held
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.batching import Batching
 from cachesim.engines.ik_llama.checkpointing import Checkpointing
@@ -21,7 +21,7 @@ from cachesim.engines.ik_llama.companion import (
 )
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.family import FAMILY
-from cachesim.engines.ik_llama.held import held
+from cachesim.engines.ik_llama.held import amounts, held
 from cachesim.engines.ik_llama.matching import texts
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation
@@ -278,6 +278,10 @@ class IkLlama(Engine):
     def held(self) -> Held:
         """The same with the ledgers of a traced network."""
         return held(self)
+
+    def amounts(self) -> Amounts:
+        """How much it holds of each kind."""
+        return amounts(self)
 
     def check_integrity(self) -> None:
         """Raise where the server's own books disagree."""

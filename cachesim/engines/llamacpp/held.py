@@ -4,6 +4,7 @@ import numpy as np
 
 from cachesim.engines.held import (
     UNKNOWN,
+    Amounts,
     CellsHeld,
     CheckpointHeld,
     EntryHeld,
@@ -41,6 +42,23 @@ def held(server: ServerContext) -> Held:
             EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
             for each in (server.cache.entries if server.cache else ())
         ),
+    )
+
+
+def amounts(server: ServerContext) -> Amounts:
+    """The same in numbers; a companion's memory is left out."""
+    attention, recurrent = parts_of(server.contexts.target.memory)
+    used = {
+        part: sum(cells.used for cells in cache.streams.cells)
+        for part, cache in caches_of(attention).items()
+    }
+    rows = () if recurrent is None else recurrent.cells.seqs
+    return Amounts(
+        attention=used.get("attention", 0),
+        window=used.get("window", 0),
+        states=sum(1 for seqs in rows if seqs),
+        checkpoints=sum(each.size for slot in server.slots for each in slot.prompt.checkpoints),
+        parked=0 if server.cache is None else server.cache.size,
     )
 
 

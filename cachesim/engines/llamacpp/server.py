@@ -7,11 +7,11 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
 from cachesim.engines.family import Family
-from cachesim.engines.held import Held
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.llamacpp.held import held
+from cachesim.engines.llamacpp.held import amounts, held
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.lora import parse_lora, set_lora, take_over
 from cachesim.engines.llamacpp.options import Options
@@ -195,6 +195,10 @@ class LlamaCpp(Engine):
         """The same with the ledgers of a traced network."""
         return held(self._server)
 
+    def amounts(self) -> Amounts:
+        """How much it holds of each kind."""
+        return amounts(self._server)
+
     def conversations(self) -> tuple[list[Rope], list[Rope]]:
         """What every slot and every parked conversation holds, where prompts are ropes."""
         cache = self._server.cache
@@ -211,10 +215,8 @@ class LlamaCpp(Engine):
 
     def held_bytes(self) -> int:
         """Real bytes of what is parked and of all checkpoints, in host memory."""
-        cache = self._server.cache
-        parked = 0 if cache is None else cache.size
-        own = (each.size for slot in self._server.slots for each in slot.prompt.checkpoints)
-        return parked + sum(own)
+        found = self.amounts()
+        return found.parked + found.checkpoints
 
     def forget(self, ticket: Ticket) -> None:
         """Nobody will ask for this reply again, nor for the events so far."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cachesim.engines.held import UNKNOWN, CellsHeld, Held, Marks, RowHeld, runs_of
+from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
 from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.model.arithmetic import Network, Place
 
@@ -44,3 +44,8 @@ def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHe
         window=None,
         runs=runs_of(numbers, at, np.zeros_like(numbers), births),
     )
+
+
+def amounts(tree: Tree) -> Amounts:
+    """The same in numbers: a state at every node's end, a token's place in every layer."""
+    return Amounts(attention=tree.tokens, window=tree.tokens, states=tree.nodes)

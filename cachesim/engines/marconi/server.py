@@ -10,13 +10,13 @@ from cachesim.engines import base
 from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Held
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.marconi import causes
 from cachesim.engines.marconi import events as happened
 from cachesim.engines.marconi.family import FAMILY
-from cachesim.engines.marconi.held import held
+from cachesim.engines.marconi.held import amounts, held
 from cachesim.engines.marconi.memory import Content, Memory
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.rules import Rules
@@ -322,6 +322,10 @@ class Marconi(Engine):
     def held(self) -> Held:
         """The tree's nodes, with the marks of a traced network."""
         return held(self.tree, self.network)
+
+    def amounts(self) -> Amounts:
+        """How much of each kind the tree has."""
+        return amounts(self.tree)
 
     def check_integrity(self) -> None:
         """Raise ContractError where the tree's own books disagree."""

@@ -1,16 +1,26 @@
 """What the tree holds at one moment, in the form that pages are drawn from."""
 
 from collections.abc import Iterator, Sequence
-from math import prod
 
 import numpy as np
 
-from cachesim.engines.held import UNKNOWN, CellsHeld, EntryHeld, Held, Marks, RowHeld, runs_of
+from cachesim.engines.held import (
+    UNKNOWN,
+    Amounts,
+    CellsHeld,
+    EntryHeld,
+    Held,
+    Marks,
+    RowHeld,
+    runs_of,
+    sizes_of,
+)
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.node import FULL, STATE, Node
 from cachesim.engines.sglang.tree import Tree
 from cachesim.model.arithmetic import Network, Place
 from cachesim.model.histories import NodeId
+from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
 from cachesim.units import Tokens, as_tokens
 
@@ -44,13 +54,27 @@ def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> He
     return Held(cells=tuple(cells), rows=tuple(rows), entries=parked)
 
 
+def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
+    """The same in numbers."""
+    sizes = _sizes(spec, tree)
+    tokens = window = states = parked = 0
+    for node in tree.nodes():
+        if node.value is not None:
+            tokens += len(node)
+            window += len(node) * (bool(node.window) or not tree.has_windows)
+            states += node.state is not None
+        if node.host_full is not None:
+            parked += _bytes(node, sizes)
+    return Amounts(attention=tokens, window=window, states=states, parked=parked)
+
+
 def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
     """The longest prompts of which the host has everything, with the states on their way.
 
     What several share is counted with the first of them.
     """
     counted: set[int] = set()
-    sizes = _sizes(network, tree)
+    sizes = _sizes(network.spec, tree)
     for node in tree.nodes():
         if node.host_full is None or any(
             each.host_full is not None for each in node.children.values()
@@ -77,15 +101,10 @@ def _tokens(tree: Tree, path: Sequence[Node]) -> Tokens:
     return as_tokens(key.tolist())
 
 
-def _sizes(network: Network, tree: Tree) -> tuple[int, int, int]:
-    """Bytes of a token's attention, of its windows, and of a state, on a real server."""
-    token = window = state = 0
-    for shape in network.shapes:
-        cell = 2 * (prod(shape.key) + prod(shape.value)) if shape.key and not shape.marks else 0
-        own = shape.place == "window" and tree.has_windows
-        token, window = token + cell * (not own), window + cell * own
-        state += 4 * shape.row if not shape.marks else 0
-    return token, window, state
+def _sizes(spec: ModelSpec, tree: Tree) -> tuple[int, int, int]:
+    """Bytes of a token's attention, of its windows, and of a state, as the tree keeps them."""
+    token, window, state = sizes_of(spec)
+    return (token, window, state) if tree.has_windows else (token + window, 0, state)
 
 
 def _bytes(node: Node, sizes: tuple[int, int, int]) -> int:

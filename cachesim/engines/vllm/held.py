@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cachesim.engines.held import UNKNOWN, CellsHeld, Held, Marks, RowHeld, runs_of
+from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.pages import PLACES
 from cachesim.engines.vllm.runner import Runner
@@ -55,3 +55,14 @@ def held(manager: KVCacheManager, runner: Runner) -> Held:
             )
         )
     return Held(cells=tuple(cells), rows=tuple(rows))
+
+
+def amounts(manager: KVCacheManager) -> Amounts:
+    """The same in numbers: blocks that are cached, in whole blocks of their group."""
+    pool, groups = manager.pool, manager.groups
+    keys = np.fromiter(pool.cached, np.int64, len(pool.cached)) % pool.groups
+    found = {"attention": 0, "window": 0, "recurrent": 0}
+    for group, blocks in zip(groups, np.bincount(keys, minlength=len(groups)), strict=True):
+        place = PLACES[group.kind]
+        found[place] += int(blocks) * (1 if place == "recurrent" else group.block)
+    return Amounts(attention=found["attention"], window=found["window"], states=found["recurrent"])

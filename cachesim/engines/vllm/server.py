@@ -7,7 +7,7 @@ from cachesim.engines import base
 from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Held
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
@@ -18,7 +18,7 @@ from cachesim.engines.vllm.coordinator import Hit
 from cachesim.engines.vllm.drafting import Drafter
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.hashing import Prefixes
-from cachesim.engines.vllm.held import held
+from cachesim.engines.vllm.held import amounts, held
 from cachesim.engines.vllm.integrity import check_books
 from cachesim.engines.vllm.job import Job, check
 from cachesim.engines.vllm.manager import KVCacheManager, Published
@@ -399,6 +399,10 @@ class Vllm(Engine):
     def held(self) -> Held:
         """Cached blocks, with the ledgers of a traced network."""
         return held(self.manager, self.runner)
+
+    def amounts(self) -> Amounts:
+        """How much of each kind is cached."""
+        return amounts(self.manager)
 
     def check_integrity(self) -> None:
         """Raise ContractError where the manager's own books disagree."""

@@ -1,6 +1,6 @@
 """What mlx-lm's server holds between requests: the stored prompt caches."""
 
-from cachesim.engines.held import EntryHeld, Held
+from cachesim.engines.held import Amounts, EntryHeld, Held
 from cachesim.engines.mlx_lm.server.provenance import holdings as proof_of
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.model.arithmetic import Network
@@ -25,3 +25,8 @@ def held(store: ServerStore, network: Network) -> Held:
             for _, tokens, entry in store.cache.trie.items()
         )
     )
+
+
+def amounts(store: ServerStore) -> Amounts:
+    """The bytes of all entries."""
+    return Amounts(parked=sum(int(entry.nbytes) for _, _, entry in store.cache.trie.items()))
