@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "real": {"model", "engines", "verify", "scenario", "testing", "logs"},
     "record": {"model", "engines", "verify", "scenario", "logs"},
     "report": {"model", "engines", "verify", "scenario"},
-    "lessons": {"model", "engines", "verify", "scenario", "testing", "report"},
+    "lessons": {"model", "engines", "verify", "scenario", "testing", "report", "logs"},
     "cli": {
         "model",
         "engines",

@@ -30,9 +30,13 @@ class Drawn:
         return inline(self.picture, uid, letter=_letter)
 
     def text(self) -> str:
-        """For a terminal: a letter for each token, and a mark under what is wrong."""
+        """For a terminal: a letter for each token, and a mark under what is wrong.
+
+        Where there are more tokens than columns, a column stands for many, and names its writer.
+        """
         lines: list[str] = []
         heads = dict(self.picture.headings)
+        scale = -(-self.picture.positions // WIDEST)
         for i, row in enumerate(self.picture.rows):
             lines += [heads[i]] if i in heads else []
             note = f" ({row.note})" if row.note else ""
@@ -40,10 +44,28 @@ class Drawn:
             held = [" "] * min(self.picture.positions, WIDEST)
             marks = list(held)
             for bar in row.bars:
-                _write(held, marks, bar)
+                if scale > 1:
+                    _write_scaled(held, marks, bar, scale, self.picture.steps)
+                else:
+                    _write(held, marks, bar)
             lines.append(f"    {''.join(held).rstrip()}")
             lines += [f"    {''.join(marks).rstrip()}"] if "^" in marks else []
+        if scale > 1:
+            lines += [f"  one column is {scale} tokens; = reused, ~ processed again;"]
+            lines += ["  a digit is the request that wrote them"]
         return "\n".join(lines)
+
+
+def _write_scaled(
+    held: list[str], marks: list[str], bar: Bar, scale: int, steps: Sequence[str]
+) -> None:
+    """A bar in columns of many tokens each; even the shortest has one."""
+    looks = {"shared": "=", "again": "~"}
+    mark = looks.get(bar.look) or ("?" if bar.step is None else steps[bar.step][-1])
+    first = bar.start // scale
+    for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
+        held[at] = mark
+        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
 
 
 def _write(held: list[str], marks: list[str], bar: Bar) -> None:

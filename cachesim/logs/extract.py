@@ -27,6 +27,17 @@ def worst_scenario(replays: Sequence[Replay]) -> Scenario:
     return scenario_of(replay, steps, worst, _last(replay, steps))
 
 
+def whole_scenario(replay: Replay) -> Scenario:
+    """All requests of a log, one after the other, without what each is expected to reuse."""
+    steps = [_finished(each.asked) for each in replay.requests if each.asked is not None]
+    whole = scenario_of(replay, [*replay.invented, *steps], replay.requests[-1], None)
+    return replace(
+        whole,
+        about=f"Rebuilt from a server's log: {len(steps)} requests.",
+        source=Source(note="Spans have no text."),
+    )
+
+
 def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
     best: tuple[int, Replay, Rebuilt] | None = None
     for replay in replays:
