@@ -102,3 +102,13 @@ def test_counts_and_positions_that_no_memory_holds_are_refused(
 
     with pytest.raises(ScenarioError, match=message):
         replay(file)
+
+
+def test_positions_are_divided_by_no_number_below_one(tmp_path: Path) -> None:
+    line = lines("b11434")[0]
+    line["ops"].insert(1, {"op": "seq_div", "seq": 0, "p0": 0, "p1": 4, "divisor": 0})
+    file = tmp_path / "line.jsonl"
+    file.write_text(json.dumps(line))
+
+    with pytest.raises(ScenarioError, match="positions divided by 0; write a whole number"):
+        replay(file)

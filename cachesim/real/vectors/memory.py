@@ -111,6 +111,9 @@ class MemoryPlayer:
 
     def seq_div(self, op: Mapping[str, Any]) -> Json:
         """Divide positions."""
+        if op["divisor"] < 1:
+            msg = f"positions divided by {op['divisor']}; write a whole number from 1 on"
+            raise ValueError(msg)
         self.context.seq_div(op["seq"], op["p0"], op["p1"], op["divisor"])
         return {"ret": None}
 
