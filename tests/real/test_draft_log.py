@@ -90,3 +90,11 @@ def test_a_log_is_told_call_by_call_without_times_and_addresses(tmp_path: Path) 
         ["srv  update:    - prompt 0x...: 102 tokens, checkpoints: 1"],
         ["slot x: forcing full prompt re-processing took ... ms"],
     ]
+
+
+def test_what_was_accepted_and_is_read_once_more_is_no_draft() -> None:
+    replay = "0.3 D slot update_batch: id  1 | task 7 | generate_draft: id=9, #tokens=9, #draft=1"
+
+    (drafts,) = drafts_of([LINES[2], LINES[5], LINES[7], replay, LINES[8], LINES[9]])
+
+    assert (as_tokens([301, 302]), as_tokens([303])) == drafts

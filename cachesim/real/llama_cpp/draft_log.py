@@ -41,6 +41,8 @@ def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
             said.setdefault(slot, []).append(Token(token))
         elif found := _DRAFT.search(line):
             slot, task, count = (int(each) for each in found.groups())
+            if count and slot not in said:
+                continue  # what was accepted before a restore, read once more
             drafts.setdefault(task, []).append(tuple(said.pop(slot, [])[:count]))
             begun.discard(task)
             refused.discard(task)
