@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, TypeAlias
@@ -12,6 +12,12 @@ from cachesim.errors import InputError
 Do: TypeAlias = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 MOST_JOBS: Final = 256
+
+NO_DASHBOARD: Final[Mapping[str, Any]] = {
+    "dashboard_address": None,
+    "scheduler_kwargs": {"dashboard_address": ":0"},
+}
+"""For a cluster of our own: no page, and no port of its own that another cluster may have."""
 
 ALONE: Final = 6
 """Up to so many tasks a single process is quicker than starting others."""
@@ -80,7 +86,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
         address: Any = where
         if own:
             address = opened.enter_context(
-                LocalCluster(n_workers=own, threads_per_worker=1, dashboard_address=None)
+                LocalCluster(n_workers=own, threads_per_worker=1, **NO_DASHBOARD)
             )
         try:
             client = opened.enter_context(Client(address, timeout=10))

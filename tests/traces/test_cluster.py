@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.cli.workers import cluster
+from cachesim.cli.workers import NO_DASHBOARD, cluster
 from cachesim.errors import InputError
 from cachesim.traces.plan import plan_of
 from cachesim.traces.store import open_store
@@ -42,7 +42,7 @@ def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
         os.kill(killed[0], signal.SIGKILL)
 
     with (
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as own,
+        distributed.LocalCluster(2, threads_per_worker=1, **NO_DASHBOARD) as own,
         distributed.Client(own) as client,
         open_store(None) as store,
     ):
