@@ -56,6 +56,9 @@ AT_WORK: Final = 0.1
 SECONDS_TO_SLEEP: Final = 2.8
 """A server that sleeps after two seconds does so within these."""
 
+REFUSALS: Final = {"invalid_request_error", "exceed_context_size_error", "not_supported_error"}
+"""Errors with which the HTTP side answers before a slot is taken."""
+
 UNITS: Final = (1, 60, 3600, 86400)
 """Seconds, minutes, hours and days in seconds."""
 
@@ -232,8 +235,12 @@ class Played:
         return seconds, call_for(steps, probabilities=self._probabilities)
 
     def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """The outcomes with what the log says the companion proposed."""
-        if self._drafts is None:
+        """The outcomes with what the log says the companion proposed.
+
+        Of a request that was refused the log says nothing. Who waits for it gives the server the
+        time to fall asleep.
+        """
+        if self._drafts is None or all(each.error in REFUSALS for each in outcomes):
             return outcomes
         lines, self._read = last_call(self._drafts, self._read)
         drafts = drafts_of(lines)
