@@ -9,10 +9,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cachesim.engines.byte_tokenizer import BYTES, FIRST_BYTE, ByteTokenizer
+from cachesim.engines.rope import LONGEST, as_rope
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Token
 
 SPACES: Final = frozenset(" \n\r")
+
+NUMERALS: Final = frozenset("[0123456789]")
+"""What the text of an unknown token is made of."""
 
 TextOf = Callable[[Token], str]
 """The text of one token."""
@@ -37,6 +41,8 @@ def common_prefix(
     same = get_common_prefix(left, right)
     if same in (len(left), len(right)):
         return Match(same, same)
+    if _apart(text_of(left[same]), text_of(right[same])):
+        return Match(same, same)
     tails = [text_of(t) for t in left[same:]], [text_of(t) for t in right[same:]]
     reached = _exact_reach(*tails) if exact else _tolerant_reach(*tails)
     ends = [_ends(tail, limit, exact=exact) for tail, limit in zip(tails, reached, strict=True)]
@@ -48,6 +54,11 @@ def common_prefix(
     return Match(
         Count(same + bisect_right(ends[0], best)), Count(same + bisect_right(ends[1], best))
     )
+
+
+def _apart(one: str, other: str) -> bool:
+    """Whether two texts differ before either ends, with no white space that could be skipped."""
+    return not (one.startswith(other) or other.startswith(one) or SPACES & {*one, *other})
 
 
 def _exact_reach(left: list[str], right: list[str]) -> tuple[int, int]:
@@ -117,7 +128,7 @@ def kept_fraction(entry: Sequence[Token], prompt: Sequence[Token], text_of: Text
 
 def without_reasoning(
     tokens: Sequence[Token], tags: tuple[str, str] | None, text_of: TextOf
-) -> tuple[Token, ...]:
+) -> Sequence[Token]:
     """Drop the tokens of closed reasoning blocks (`get_tokens_exclude_think`).
 
     `tags` None: exclusion is off. An unclosed block is kept, and the token after a block always
@@ -125,6 +136,8 @@ def without_reasoning(
     """
     if tags is None or not tokens:
         return tuple(tokens)
+    if _all_unknown(tokens) and not {*tags[0]} <= NUMERALS:
+        return tokens  # their texts are numerals, so no tag is among them
     texts = [text_of(token) for token in tokens]
     blocks = _blocks("".join(texts), *tags)
     if not blocks:
@@ -138,6 +151,14 @@ def without_reasoning(
             kept.append(token)
         start += len(text)
     return tuple(kept)
+
+
+def _all_unknown(tokens: Sequence[Token]) -> bool:
+    """Whether all are beyond every vocabulary, as those of a trace are."""
+    rope = as_rope(tokens)
+    if rope is not None:
+        return all(text for text, _, _ in rope.runs)
+    return min(tokens) >= LONGEST
 
 
 def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, int]]:

@@ -74,7 +74,7 @@ class PromptCache:
         shifted = discard(self.stripped(prompt), held.n_kept_prompt, held.n_discarded_prompt)
         return similarity(self.stripped(held.tokens), shifted, self.text_of)
 
-    def stripped(self, tokens: Sequence[Token]) -> tuple[Token, ...]:
+    def stripped(self, tokens: Sequence[Token]) -> Sequence[Token]:
         """The tokens without their reasoning blocks."""
         return without_reasoning(tokens, self.tags, self.text_of)
 
