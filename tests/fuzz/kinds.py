@@ -28,7 +28,7 @@ from cachesim.logs.telling import worst as worst_of
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.model.presets import preset
-from cachesim.real.vectors.replay import kind_of, played
+from cachesim.real.vectors.replay import kind_of, line_of, played
 from cachesim.record.answer import AnswerReader
 from cachesim.record.entry import numbers_of
 from cachesim.report import json_output
@@ -187,7 +187,8 @@ def damage_vector(seed: Any, chance: Chance) -> Any:
 
 def play_vector(mutant: Any) -> None:
     """As `real vectors` does: the line goes through JSON, its kind is told from its keys."""
-    played(json.loads(json.dumps(mutant)), Path("mutant.jsonl"), 1)
+    path = Path("mutant.jsonl")
+    played(line_of(json.dumps(mutant), path, 1), path, 1)
 
 
 SLOT_PROFILES: Final = {

@@ -65,6 +65,7 @@ def test_differences_are_named_by_their_place() -> None:
         ("", "has no lines"),
         ('{"id": "x"}', "is no vector file"),
         ("[1]", "write one JSON object per line"),
+        ('{"predict": NaN}', "odd.jsonl:1: NaN is no JSON; write a number"),
         ("{", "cannot be read as a vector file"),
     ],
 )

@@ -76,7 +76,7 @@ def _check_counts(request: Request) -> None:
         ("completions", request.completions, 1),
         ("slot", request.slot, -1),
     ):
-        if value < least:
+        if not value >= least:  # NaN too
             msg = f"{name} is {value}; write a whole number from {least} on"
             raise OptionError(msg)
 

@@ -221,17 +221,27 @@ def kind_of(line: Line, path: Path) -> Kind:
     raise ScenarioError(msg)
 
 
+def line_of(text: str, path: Path, number: int) -> Line:
+    """One line of a file; what Python writes for infinity and no number is no JSON."""
+
+    def refuse(word: str) -> None:
+        msg = f"{path}:{number}: {word} is no JSON; write a number"
+        raise ScenarioError(msg)
+
+    found = json.loads(text, parse_constant=refuse)
+    if not isinstance(found, dict):
+        msg = f"{path}:{number}: write one JSON object per line"
+        raise ScenarioError(msg)
+    return found
+
+
 def lines_of(path: Path) -> Iterator[Line]:
     """The lines of a JSON Lines file, compressed or not."""
     try:
         data = path.read_bytes()
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         for number, line in enumerate(text.decode().splitlines(), 1):
-            found = json.loads(line)
-            if not isinstance(found, dict):
-                msg = f"{path}:{number}: write one JSON object per line"
-                raise ScenarioError(msg)
-            yield found
+            yield line_of(line, path, number)
     except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
         msg = f"{path} cannot be read as a vector file: {error}"
         raise ScenarioError(msg) from error
