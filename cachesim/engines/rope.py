@@ -120,17 +120,14 @@ class Rope:
         self.runs, self._length = [], 0
 
     def common(self, other: "Rope") -> int:
-        """How many leading tokens are equal; most ropes differ in their first text."""
-        if not self.runs or not other.runs or self.runs[0][:2] != other.runs[0][:2]:
-            return 0
+        """How many leading tokens are equal."""
         equal = 0
         for one, two in zip(self.runs, other.runs, strict=False):
-            if one == two:
-                equal += one[2] - one[1]
-                continue
-            if one[:2] == two[:2]:
-                equal += min(one[2], two[2]) - one[1]
-            break
+            if one != two:
+                if one[0] == two[0] and one[1] == two[1]:
+                    equal += min(one[2], two[2]) - one[1]
+                break
+            equal += one[2] - one[1]
         return equal
 
     def _append(self, run: Run) -> None:

@@ -91,7 +91,12 @@ class PromptCache:
 
     def contains(self, tokens: Sequence[Token]) -> bool:
         """True if a prompt equals an entry or is a prefix of one."""
-        return any(get_common_prefix(each.tokens, tokens) == len(tokens) for each in self.entries)
+        length = len(tokens)
+        return any(
+            get_common_prefix(each.tokens, tokens) == length
+            for each in self.entries
+            if each.n_tokens >= length  # a shorter one cannot hold it
+        )
 
     def alloc(self, entry: Entry, swap: Swap) -> bool:
         """Append an entry unless another one covers it (upstream: `alloc`); False if it was not."""
@@ -110,9 +115,10 @@ class PromptCache:
         return True
 
     def _drop_prefixes_of(self, tokens: Sequence[Token], swap: Swap) -> None:
-        kept = []
+        kept, length = [], len(tokens)
         for entry in self.entries:
-            if get_common_prefix(entry.tokens, tokens) == entry.n_tokens:
+            fits = entry.n_tokens <= length
+            if fits and get_common_prefix(entry.tokens, tokens) == entry.n_tokens:
                 swap.emit(CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
                 swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
             else:
