@@ -5,7 +5,9 @@ from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from typing import Any, Final, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from cachesim.cli.jobs import Job, jobs_of
@@ -16,6 +18,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.events import event_lines
 from cachesim.report.findings import one_scenario
+from cachesim.report.story import MOST_CHECKPOINTS
 from cachesim.scenario.result import Run, Step
 
 OUTCOME: Final = ("cached", "processed", "answer", "error", "generated", "checkpoints")
@@ -61,7 +64,7 @@ def diff_command(
     report = one_scenario(jobs[0].scenario, runs, source=jobs[0].source, width=screen.width)
     show(screen, report, *flags_of(jobs, settings))
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
-    for line in told(runs, differing):
+    for line in (*told(runs, differing), *outcomes(runs, differing)):
         show(screen, line)
     return NOT_AS_EXPECTED if differing else AS_EXPECTED
 
@@ -96,6 +99,67 @@ def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
     where = Text(f"the first decision that differs is in step {steps[parting.step].name}:")
     sides = zip(runs, parting.sides, strict=True)
     return [*lines, where, *(each for run, event in sides for each in _side(run, event))]
+
+
+MOST_STEPS: Final = 8
+"""Steps whose outcomes are laid side by side."""
+
+ANSWERS: Final = frozenset({"cached", "processed", "answer", "error", "generated"})
+"""Outcomes that a client sees; the others are what the server keeps."""
+
+
+def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[RenderableType]:
+    """What it comes to: each outcome that differs, one profile beside the other."""
+    if not differing:
+        return
+    found = [row for index in differing for row in _outcomes(*(run.steps[index] for run in runs))]
+    seen = any(row[1] in ANSWERS for row in found)
+    yield Text(
+        "\nwhat differs:"
+        if seen
+        else "\nwhat differs: only what is kept; every request is answered alike"
+    )
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("step", "", *(run.profile for run in runs)):
+        table.add_column(name, overflow="fold")
+    shown = {runs[0].steps[index].name for index in differing[:MOST_STEPS]}
+    for name, what, *sides in found:
+        if name in shown:
+            table.add_row(*(Text(word) for word in (name, what, *sides)))
+    yield table
+    if len(differing) > MOST_STEPS:
+        yield Text(f"and {len(differing) - MOST_STEPS} more steps", style="quiet")
+
+
+def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
+    """The outcomes of one step that differ, in words."""
+    for what in OUTCOME:
+        sides = getattr(one, what), getattr(other, what)
+        if sides[0] == sides[1]:
+            continue
+        left, right = (_word(each) for each in sides)
+        if what == "generated":  # tokens alone tell nothing: say from where on
+            pairs = enumerate(zip(*sides, strict=False), 1)
+            at = next((i for i, (a, b) in pairs if a != b), min(map(len, sides)) + 1)
+            left, right = (_from(each, at) for each in sides)
+        yield one.name, what, left, right
+    parked = [" ".join(str(entry["n_tokens"]) for entry in s.prompt_cache) for s in (one, other)]
+    if parked[0] != parked[1]:
+        yield one.name, "parked", parked[0] or "none", parked[1] or "none"
+
+
+def _from(tokens: Sequence[int], at: int) -> str:
+    """A reply from the first token on that differs."""
+    return f"token {at} is {tokens[at - 1]}" if at <= len(tokens) else f"ends before token {at}"
+
+
+def _word(value: object) -> str:
+    """One outcome as it is printed."""
+    if isinstance(value, tuple):
+        shown = [*map(str, value)]
+        more = ["..."] if len(shown) > MOST_CHECKPOINTS else []
+        return " ".join([*more, *shown[-MOST_CHECKPOINTS:]]) or "none"
+    return "none" if value is None else str(value)
 
 
 def _differ(one: Step, other: Step) -> bool:

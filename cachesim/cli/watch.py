@@ -1,7 +1,7 @@
 """`cachesim run --watch`: one scenario, event by event."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -12,10 +12,12 @@ from cachesim.cli.run import play, status
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.events import event_lines
-from cachesim.report.story import step_after, step_before
+from cachesim.report.picture import after, moment
+from cachesim.report.picture_text import blocks, legend
+from cachesim.report.story import scale_of_run, step_after, step_before
 from cachesim.scenario.result import Run
 
-HINT: Final = "Enter: next event   s: to the next step   q: quit"
+HINT: Final = "Enter: next event   b: back   s: to the end of the step   q: quit"
 
 
 def watch_command(
@@ -31,9 +33,12 @@ def watch_command(
     if asks:
         show(screen, Text(HINT, style="quiet"))
     runs = []
-    for run in play(jobs_of(names, profiles, seed), arithmetic, verify=True):
+    for run in play(jobs_of(names, profiles, seed), arithmetic, verify=True, detail=True):
         runs.append(run)
         show(screen, Text(f"{run.scenario} on {run.profile}", style="name"))
+        first = after(run, 0) if run.steps else None
+        if first is not None:
+            show(screen, Text("\n".join(legend(first)), style="quiet"))
         if not _watch(run, screen, asks=asks):
             break
     return status(runs)
@@ -41,18 +46,68 @@ def watch_command(
 
 def _watch(run: Run, screen: Console, *, asks: bool) -> bool:
     """Show one run; False where the watcher has seen enough."""
-    for index, step in enumerate(run.steps):
-        show(screen, step_before(run, index))
-        waits = asks
-        for event in step.events:
-            show(screen, event_lines([event]))
-            if waits:
-                answer = _asked(screen)
-                if answer == "q":
-                    return False
-                waits = answer != "s"
-        show(screen, step_after(run, index))
+    stops, scale = list(_stops(run)), scale_of_run(run)
+    shown: list[tuple[str, ...]] = []
+    at, answer = 0, ""
+    while at < len(stops):
+        step, number = stops[at]
+        events = run.steps[step].events
+        if number == 0 or answer == "b":
+            show(screen, step_before(run, step))
+        if number == len(events):
+            show(screen, step_after(run, step, scale))
+            at, answer = at + 1, ""
+            continue
+        show(screen, event_lines([events[number]]))
+        memory = _memory(run, step, number)
+        lines = _changed([] if answer == "b" else shown, memory)
+        if lines:
+            show(screen, Text("\n".join(lines), style="computed"), wrap=False)
+        shown, answer = memory, _asked(screen) if asks else ""
+        if answer == "q":
+            return False
+        at = _next(run, stops, at, answer)
     return True
+
+
+def _next(run: Run, stops: Sequence[tuple[int, int]], at: int, answer: str) -> int:
+    """Where the watcher goes: on, back by an event, or to the end of the step."""
+    if answer == "s":
+        step = stops[at][0]
+        return stops.index((step, len(run.steps[step].events)))
+    if answer == "b":
+        events = (
+            i for i in reversed(range(at)) if stops[i][1] < len(run.steps[stops[i][0]].events)
+        )
+        return next(events, at)
+    return at + 1
+
+
+def _stops(run: Run) -> Iterator[tuple[int, int]]:
+    """Each event of each step, and the end of each step."""
+    for index, step in enumerate(run.steps):
+        yield from ((index, number) for number in range(len(step.events) + 1))
+
+
+def _memory(run: Run, index: int, number: int) -> list[tuple[str, ...]]:
+    """What was held after one event, drawn in letters."""
+    detail = run.steps[index].detail
+    if detail is None or run.detail is None or number >= len(detail.at):
+        return []
+    return blocks(moment(run, index, run.detail.states[detail.at[number]]))
+
+
+def _changed(before: Sequence[tuple[str, ...]], now: Sequence[tuple[str, ...]]) -> Sequence[str]:
+    """The rows that are new or other than before, and the names of those that are gone."""
+    lines = [f"    {line}" for row in now if row not in before for line in row]
+    places = {_place(row) for row in now}
+    gone = [row[0].strip() for row in before if _place(row) not in places]
+    return [*lines, *(f"      gone: {label}" for label in gone)]
+
+
+def _place(row: tuple[str, ...]) -> str:
+    """The label without the position at which a state stands."""
+    return row[0].partition(" at ")[0]
 
 
 def _asked(screen: Console) -> str:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cachesim.lessons.kit import Answered, letters
+from cachesim.report import picture_text
 from cachesim.report.picture import Picture, story
-from cachesim.report.picture_rows import Bar, Kind
+from cachesim.report.picture_rows import Kind
 from cachesim.report.svg import inline
-
-WIDEST: Final = 64
-"""Positions of a picture in the terminal."""
 
 KINDS: Final[tuple[Kind, ...]] = ("request", "attention", "window", "recurrent", "checkpoint")
 
@@ -30,49 +28,8 @@ class Drawn:
         return inline(self.picture, uid, letter=_letter)
 
     def text(self) -> str:
-        """For a terminal: a letter for each token, and a mark under what is wrong.
-
-        Where there are more tokens than columns, a column stands for many, and names its writer.
-        """
-        lines: list[str] = []
-        heads = dict(self.picture.headings)
-        scale = -(-self.picture.positions // WIDEST)
-        for i, row in enumerate(self.picture.rows):
-            lines += [heads[i]] if i in heads else []
-            note = f" ({row.note})" if row.note else ""
-            lines.append(f"  {row.label}{note}")
-            held = [" "] * min(self.picture.positions, WIDEST)
-            marks = list(held)
-            for bar in row.bars:
-                if scale > 1:
-                    _write_scaled(held, marks, bar, scale, self.picture.steps)
-                else:
-                    _write(held, marks, bar)
-            lines.append(f"    {''.join(held).rstrip()}")
-            lines += [f"    {''.join(marks).rstrip()}"] if "^" in marks else []
-        if scale > 1:
-            lines += [f"  one column is {scale} tokens; = reused, ~ processed again;"]
-            lines += ["  a digit is the request that wrote them"]
-        return "\n".join(lines)
-
-
-def _write_scaled(
-    held: list[str], marks: list[str], bar: Bar, scale: int, steps: Sequence[str]
-) -> None:
-    """A bar in columns of many tokens each; even the shortest has one."""
-    looks = {"shared": "=", "again": "~"}
-    mark = looks.get(bar.look) or ("?" if bar.step is None else steps[bar.step][-1])
-    first = bar.start // scale
-    for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
-        held[at] = mark
-        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
-
-
-def _write(held: list[str], marks: list[str], bar: Bar) -> None:
-    for at in range(bar.start, min(bar.end, len(held))):
-        known = at - bar.start < len(bar.tokens)
-        held[at] = _letter(bar.tokens[at - bar.start]) if known else "?"
-        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
+        """For a terminal: a letter for each token, and a mark under what is wrong."""
+        return picture_text.text(self.picture, letter=_letter)
 
 
 def _letter(token: int) -> str:

@@ -61,12 +61,19 @@ def scale_of(*ribbons: Parts, widest: int = WIDEST) -> int:
 
 
 def letters(parts: Parts, scale: int) -> list[tuple[str, str]]:
-    """Each part as its letters, never fewer than one, with the style of the letter."""
-    return [
-        (letter * max(1, round(size / scale)), LETTERS[letter])
-        for letter, size in parts
-        if size > 0
-    ]
+    """Each part as its letters, never fewer than one, with the style of the letter.
+
+    A part ends where its last token lies, so that ribbons below each other keep one scale.
+    """
+    found, start, tokens = [], 0, 0
+    for letter, size in parts:
+        if size <= 0:
+            continue
+        tokens += size
+        end = max(start + 1, round(tokens / scale))
+        found.append((letter * (end - start), LETTERS[letter]))
+        start = end
+    return found
 
 
 def ribbon(parts: Parts, scale: int) -> Text:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,13 +20,28 @@ MOST_CHECKPOINTS: Final = 8
 def story(run: Run, *, only: int | None = None) -> RenderableType:
     """A whole run, or one step of it."""
     parts: list[RenderableType] = [Text(LEGEND, style="quiet")]
+    folded, scale = routine(run), scale_of_run(run)
     for index, step in enumerate(run.steps):
         if only not in {None, index}:
             continue
         parts += [Text(), step_before(run, index)]
-        parts.append(event_lines(each for each in step.events if each.loudness() != "quiet"))
-        parts.append(step_after(run, index))
+        heard = [each for each in step.events if each.loudness() != "quiet"]
+        parts.append(event_lines(each for each in heard if each.name() not in folded))
+        names = [each.name() for each in heard if each.name() in folded]
+        if names:
+            parts.append(Padding(Text(f"routine: {', '.join(names)}", style="quiet"), (0, 0, 0, 4)))
+        parts.append(step_after(run, index, scale))
     return Group(*parts)
+
+
+def routine(run: Run) -> frozenset[str]:
+    """Names of the plain events that every request of a run brings; one request has none."""
+    named = [
+        {each.name() for each in step.events if each.loudness() == "plain"}
+        for step in run.steps
+        if step.do == "complete" and step.error is None
+    ]
+    return frozenset(set[str].intersection(*named)) if len(named) > 1 else frozenset()
 
 
 def step_before(run: Run, index: int) -> RenderableType:
@@ -36,12 +52,12 @@ def step_before(run: Run, index: int) -> RenderableType:
     return text.append(f"  {said}", style="")
 
 
-def step_after(run: Run, index: int) -> RenderableType:
-    """What became of it."""
+def step_after(run: Run, index: int, scale: int) -> RenderableType:
+    """What became of it; a letter of its ribbons stands for so many tokens."""
     facts = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     facts.add_column(style="quiet", min_width=13, no_wrap=True)
     facts.add_column(overflow="fold")
-    for word, fact in _facts(run, index):
+    for word, fact in _facts(run, index, scale):
         facts.add_row(f"   {word}", fact)
     return Group(*_heading(run.steps[index]), facts)
 
@@ -55,11 +71,10 @@ BEFORE: Final = frozenset({"server", "equal", "rule", "ideal", "consumed", "gone
 """Statements about the reuse; the others are about the answer, and follow it."""
 
 
-def _facts(run: Run, index: int) -> Iterator[tuple[str, RenderableType]]:
+def _facts(run: Run, index: int, scale: int) -> Iterator[tuple[str, RenderableType]]:
     step = run.steps[index]
     prompt: Parts = prompt_parts(step) if step.explanation else []
     slots = [(slot, _slot_parts(run, index, slot)) for slot in step.slots]
-    scale = scale_of(prompt, *(parts for _, parts in slots))
     if prompt:
         yield "prompt", ribbon(prompt, scale)
     yield from ((each.word, each.sentence) for each in step.facts if each.word in BEFORE)
@@ -76,6 +91,19 @@ def _facts(run: Run, index: int) -> Iterator[tuple[str, RenderableType]]:
     if step.answer is not None:
         yield "answer", answer_text(step.answer)
     yield from ((each.word, each.sentence) for each in step.facts if each.word not in BEFORE)
+
+
+def scale_of_run(run: Run) -> int:
+    """One scale for all ribbons of a run: they stand below each other."""
+    return scale_of(*(parts for i in range(len(run.steps)) for parts in _ribbons(run, i)))
+
+
+def _ribbons(run: Run, index: int) -> Iterator[Parts]:
+    """All ribbons of a step."""
+    step = run.steps[index]
+    if step.explanation:
+        yield prompt_parts(step)
+    yield from (_slot_parts(run, index, slot) for slot in step.slots)
 
 
 def entries_text(entries: Sequence[Mapping[str, Any]]) -> str:

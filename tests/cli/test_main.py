@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
@@ -271,3 +272,32 @@ def test_the_program_itself_ends_quietly_when_its_reader_goes() -> None:
 
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+def test_diff_ends_with_what_differs(capsys: Capture) -> None:
+    words = ["llama.cpp-three-requests", "--arithmetic", "ring"]
+    assert 1 == main(["diff", "b9538", "b9538+erase-equal", *words])
+    table = spoken(capsys)[0].partition("what differs:")[2]
+    rows = [" ".join(line.split()) for line in table.splitlines()]
+
+    assert "C cached 1 0" in rows
+    assert "C answer diverged same" in rows
+    assert "B checkpoints 1[0..0] 36[35..35]" in rows
+    assert not any(row.startswith("A ") for row in rows)
+
+
+def test_diff_says_that_only_what_is_kept_differs(capsys: Capture) -> None:
+    assert 1 == main(["diff", "b9538", "b11549", *["llama.cpp-three-requests"]])
+    assert "only what is kept; every request is answered alike" in spoken(capsys)[0]
+
+
+def test_a_story_keeps_one_scale_and_folds_what_every_request_brings(capsys: Capture) -> None:
+    main(["explain", "llama.cpp-three-requests", "-p", "b11549", "--arithmetic", "ring"])
+    out = spoken(capsys)[0]
+
+    assert 1 == len(set(re.findall(r" x(\d+)$", out, re.MULTILINE)))
+    assert 3 == out.count("routine: cache-search-begun, task-launched, slot-released")
+    assert "the request starts in slot 0" not in out
+    assert "kept by" in out
+    assert "restored" in out
+    assert "prompt       Frrrrrrrrr" in out

@@ -50,7 +50,7 @@ def test_a_long_picture_fits_a_terminal_and_names_the_writers() -> None:
     text = drawn(example().run(upto=3)).text()
 
     assert max(map(len, text.splitlines())) <= 76
-    assert "one column is 51 tokens" in text
+    assert "a column is 51 tokens" in text
     assert "~" * 37 + "3" * 27 in text
 
 

@@ -269,7 +269,8 @@ class MemoryCut(Event):
         """What is kept, or that nothing was cut."""
         if not self.removed:
             return f"memory cannot be cut at position {self.p0}"
-        return f"slot {self.slot} keeps {self.n_tokens} tokens; what follows is removed"
+        s = "s"[: self.n_tokens != 1]
+        return f"slot {self.slot} keeps {self.n_tokens} token{s}; what follows is removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +287,7 @@ class ContextShifted(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDecoded(Event, tone="quiet", says="{n_tokens} tokens are processed"):
+class BatchDecoded(Event, tone="quiet", says="the network reads {n_tokens} tokens"):
     """A piece of the batch went through the network."""
 
     n_tokens: int

@@ -1,0 +1,96 @@
+"""A picture of memory for a terminal: a row of characters for each place that holds tokens.
+
+Short pictures may show a letter for each token. In others a character names the step that wrote
+what stands there, and where there are more tokens than columns one column stands for many.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cachesim.report.picture import Picture
+from cachesim.report.picture_rows import Bar
+
+WIDEST: Final = 64
+"""Columns of a row."""
+
+LOOKS: Final = {"shared": "=", "again": "~", "missing": " "}
+"""Looks that say more than who wrote it."""
+
+ORDER: Final = "123456789abcdefghijklmnopqrstuvwxyz"
+
+
+def text(picture: Picture, *, letter: Callable[[int], str] | None = None) -> str:
+    """Headings and rows, and a mark under what is wrong or missing."""
+    spells = letter is not None and picture.positions <= WIDEST
+    lines = rows(picture, letter=letter)
+    return "\n".join(lines if spells else [*lines, *(f"  {line}" for line in legend(picture))])
+
+
+def rows(picture: Picture, *, letter: Callable[[int], str] | None = None) -> list[str]:
+    """The same without what the characters mean."""
+    heads = dict(picture.headings)
+    lines: list[str] = []
+    for i, block in enumerate(blocks(picture, letter=letter)):
+        lines += [heads[i]] if i in heads else []
+        lines += block
+    return lines
+
+
+def blocks(
+    picture: Picture, *, letter: Callable[[int], str] | None = None
+) -> list[tuple[str, ...]]:
+    """Each row as its label, its characters, and the marks below them where there are any."""
+    scale, writers = scale_of(picture), writers_of(picture.steps)
+    found = []
+    for row in picture.rows:
+        note = f" ({row.note})" if row.note else ""
+        held = [" "] * min(picture.positions, WIDEST)
+        marks = list(held)
+        for bar in row.bars:
+            if letter is not None and scale == 1:
+                _spell(held, marks, bar, letter)
+            else:
+                _write(held, marks, bar, scale, writers)
+        lines = [f"  {row.label}{note}", f"    {''.join(held).rstrip()}"]
+        found.append((*lines, f"    {''.join(marks).rstrip()}") if "^" in marks else (*lines,))
+    return found
+
+
+def scale_of(picture: Picture) -> int:
+    """How many tokens a column stands for."""
+    return -(-picture.positions // WIDEST)
+
+
+def legend(picture: Picture) -> list[str]:
+    """What the characters mean, for pictures that name writers."""
+    scale, writers = scale_of(picture), writers_of(picture.steps)
+    pairs = zip(writers, picture.steps, strict=True)
+    named = [name if sign == name else f"{sign} {name}" for sign, name in pairs]
+    few = ", ".join(named[: len(ORDER)])
+    wide = f"a column is {scale} tokens" if scale > 1 else "a column is one token"
+    return [f"{wide}; = reused, ~ processed again, ^ wrong or missing;", f"written by {few}"]
+
+
+def writers_of(steps: Sequence[str]) -> list[str]:
+    """A character for each step: the last of its name where these differ, else its number's."""
+    last = [name[-1:] for name in steps]
+    if len(set(last)) == len(last) and all(each.isalnum() for each in last):
+        return last
+    return [ORDER[i % len(ORDER)] for i in range(len(steps))]
+
+
+def _write(held: list[str], marks: list[str], bar: Bar, scale: int, writers: Sequence[str]) -> None:
+    """A bar in columns; even the shortest has one."""
+    sign = LOOKS.get(bar.look) or ("?" if bar.step is None else writers[bar.step])
+    first = bar.start // scale
+    for at in range(first, min(max(-(-bar.end // scale), first + 1), len(held))):
+        held[at] = sign
+        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
+
+
+def _spell(held: list[str], marks: list[str], bar: Bar, letter: Callable[[int], str]) -> None:
+    """A bar token by token."""
+    for at in range(bar.start, min(bar.end, len(held))):
+        known = at - bar.start < len(bar.tokens)
+        held[at] = letter(bar.tokens[at - bar.start]) if known else "?"
+        marks[at] = "^" if bar.look in {"wrong", "missing"} else marks[at]
