@@ -31,7 +31,9 @@ class StepPlayed:
 
     @property
     def agrees(self) -> bool:
-        """Whether all three say the same."""
+        """Whether all three say the same; where the release raises, the simulator ends too."""
+        if "error" in self.real:
+            return "error" in self.simulated and self.cached is None
         return self.real == self.simulated and self.real.get("cached") == self.cached
 
 

@@ -8,6 +8,7 @@ import pytest
 from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
+from cachesim.real.schedules import StepPlayed
 from cachesim.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.scenarios import arriving, config_of, play_scenario
@@ -89,3 +90,13 @@ def test_a_hybrid_goes_on_from_the_junction_at_its_second_branch() -> None:
     found = simulated("hybrid-delta", 640, prompts())
 
     assert [0, 1280, 1280, 0, 640] == list(found.values())
+
+
+def test_where_the_release_raises_the_simulator_is_asked_to_end_too() -> None:
+    raised = {"error": "AssertionError: of the release's own words"}
+    ended = {"error": "evict_host: the real process aborts here"}
+    step = StepPlayed(name="a", prompt_tokens=3, real=raised, simulated=ended, cached=None)
+
+    assert step.agrees
+    assert not replace(step, simulated={"cached": 0}, cached=0).agrees
+    assert not replace(step, real={"cached": 0}).agrees

@@ -47,6 +47,9 @@ By then a prompt of several thousand tokens is being read, its first batch not y
 SECONDS_FOR_ONE_CALL: Final = 40
 """A server that says nothing for so long is asked no more; its process says what it is at."""
 
+SECONDS_LONGER: Final = 20
+"""The connection waits longer than we do: what a silent server is at is asked of its process."""
+
 SECONDS_WATCHED: Final = 4
 """How long a silent process is watched: one that computes meanwhile turns for ever."""
 
@@ -232,7 +235,8 @@ class Played:
 
     def _call(self, steps: Sequence[Step]) -> tuple[float, Json]:
         seconds = WHILE_AT_WORK if steps[0].turns else 0.0
-        return seconds, call_for(steps, probabilities=self._probabilities)
+        call = call_for(steps, probabilities=self._probabilities)
+        return seconds, call | {"timeout": self._worker.patience + SECONDS_LONGER}
 
     def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """The outcomes with what the log says the companion proposed.
@@ -254,7 +258,7 @@ class Worker:
     """One process that runs servers of one release."""
 
     def __init__(self, python: Path, log: Path | None, patience: float) -> None:
-        self._patience = patience
+        self.patience = patience
         script = Path(__file__).with_name("worker.py")
         self.jobs = 0
         self.lost = False
@@ -288,7 +292,7 @@ class Worker:
         try:
             stdin.write(json.dumps(what).encode() + b"\n")
             stdin.flush()
-            line = self._lines.get(timeout=self._patience)
+            line = self._lines.get(timeout=self.patience)
         except BrokenPipeError:
             return CRASH
         except Empty:
