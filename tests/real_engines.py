@@ -44,7 +44,10 @@ from cachesim.real.vllm.wheel import core_of
 from cachesim.scenario.shipped import load_all
 
 SEED: Final = 20261120
-WORKLOADS: Final = 40  # per release of llama.cpp
+WORKLOADS: Final = 40  # per release of llama.cpp that is looked at closely
+WORKLOADS_BETWEEN: Final = 20  # per release between them; `cachesim real llama.cpp` plays more
+PATIENCE: Final = 20.0
+"""Seconds until a server that never answers is given up: a prompt of these workloads takes one."""
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm
 VLLM_WORKLOADS: Final = 60
@@ -80,8 +83,8 @@ class Check:
 def workloads_agree(release: Release) -> tuple[bool, str]:
     """Random workloads: every request has the same counts on both."""
     tally = Tally()
-    with SideBySide(release) as pair:
-        for number in range(WORKLOADS):
+    with SideBySide(release, patience=PATIENCE) as pair:
+        for number in range(WORKLOADS if release in CLOSELY else WORKLOADS_BETWEEN):
             played = pair.play_random(seed=SEED, number=number, presets=tuple(PRESETS))
             tally.count(played)
             if played.difference is not None:

@@ -16,7 +16,7 @@ from cachesim.real.llama_cpp.calls import RealServerError, grouped
 from cachesim.real.llama_cpp.features import features_of
 from cachesim.real.llama_cpp.flags import drafting, model_file
 from cachesim.real.llama_cpp.gguf import write_model
-from cachesim.real.llama_cpp.server import RealServer
+from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer
 from cachesim.real.llama_cpp.shrink import shrink
 from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
 from cachesim.real.llama_cpp.trial import Trial
@@ -123,13 +123,14 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         version: str = "",
         trial: Trial | None = None,
         log: Path | None = None,
+        patience: float = SECONDS_FOR_ONE_CALL,
     ) -> None:
         self.release = release
         self._trial = trial
         self._folder = TemporaryDirectory(prefix="cachesim-models-")
-        self._plain = RealServer(release, version=version, log=log)
+        self._plain = RealServer(release, version=version, log=log, patience=patience)
         drafts = log or Path(self._folder.name) / "drafts.log"
-        self._drafting = RealServer(release, version=version, log=drafts)
+        self._drafting = RealServer(release, version=version, log=drafts, patience=patience)
 
     def __exit__(self, *_: object) -> None:
         self._plain.close()
