@@ -3,6 +3,7 @@
     --mutants N    how many, over all kinds (default 1,000,000)
     --minutes M    stop after so long
     --seed S       other mutants
+    --from N       take up a run of that seed that was stopped after N mutants
     --kind K       one kind only, with --first N from which number on
     --jobs J       processes
 
@@ -31,11 +32,12 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=1_000_000)
     parser.add_argument("--minutes", type=float, default=None)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--from", type=int, default=0, dest="done")
     parser.add_argument("--kind", choices=tuple(KINDS))
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
-    orders: Iterable[tuple[str, int, range]] = portions(given.mutants, given.seed)
+    orders: Iterable[tuple[str, int, range]] = portions(given.mutants, given.seed, done=given.done)
     if given.kind:
         end = given.first + given.mutants
         orders = (

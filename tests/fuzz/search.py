@@ -59,9 +59,14 @@ def search(name: str, seed: int, numbers: range) -> Tally:
     return tally
 
 
-def portions(mutants: int, seed: int, size: int = 200) -> Iterator[tuple[str, int, range]]:
-    """All kinds in their shares, in portions that processes take turns with."""
-    for start in range(0, mutants, size * 100):
+def portions(
+    mutants: int, seed: int, size: int = 200, done: int = 0
+) -> Iterator[tuple[str, int, range]]:
+    """All kinds in their shares, in portions that processes take turns with.
+
+    A run that was stopped after `done` mutants takes up the round that it was in.
+    """
+    for start in range(done - done % (size * 100), mutants, size * 100):
         whole = min(size * 100, mutants - start)
         for kind in KINDS.values():
             first, count = start * kind.share // 100, whole * kind.share // 100

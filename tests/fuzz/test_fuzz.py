@@ -60,3 +60,9 @@ def test_every_kind_has_its_share() -> None:
     for name, _, part in portions(30_000, 0):
         numbers[name] += part
     assert {n: list(range(30_000 * k.share // 100)) for n, k in KINDS.items()} == numbers
+
+
+def test_a_run_that_was_stopped_takes_up_the_round_that_it_was_in() -> None:
+    whole = list(portions(60_000, 0))
+    assert whole[-len(whole) // 3 :] == list(portions(60_000, 0, done=43_000))
+    assert whole == list(portions(60_000, 0, done=19_999))
