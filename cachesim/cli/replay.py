@@ -66,7 +66,7 @@ def replay_command(
     and Bailian publish them; `made:1000` makes one up. Requests come one after the other, or with
     --turn when their time has come; how long anything takes is not claimed. The first row is the
     bound that no cache can beat. With --verify a sample of the answers is computed too, from the
-    cache and cold; an answer that is wrong is exit status 1.
+    cache and cold. A wrong answer, or a server that ends before the trace, is exit status 1.
 
     Example: cachesim replay conversation_trace.jsonl -p vllm@0.33.0 --model dense
     """
@@ -98,7 +98,8 @@ def replay_command(
         for row, each in zip(found[1:], held, strict=False):
             row["verified"] = each.as_dict()
         write_json(found, format)
-    return AS_EXPECTED if all(each.right for each in held) else NOT_AS_EXPECTED
+    whole = not any(row["ended"] for row in found)
+    return AS_EXPECTED if whole and all(each.right for each in held) else NOT_AS_EXPECTED
 
 
 def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verified]:

@@ -44,10 +44,21 @@ def sweep_page(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     parts: list[RenderableType] = []
     for title, members in by_trace(rows):
         parts += [Text(title, style="name"), Text(), _shares(members), Text()]
-        if any(row["lost"] for row in members):
+        for sentence in endings(members):
+            parts += [Text(sentence), Text()]
+        if any(row["lost"] for row in members if row["profile"] != "bound"):
             parts += [Text("computed before and not reused, by cause"), _losses(members), Text()]
         parts += [*_curves(members), *_upgrades(members), *_holdings(members)]
     return Group(*parts)
+
+
+def endings(rows: Rows) -> list[str]:
+    """A sentence for each server that did not live to the end of the trace."""
+    return [
+        f"{server_of(row)} ended before the trace did, at {row['ended']}"
+        for row in rows
+        if row["ended"]
+    ]
 
 
 def by_trace(

@@ -51,7 +51,7 @@ class Stream:
     """Blocks by their hashes, and the requests that are at work."""
 
     unit: int = 0
-    _numbers: dict[object, int] = field(default_factory=dict)
+    _numbers: dict[int | str, int] = field(default_factory=dict)
     _parents: dict[int, int] = field(default_factory=dict)
     _open: dict[int, _Open] = field(default_factory=dict)  # by their last block
     _order: deque[_Open] = field(default_factory=deque)
@@ -89,17 +89,22 @@ class Stream:
         if size != self.unit:
             msg = f"{place}: blocks of {size} tokens among blocks of {self.unit}; give each a file"
             raise TraceError(msg)
-        parent = self._parent(fields.get("parent_block_hash"))
+        parent = self._parent(fields.get("parent_block_hash"), place)
         numbers = []
         for each in hashes:
-            number = self._numbers.setdefault(each, len(self._numbers))
+            number = self._numbers.setdefault(_hash(each, place), len(self._numbers))
+            if number not in self._parents and number in self._chain(parent):
+                msg = f"{place}: block {each!r} comes after itself; give it the block before it"
+                raise TraceError(msg)
             self._parents.setdefault(number, parent)
             numbers.append(number)
             parent = number
         return self._parents[numbers[0]], numbers
 
-    def _parent(self, told: object) -> int:
-        return -1 if told is None else self._numbers.setdefault(told, len(self._numbers))
+    def _parent(self, told: object, place: str) -> int:
+        if told is None:
+            return -1
+        return self._numbers.setdefault(_hash(told, place), len(self._numbers))
 
     def _give(self, time: float, parent: int, numbers: list[int]) -> None:
         """New blocks continue a request where it stands, or begin another one."""
@@ -164,12 +169,20 @@ def _event_of(told: Any, place: str) -> tuple[str, dict[str, Any]]:  # noqa: ANN
     raise TraceError(msg)
 
 
+def _hash(told: object, place: str) -> int | str:
+    """A block's hash."""
+    if isinstance(told, bool) or not isinstance(told, int | str):
+        msg = f"{place}: a block's hash is {str(told)[:40]}; write a number or a text"
+        raise TraceError(msg)
+    return told
+
+
 def _is_main(fields: dict[str, Any]) -> bool:
     """Attention's own blocks on the GPU: not a window's, a state's, or those of another tier."""
     kind, medium = fields.get("kv_cache_spec_kind"), fields.get("medium")
     if medium is not None and str(medium).upper() != "GPU":
         return False
-    return kind in WHOLE if kind else fields.get("group_idx") in {None, 0}
+    return str(kind) in WHOLE if kind else fields.get("group_idx") in (None, 0)
 
 
 def requests_of(lines: Iterable[tuple[Any, str]], stream: Stream) -> Iterator[Asked]:

@@ -19,13 +19,15 @@ own. That are 12 cells here.
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cachesim.errors import InputError
 from cachesim.traces.replay import BOUND, Cell
 from cachesim.traces.source import Source
+
+T = TypeVar("T")
 
 MOST_CELLS: Final = 100_000
 
@@ -74,18 +76,18 @@ def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path(
     if told.get("format") != 1:
         msg = f"{name}: format is {told.get('format')!r}; write format = 1"
         raise PlanError(msg)
-    sources = [
+    sources = _as_many(
         source
         for at, each in _tables(told, "trace", name)
         for source in _sources(each, f"{name}: trace {at}", folder)
-    ]
-    servers = [
+    )
+    servers = _as_many(
         server
         for at, each in _tables(told, "server", name)
         for server in _servers(each, f"{name}: server {at}")
-    ]
+    )
     if len(sources) * len(servers) > MOST_CELLS:
-        msg = f"{name}: {len(sources) * len(servers):,} cells; write at most {MOST_CELLS:,}"
+        msg = f"{name}: more than {MOST_CELLS:,} cells; write shorter lists"
         raise PlanError(msg)
     cells = tuple(
         Cell(source=source, profile=profile, model=model, options=options)
@@ -101,6 +103,11 @@ def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path(
             msg = f"{name}: {cell.profile}, {cell.model}, {cell.settings or 'no flags'}: {error}"
             raise PlanError(msg) from None
     return Plan(name=name, cells=cells)
+
+
+def _as_many(found: Iterator[T]) -> list[T]:
+    """All of them, or one more than can be played: lists of lists are soon millions."""
+    return list(islice(found, MOST_CELLS + 1))
 
 
 def _tables(
@@ -171,6 +178,10 @@ def _servers(
         raise PlanError(msg)
     if BOUND in profiles:
         models = models[:1]  # it knows of no layers
+    for flag, value in flags.items():
+        if any(isinstance(each, list | dict) for each in _several(value)):
+            msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
+            raise PlanError(msg)
     for profile, model, values in product(
         profiles, models, product(*map(_several, flags.values()))
     ):

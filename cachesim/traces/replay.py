@@ -18,7 +18,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Reply
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
-from cachesim.errors import ProfileError
+from cachesim.errors import ProfileError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.traces.asked import Asked
@@ -53,7 +53,11 @@ class Cell:
             msg = f"{BOUND} is no server and has no flags: leave out {self.settings}"
             raise ProfileError(msg)
         if self.profile != BOUND:
-            self.engine()
+            try:
+                self.engine()
+            except UpstreamAbort as abort:
+                msg = f"{self.profile} with a {self.model} model does not start: {abort}"
+                raise ProfileError(msg) from None
 
     def engine(
         self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None
@@ -91,6 +95,7 @@ class Replayed:
     prompt_tokens: int = 0
     cached: int = 0
     lost: Counter[str] = field(default_factory=Counter)  # by cause: tokens that were equal once
+    ended: str = ""  # at which request the server ended, and why
 
     @property
     def rate(self) -> float:
@@ -110,6 +115,7 @@ class Replayed:
                 for cause, count in sorted(self.lost.items(), key=lambda each: (-each[1], each[0]))
                 if count
             },
+            "ended": self.ended,
         }
 
 
@@ -172,6 +178,8 @@ def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
     found = Replayed()
     for each in served:
         _count(found, each.asked, each.answer)
+        if each.ended and not found.ended:
+            found.ended = f"request {each.asked.number + 1}: {each.ended}"
         yield found
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Tokens
 
 
@@ -33,10 +34,11 @@ class Coming:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request, and what came back; no answer where the server has died."""
+    """A request, and what came back; no answer where the server refused it, or has ended."""
 
     asked: Coming
     answer: Reply | None
+    ended: str = ""  # why the server ended with it: nothing comes after
 
 
 def serve(engine: Engine, requests: Iterable[Coming], turn: float = 0.0) -> Iterator[Served]:
@@ -47,7 +49,11 @@ def serve(engine: Engine, requests: Iterable[Coming], turn: float = 0.0) -> Iter
 def _in_order(engine: Engine, requests: Iterable[Coming]) -> Iterator[Served]:
     for asked in requests:
         ticket = engine.submit(asked.request())
-        engine.run()
+        try:
+            engine.run()
+        except UpstreamAbort as abort:
+            yield Served(asked, None, str(abort))
+            return
         yield Served(asked, engine.reply(ticket))
         engine.forget(ticket)  # a trace may be larger than memory
 
@@ -62,7 +68,11 @@ def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterato
         while coming is not None and coming.time <= now:
             inside[engine.submit(coming.request())] = coming
             coming = next(waiting, None)
-        busy = engine.step()
+        try:
+            busy = engine.step()
+        except UpstreamAbort as abort:
+            yield from (Served(each, None, str(abort)) for each in inside.values())
+            return
         now += turn
         for ticket, answer in [(each, engine.reply(each)) for each in inside]:
             if answer is not None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any, Final, cast
 
-from cachesim.engines.base import Engine
+from cachesim.engines.base import Engine, Reply
 from cachesim.errors import InputError
 from cachesim.traces.replay import Cell
 from cachesim.traces.serving import Served, serve
@@ -92,12 +92,9 @@ def verified(cell: Cell, count: int) -> Verified:
     oracle, wrong, otherwise = Oracle(server.network), [], 0
     for served in spelled(server, cell, last + 1):
         number, answer = served.asked.number, served.answer
-        if answer is None:
-            otherwise += 1
-            continue
-        otherwise += (answer.cached or 0) != reused[number]
-        verdict = judge(answer, oracle) if number in sample else None
-        if verdict is not None and verdict.wrong is not None:
+        otherwise += _cached(answer) != reused[number]
+        verdict = judge(answer, oracle) if answer is not None and number in sample else None
+        if answer is not None and verdict is not None and verdict.wrong is not None:
             wrong.append(
                 Wrong(
                     number=number,
@@ -124,11 +121,14 @@ def spread(numbers: list[int], count: int) -> list[int]:
     return [numbers[at * (len(numbers) - 1) // (count - 1)] for at in range(count)]
 
 
-def _reused(cell: Cell) -> Iterator[tuple[int, int]]:
+def _reused(cell: Cell) -> Iterator[tuple[int, int | None]]:
     """For each request how much of it is reused."""
     for served in serve(cell.engine(), cell.coming(), cell.source.turn):
-        answer = served.answer
-        yield served.asked.number, 0 if answer is None else answer.cached or 0
+        yield served.asked.number, _cached(served.answer)
+
+
+def _cached(answer: Reply | None) -> int | None:
+    return None if answer is None else answer.cached or 0
 
 
 def spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:

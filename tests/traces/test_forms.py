@@ -175,6 +175,11 @@ def test_every_request_that_stored_several_blocks_is_found(tmp_path: Path) -> No
         ([1.0, [{"type": "BlockStored", "block_size": 16}]], "without block_hashes"),
         ([1.0, [stored(["q"], size=0)]], "block_size is 0"),
         ([1.0, [stored(["q"], size=32)]], "blocks of 32 tokens among blocks of 16"),
+        ([1.0, [stored([["q"]])]], r"a block's hash is \['q'\]; write a number or a text"),
+        ([1.0, [stored(["q"], [])]], r"a block's hash is \[\]"),
+        ([1.0, [stored(["q"], True)]], "a block's hash is True"),
+        ([1.0, [stored(["q"], "q")]], "block 'q' comes after itself"),
+        ([1.0, [stored(["q"], "p"), stored(["p"], "q")]], "block 'p' comes after itself"),
     ],
 )
 def test_a_wrong_event_is_named(tmp_path: Path, line: Any, complaint: str) -> None:

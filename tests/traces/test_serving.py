@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.traces.made import made_requests
 from cachesim.traces.replay import Cell, Known, play
@@ -64,6 +65,37 @@ def test_requests_that_overlap_find_other_slots() -> None:
     in_order, at_once = played("llama.cpp@b11549"), played("llama.cpp@b11549", turn=1000)
 
     assert at_once["cached"] != in_order["cached"]
+
+
+@pytest.mark.parametrize("turn", [0, 50])
+def test_a_server_that_ends_plays_no_more_and_the_replay_says_where(
+    turn: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    lines = [
+        {"timestamp": 0, "input_length": 40, "output_length": output, "hash_ids": [0, 1, 2]}
+        for output in (5, 500, 5)
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    shift = ["--set", "ctx_size=256", "--set", "context_shift=true", "--model", "hybrid-swa"]
+    command = ["replay", str(path), "-p", "llama.cpp@b11549", *shift, "--format", "json"]
+
+    status = main([*command, "--turn", str(turn), "--verify", "9"])
+    _, row = json.loads(capsys.readouterr().out)
+
+    assert 1 == status
+    assert row["ended"].startswith("request 2: llama_kv_cache::set_input_k_shift: the real process")
+    assert (2, 1) == (row["requests"], row["refused"]) if not turn else (3, 2)
+    assert 0 == row["verified"]["otherwise"]
+
+
+def test_a_server_that_does_not_start_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["replay", "made:9", "-p", "llama.cpp@b11549", "--set", "batch_size=1"])
+
+    assert 2 == status
+    assert "does not start: llama_context::decode: the real process aborts" in "".join(
+        capsys.readouterr().err.split("\n")
+    )
 
 
 def test_a_turn_of_less_than_nothing_is_refused() -> None:

@@ -105,6 +105,15 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
         ({"server": [{"profile": "vllm@0.33.0", "set": {"nonsense": 1}}]}, "nonsense=1: "),
         ({"server": [{"profile": "bound", "set": {"parallel": 1}}]}, '"bound" is no server'),
         ({"sever": []}, "there is no key 'sever'"),
+        (
+            {"server": [{"profile": "vllm@0.33.0", "set": {"block_size": [[16], 32]}}]},
+            r"server 1: block_size is \[\[16\], 32\]; write one value, or a list of values",
+        ),
+        (
+            {"server": [{"profile": "llama.cpp@b11549", "set": {"batch_size": 1}}]},
+            "with a hybrid model does not start: llama_context::decode: the real process aborts",
+        ),
+        ({"trace": [{key: list(range(1, 5000)) for key in ("made", "first", "turn")}]}, "cells"),
     ],
 )
 def test_what_is_wrong_with_a_plan_is_said_before_anything_is_played(
