@@ -44,6 +44,7 @@ from cachesim.scenario.session import SlotFiles
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
+from tests.fuzz.of_traces import damage_plan, damage_trace, plans, play_plan, play_trace, traces
 
 ROOT: Final = Path(__file__).parents[2]
 AFFORDABLE: Final = 3_000
@@ -404,7 +405,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     for each in (
         Kind(
             name="scenario",
-            share=45,
+            share=40,
             seeds=seeds_of_scenarios,
             damage=damage_scenario,
             play=play_scenario,
@@ -421,6 +422,8 @@ KINDS: Final[Mapping[str, Kind]] = {
             damage=damage_recording,
             play=play_recording,
         ),
+        Kind(name="trace", share=4, seeds=traces, damage=damage_trace, play=play_trace),
+        Kind(name="plan", share=1, seeds=plans, damage=damage_plan, play=play_plan),
         Kind(name="answer", share=8, seeds=answers, damage=damage_file, play=play_answer),
     )
 }
