@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check fuzz wheels newest bench docs clean help
+.PHONY: run test check pages sentences engines fuzz wheels newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -20,16 +20,25 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m tests.browser
-	@$(BIN)/python -m tests.playground
-	@$(BIN)/python -m tests.site_pages
-	@$(BIN)/python -m pytest -rs tests/docs/test_site.py tests/traces/test_cluster.py
-	@$(BIN)/cachesim run scenarios --format json > /dev/null
-	@$(BIN)/python -m tests.claims
+	@$(MAKE) --no-print-directory -j3 pages sentences engines
 	@$(BIN)/python -m tests.real_engines
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm
+
+# Parts of `make check` that do not disturb each other; answers in a browser are waited for.
+pages:
+	@$(BIN)/python -m tests.browser
+	@$(BIN)/python -m tests.playground
+	@$(BIN)/python -m tests.site_pages
+	@$(BIN)/python -m pytest -q -rs tests/traces/test_cluster.py
+
+sentences:
+	@nice -n 10 $(BIN)/cachesim run scenarios --format json > /dev/null
+	@nice -n 10 $(BIN)/python -m tests.claims
+
+engines:
+	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz

@@ -1,10 +1,11 @@
-"""`python -m tests.site_pages [FOLDER]`: pages of the built site in a real browser.
+"""`python -m tests.site_pages [FOLDER]`: the site is built and tested, its pages in a real browser.
 
 Home, a lesson, a reference and the scenarios, at both widths, light and dark; then a lesson is
 taken as a reader takes it. Where the browser or the site's packages are missing, it says so.
 """
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser import FLAGS, SIZES, axe_script, browser_path, equal, holds, text, violations
+from tests.docs.test_site import SITE
 from tests.playground import ROOT, say, served
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
@@ -30,7 +32,7 @@ PAGES: Final = (
     "out-of-reach.html",
     "search.html",
 )
-NEEDED: Final = ("sphinx", "myst_parser", "furo", "playwright")
+NEEDED: Final = ("sphinx", "myst_parser", "furo")
 
 
 def built(folder: Path) -> Path:
@@ -101,31 +103,49 @@ def taken(tab: Any, home: str) -> None:
     say("home shows the picture, and leads to the playground")
 
 
+def tested(site: Path) -> bool:
+    """Whether the tests of the site hold for this one; they need not build another."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests/docs/test_site.py")]
+    return not subprocess.run(  # noqa: S603
+        command, cwd=ROOT, env={**os.environ, SITE: str(site)}, check=False
+    ).returncode
+
+
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 all well or skipped, 1 something failed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    found = browser_path()
-    if missing or found is None:
-        sys.stdout.write(f"SKIPPED the site in a browser: no {', '.join(missing) or 'Chromium'}\n")
+    if missing:
+        sys.stdout.write(f"SKIPPED the site: no {', '.join(missing)}\n")
         return 0
+    with tempfile.TemporaryDirectory() as folder:
+        site = built(Path(folder))
+        return 0 if tested(site) and in_browser(site, arguments) else 1
+
+
+def in_browser(site: Path, arguments: Sequence[str]) -> bool:
+    """Whether its pages are well in a browser, or there is none."""
+    found = browser_path()
+    if importlib.util.find_spec("playwright") is None or found is None:
+        sys.stdout.write("SKIPPED the site in a browser: no Chromium, or no playwright\n")
+        return True
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
     pictures = Path(arguments[0]) if arguments else None
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
         try:
-            with served(built(Path(folder))) as address:
+            with served(site) as address:
                 home = address.removesuffix("playground/index.html")
                 looked_at(browser, home, pictures)
                 taken(browser.new_page(), home)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             sys.stdout.write(f"FAILED  {str(error)[:1500]}\n")
-            return 1
+            return False
         finally:
             browser.close()
-    return 0
+    return True
 
 
 if __name__ == "__main__":

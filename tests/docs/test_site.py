@@ -1,6 +1,7 @@
 """The site builds, every warning an error; `make check` sets up what that needs."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+SITE = "CACHESIM_SITE"
+"""An environment variable: a site that was just built, which need not be built once more."""
+
 NEEDED = ("sphinx", "myst_parser", "furo")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
@@ -60,12 +64,25 @@ def dead_links(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if SITE in os.environ:
+        return Path(os.environ[SITE])
     docs = tmp_path_factory.mktemp("sources") / "docs"  # other workers build it too
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_generated", "_build"))
     folder = tmp_path_factory.mktemp("site")
     for command in (
         [sys.executable, str(docs / "generate.py")],
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs, folder],
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "html",
+            str(docs),
+            str(folder),
+        ],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         assert 0 == done.returncode, done.stderr
