@@ -8,6 +8,7 @@ import numpy as np
 
 from cachesim.engines import slot_file
 from cachesim.engines.ik_llama.checkpoint import Checkpoint
+from cachesim.engines.ik_llama.options import MOST_CELLS
 from cachesim.engines.ik_llama.state import SequenceState
 from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.units import Array, Count, Pos, Token
@@ -89,6 +90,11 @@ def _describe(state: SequenceState, elements: list[bytes]) -> dict[str, Any]:
     }
 
 
+def _position(told: object) -> Pos:
+    """A cell's position: no context that a server can be given reaches further."""
+    return Pos(whole(told, most=MOST_CELLS))
+
+
 class _Elements:
     """The numbers behind the text, read in order."""
 
@@ -108,8 +114,8 @@ class _Elements:
     def state(self, text: dict[str, Any]) -> SequenceState:
         keys, values = text["keys"], text["values"]
         return SequenceState(
-            positions=tuple(Pos(whole(each)) for each in text["positions"]),
-            born=tuple(Pos(whole(each)) for each in text["born"]),
+            positions=tuple(map(_position, text["positions"])),
+            born=tuple(map(_position, text["born"])),
             size=whole(text["size"]),
             keys=None if keys is None else self.layers(keys),
             values=None if values is None else self.layers(values),
