@@ -18,7 +18,7 @@ from cachesim.errors import ScenarioError
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
-from cachesim.real.mlx_lm.server_http import Gate, Turns
+from cachesim.real.mlx_lm.server_http import Gate, Turns, number_of
 from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.playing import releases_of
@@ -65,19 +65,24 @@ def test_both_tokenizers_render_alike(template: str) -> None:
             assert rendered == list(ours.apply_chat_template(chat, add_generation_prompt=prompt))
 
 
+def carrying(number: int) -> SimpleNamespace:
+    """The arguments of a request with this number."""
+    return SimpleNamespace(logits=SimpleNamespace(repetition_context_size=number))
+
+
 def test_requests_that_are_sent_together_are_let_in_together() -> None:
     gate = Gate(Turns())
     gate.shut = True
     for number in (1, 0, 2):
-        gate.put((None, None, SimpleNamespace(sampling=SimpleNamespace(temperature=number))))
+        gate.put((None, object(), carrying(number)))
     gate.open([(0, 0), (1, 0), (2, 3)])
-    let_in = [int(gate.get_nowait()[2].sampling.temperature) for _ in range(2)]
+    let_in = [number_of(gate.get_nowait()[2]) for _ in range(2)]
     with pytest.raises(Empty):
         gate.get_nowait()
     gate.turns.count = 3
 
     assert [0, 1] == let_in
-    assert 2 == int(gate.get_nowait()[2].sampling.temperature)
+    assert 2 == number_of(gate.get_nowait()[2])
 
 
 def test_workloads_come_from_their_number_alone() -> None:

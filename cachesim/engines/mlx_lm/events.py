@@ -127,14 +127,28 @@ class RequestFinished(Event, tone="plain", says="the request has all its tokens 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDropped(Event, tone="loss"):
-    """The client had gone; the state of its request was stored, or thrown away."""
+    """The client had gone, or the HTTP side saw a stop word; the state was stored or not."""
 
     stored: bool
+    stop_word: bool = False
 
     @property
     def sentence(self) -> str:
         """What became of the request's state."""
-        return f"the client went away; its state is {'stored' if self.stored else 'thrown away'}"
+        why = "a stop word ended the reply" if self.stop_word else "the client went away"
+        return f"{why}; its state is {'stored' if self.stored else 'thrown away'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStuck(
+    Event,
+    tone="loss",
+    says="the generation thread waits for ever: {left_over} requests that a stop word ended are "
+    "still in the books of the batch that is to end first",
+):
+    """Before #741 the generation thread could wait for a batch that is never empty."""
+
+    left_over: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,10 @@ class RecurrentRules:
     slots: int = 2
     """Arrays that a layer's `ArraysCache` has."""
 
+    merges_slots_as_padding: bool = False
+    """Its caches are of a class of their own, `MambaCache`, whose first argument is a padding:
+    merged, fresh ones take the number of slots for one, and the next prefill raises (#842)."""
+
     paired: bool = False
     """A recurrent layer and the attention after it are one layer with one `CacheList`."""
 
@@ -98,6 +102,7 @@ _DECAYS: Final = Until(
 )
 _NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32_state": False})
 """#992 for the chunked scan, #997 for the delta rule: states became float32."""
+_MAMBA: Final = Until(release="0.30.5", upstream="#842", fields={"merges_slots_as_padding": True})
 _CHUNKED: Final = RecurrentRules(chunked=True)
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
@@ -136,7 +141,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             name="qwen3_next",
             about="Qwen3-Next",
             layers=("delta", "attention"),
-            until=(_NARROW,),
+            until=(_NARROW, _MAMBA),
         ),
         ModelFamily(
             name="qwen3_5",
@@ -157,6 +162,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             until=(
                 _DECAYS,
                 _NARROW,
+                _MAMBA,
                 Until(release="0.32.0", upstream="#1908", fields={"scan_at_lengths": False}),
             ),
         ),
@@ -165,34 +171,35 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             about="Mamba-2",
             layers=("ssm",),
             rules=_CHUNKED,
-            until=(_DECAYS, _NARROW),
+            until=(_DECAYS, _NARROW, _MAMBA),
         ),
         ModelFamily(
             name="nemotron_h",
             about="Nemotron-H",
             layers=("ssm", "attention"),
             rules=replace(_CHUNKED, scan_at_lengths=False),
-            until=(_DECAYS, _NARROW),
+            until=(_DECAYS, _NARROW, _MAMBA),
         ),
         ModelFamily(
             name="falcon_h1",
             about="Falcon-H1",
             layers=("ssm", "attention"),
             rules=replace(_CHUNKED, paired=True),
-            until=(_DECAYS, _NARROW),
+            until=(_DECAYS, _NARROW, _MAMBA),
         ),
         ModelFamily(
             name="plamo2",
             about="PLaMo 2",
             layers=("ssm", "attention"),
             rules=_CHUNKED,
-            until=(_DECAYS, _NARROW),
+            until=(_DECAYS, _NARROW, _MAMBA),
         ),
         ModelFamily(
             name="jamba",
             about="Jamba",
             layers=("ssm", "attention"),
             rules=RecurrentRules(masks=False, conv_at_lengths=False, advances=False),
+            until=(_MAMBA,),
         ),
         ModelFamily(
             name="lfm2",

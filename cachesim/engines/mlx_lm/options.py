@@ -68,6 +68,7 @@ class MlxOptions:
         low=1,
         high=MOST,
         unit="prompts",
+        since="0.30.6",
         tried=(8, 2, 1),
     )
     decode_concurrency: int = option(
@@ -77,6 +78,7 @@ class MlxOptions:
         low=1,
         high=MOST,
         unit="replies",
+        since="0.30.6",
         tried=(32, 2, 1),
     )
     kv_bits: int | None = option(
@@ -195,6 +197,7 @@ FIELDS: Final = (
         name="chat_template_kwargs",
         kind="any",
         about="what the chat template is told: { enable_thinking = false } closes the thoughts",
+        since="0.30.6",  # #829
     ),
 )
 """Fields of a request that decide how it is served; those of sampling do not."""

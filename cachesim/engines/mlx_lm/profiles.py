@@ -1,16 +1,13 @@
-"""Which rules each release and patch of mlx-lm stands for.
+"""Which rules each release of mlx-lm stands for: one entry of `RELEASES` each."""
 
-A release is one entry of `RELEASES`, a patch one of `PATCHES`.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.family import Package, Patch, Release
+from cachesim.engines.family import Package, Release
 from cachesim.engines.mlx_lm.families import ModelFamily, RecurrentRules
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
-from cachesim.engines.mlx_lm.server.rules import ServerRules, SnapshotRules
+from cachesim.engines.mlx_lm.server.rules import ServerRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +45,7 @@ _C_0_30_7: Final = CacheRules(
     rotated_is_restored=False,
     saves_empty_arrays=False,
 )
+_C_0_30_5: Final = replace(_C_0_30_7, window_masks_one_column=False)
 _C_AFTER_906: Final = replace(_C_0_30_7, counts_bytes=True, list_state_by_member=True)
 _C_0_31_1: Final = replace(_C_AFTER_906, bytes_skip_missing_slots=True)
 _C_0_31_2: Final = replace(
@@ -99,6 +97,7 @@ _G3: Final = StoreRules(
 _G4: Final = StoreRules()
 
 _R0_30_7: Final = ServerRules(reports_cached=False)
+_R0_30_5: Final = replace(_R0_30_7, forgets_stopped=False)
 _AFTER_906: Final = replace(_R0_30_7, reports_cached=True)
 _R0_31_0: Final = replace(_AFTER_906, checkpoint=True, binds_late=True)
 _R0_31_1: Final = replace(_R0_31_0, binds_late=False)
@@ -124,6 +123,14 @@ def _wheel(version: str, runtime: str) -> Package:
 
 
 RELEASES: Final[tuple[Release[MlxRules], ...]] = (
+    Release(
+        name="0.30.5",
+        about="no checkpoints; a stop word leaves the books of a batch full",
+        rules=MlxRules(caches=_C_0_30_5, store=_G0, server=_R0_30_5),
+        date="2026-01-25",
+        upstream="v0.30.5",
+        package=_wheel("0.30.5", "0.30.6"),
+    ),
     Release(
         name="0.30.6",
         about="no checkpoints",
@@ -220,187 +227,5 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
+BEFORE_741: Final = ("0.30.5",)
 SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.1", "0.32.2")
-
-
-def _lay(
-    *,
-    caches: Mapping[str, Any] | None = None,
-    store: Mapping[str, Any] | None = None,
-    server: Mapping[str, Any] | None = None,
-    snapshots: Mapping[str, Any] | None = None,
-    classes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Callable[[MlxRules], MlxRules]:
-    """A patch as the fields it sets; #929's fixes are changes to #923's snapshots, and add up."""
-
-    def lay(rules: MlxRules) -> MlxRules:
-        serving = replace(rules.server, **(server or {}))
-        if snapshots is not None:
-            taken = replace(serving.snapshots or SnapshotRules(), **snapshots)
-            serving = replace(serving, snapshots=taken)
-        return MlxRules(
-            caches=replace(rules.caches, **(caches or {})),
-            store=replace(rules.store, **(store or {})),
-            server=serving,
-            classes={**rules.classes, **(classes or {})},
-        )
-
-    return lay
-
-
-_ON_923: Final = {"bytes_skip_missing_slots": True}
-_FIXES_929: Final = (
-    "always_the_last_boundary",
-    "boundary_after_every_message",
-    "trims_each_layer_it_can",
-)
-_AT_LAST_USER: Final = {"checkpoint_at_last_user": True}
-
-PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
-    Patch(
-        name="138",
-        pull=138,
-        about="a stored prompt that parts from the new one is cut back to what they share",
-        fits=(),
-        lay=_lay(store={"cuts_to_common_prefix": True}),
-        landed=ALL[0],
-        back=_lay(store={"cuts_to_common_prefix": False}),
-    ),
-    Patch(
-        name="183",
-        pull=183,
-        about="a stored prompt is cut so that at least one token is left to feed",
-        fits=(),
-        lay=_lay(store={"leaves_one_token": True}),
-        landed=ALL[0],
-        back=_lay(store={"leaves_one_token": False}),
-    ),
-    Patch(
-        name="755",
-        pull=755,
-        about="rows without keys are merged with rows that have some",
-        fits=(),
-        lay=_lay(caches={"merge_skips_empty": True}),
-        landed=ALL[0],
-        back=_lay(caches={"merge_skips_empty": False}),
-    ),
-    Patch(
-        name="923",
-        pull=923,
-        about="snapshots at message boundaries",
-        fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={}),
-    ),
-    Patch(
-        name="929",
-        pull=929,
-        about="#923 with all three fixes of #929",
-        fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots=dict.fromkeys(_FIXES_929, True)),
-    ),
-    Patch(
-        name="929.1",
-        pull=929,
-        about="#923 with the first fix: always a snapshot at the last boundary",
-        fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[0]: True}),
-    ),
-    Patch(
-        name="929.2",
-        pull=929,
-        about="#923 with the second fix: a boundary after every message",
-        fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[1]: True}),
-    ),
-    Patch(
-        name="929.3",
-        pull=929,
-        about="#923 with the third fix: each layer is trimmed that can be",
-        fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[2]: True}),
-    ),
-    Patch(
-        name="999",
-        pull=999,
-        about="rotating caches unroll when they are trimmed",
-        fits=("0.31.1-main",),
-        lay=_lay(
-            caches={"rotating_unrolls_on_trim": True},
-            store={"checks_trimmed": True, "prunes": "within-size"},
-        ),
-    ),
-    Patch(
-        name="1006.1",
-        pull=1006,
-        about="checkpoint before the last user message, first commit",
-        fits=("0.31.1-main",),
-        lay=_lay(server=_AT_LAST_USER),
-    ),
-    Patch(
-        name="1006.2",
-        pull=1006,
-        about="the same, second commit: padded tails",
-        fits=("0.31.1-main",),
-        lay=_lay(server=_AT_LAST_USER | {"tails": "padded"}),
-    ),
-    Patch(
-        name="1006",
-        pull=1006,
-        about="the same, last commit: a checkpoint at each request's own distance",
-        fits=("0.31.1-main",),
-        lay=_lay(
-            server=_AT_LAST_USER | {"tails": "padded", "checkpoint_only_at_own_distance": True}
-        ),
-    ),
-    Patch(
-        name="1186",
-        pull=1186,
-        about="an untrimmed hybrid cache is reused from the common prefix on",
-        fits=SEGMENTED,
-        lay=_lay(store={"reuses_untrimmed": True}),
-    ),
-    Patch(
-        name="1253",
-        pull=1253,
-        about="a trim resets the recurrent state",
-        fits=SEGMENTED,
-        lay=_lay(caches={"arrays_trim_resets": True}),
-    ),
-    Patch(
-        name="1254",
-        pull=1254,
-        about="a trim resets the recurrent state",
-        fits=SEGMENTED,
-        lay=_lay(caches={"arrays_trim_resets": True}),
-    ),
-    Patch(
-        name="1908",
-        pull=1908,
-        about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
-        fits=("0.31.2", "0.31.3", "0.32.0"),
-        lay=_lay(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
-        cures="the chunked scan of a padded batch loses the rest of a row",
-        landed="0.32.2",
-    ),
-    Patch(
-        name="chunk-front",
-        about="a chunk whose front was dropped is not trimmed",
-        fits=ALL,
-        lay=_lay(caches={"chunks_always_trim": False}),
-    ),
-    Patch(
-        name="draft-key",
-        about="with a draft model, a stored key ends where its state does",
-        fits=ALL,
-        lay=_lay(server={"key_is_what_was_fed": True}),
-        cures="with a draft model, a stored key is longer than its state",
-    ),
-    Patch(
-        name="ring-mask",
-        about="the mask on a ring that has turned counts its rows: no padded row loses a token",
-        fits=ALL,
-        lay=_lay(caches={"ring_mask_counts_rows": True}),
-        cures="the mask on a ring that has turned hides a token of a padded row",
-    ),
-)
-"""Numbered patches are pull requests at ml-explore/mlx-lm, with a dot one of several commits."""

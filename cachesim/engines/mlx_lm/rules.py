@@ -34,6 +34,10 @@ class CacheRules:
     """0.32.0: a recurrent mask obeys left padding and lengths; before, the first hid the second,
     and since #1177 every fresh batch has a left padding of zeros."""
 
+    window_masks_one_column: bool = True
+    """#843 (0.30.6): a cache that keeps everything gives a mask where a window is asked for;
+    before, one column had none, and several only where an array was asked for."""
+
     chunk_front_counts_valid_rows: bool = True
     """#1673 (0.32.0): dropping a chunk's front counts valid rows; before, allocated ones."""
 

@@ -22,15 +22,32 @@ PATIENCE = 30.0
 FILLER = 20
 
 
+NEVER = 60
+"""So many turns with nothing to say and no look at the queue: the thread will not look again."""
+
+
 class Turns:
-    """The budget of a slice between two looks at the queue: one turn, and they are counted."""
+    """The budget of a slice between two looks at the queue: one turn, and they are counted.
+
+    Before #741 a slice took half a second: there a turn takes one second of this clock.
+    """
 
     count = 0
+    seconds = 0.0
 
     def __iter__(self) -> Iterator[None]:
         """One turn."""
         self.count += 1
         return iter((None,))
+
+    def time(self) -> float:
+        """What the release takes for seconds."""
+        return self.seconds
+
+    def pass_one(self) -> None:
+        """A turn is over, in a release without such a budget."""
+        self.count += 1
+        self.seconds += 1.0
 
 
 class Gate(Queue):  # type: ignore[type-arg]
@@ -45,13 +62,34 @@ class Gate(Queue):  # type: ignore[type-arg]
         self.turns = turns
         self.shut = False
         self.idle = False
+        self.stuck = False
         self.arrived: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        self._looked: int | None = None  # the turn of the last look at an empty queue
+        self._idling = 0
         self.later: list[tuple[int, Any]] = []
 
     def put(self, item: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
-        """From an HTTP thread; a request carries its number as a temperature."""
-        _, _, args = item
-        self.arrived[int(args.sampling.temperature)] = item
+        """From an HTTP thread; a request carries its number in a field that no sampler reads."""
+        _, request, args = item
+        number = number_of(args)
+        self._numbers[id(request)] = number
+        self.arrived[number] = item
+
+    def number_of(self, request: Any) -> int:  # noqa: ANN401
+        """The number of a request that came in."""
+        return self._numbers[id(request)]
+
+    def turned(self, *, said: bool) -> None:
+        """The release called its batch generator, which had something to say or not."""
+        if said:
+            self.turns.pass_one()
+            self._idling = 0
+            return
+        self._idling += 1
+        if self._idling >= NEVER:
+            self.stuck = self.idle = True
+        time.sleep(0.0005)
 
     def open(self, order: Sequence[tuple[int, int]]) -> None:
         """Let in requests by number and by the turn that they come in.
@@ -60,6 +98,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         run off with the first of them.
         """
         self.turns.count = 0
+        self._looked = None
         self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
         self.later.sort(key=lambda each: each[0])
         with self.mutex:
@@ -72,12 +111,20 @@ class Gate(Queue):  # type: ignore[type-arg]
         if self.shut:
             time.sleep(0.001)
             raise Empty
-        bored = timeout is not None and self.empty()
+        self._idling = 0
+        waits = timeout is not None or self._looked == self.turns.count
+        bored = waits and self.empty()
         while self.later and (bored or self.later[0][0] <= self.turns.count):
             super().put(self.later.pop(0)[1])
             bored = False
-        self.idle = self.idle or (timeout is not None and self.empty() and not self.later)
+        self._looked = self.turns.count if self.empty() else None
+        self.idle = self.idle or (waits and self.empty() and not self.later)
         return super().get(block, None if timeout is None else min(timeout, 0.005))
+
+
+def number_of(args: Any) -> int:  # noqa: ANN401
+    """The number that a request carries; the processor that would read it is replaced."""
+    return int(args.logits.repetition_context_size)
 
 
 class Inbox(Queue):  # type: ignore[type-arg]
@@ -191,4 +238,6 @@ class Client(threading.Thread):
         """The tokens of an answer that came in one piece; streams do not tell them."""
         choices = self.answer[0].get("choices") if len(self.answer) == 1 else None
         told = (choices or [{}])[0].get("logprobs")
-        return None if told is None else [each["id"] for each in told["content"]]
+        if told is None:
+            return None
+        return told["tokens"] if "tokens" in told else [each["id"] for each in told["content"]]

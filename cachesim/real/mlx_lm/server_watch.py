@@ -110,7 +110,8 @@ class StoreWatch:
 
     def _layer(self, key: list[int], cold: Real, layer: Real) -> Json:
         """One layer, and whether it is like one computed afresh."""
-        entry: Json = {"class": type(layer).__name__, "trimmable": layer.is_trimmable()}
+        kind = type(layer).__name__.replace("MambaCache", "ArraysCache")  # its other name, to #842
+        entry: Json = {"class": kind, "trimmable": layer.is_trimmable()}
         at_end = True
         if hasattr(layer, "offset"):
             entry["offset"] = layer.offset

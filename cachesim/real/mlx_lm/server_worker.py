@@ -60,7 +60,7 @@ def play(workload: Json, folders: Real) -> list[Json]:
     results = []
     for group in workload["steps"]:
         results.append(server.play(group))
-        if server.death is not None:
+        if server.death is not None or server.gate.stuck:
             break
     server.stop()
     return results
@@ -91,6 +91,7 @@ class Server:
         self.death: str | None = None
         self.current: Json = {}
         self.asked: list[Asked] = []
+        self.turns = self.http.Turns()
         self.watch: Real = None
         self.gate: Real = None
         self.generator: Real = None
@@ -107,6 +108,7 @@ class Server:
             models.watch_calls(workload["draft"]["module"], self._called)
             arguments += ["--draft-model", str(folders.of(workload["draft"], *shape))]
         known = Path(str(self.module.__file__)).read_text()
+        self.tells_tokens = '"top_logprobs"' in known  # before #829 a number was asked for
         for name in FLAGS:
             flag = "--" + name.replace("_", "-")
             if name in self.options and f'"{flag}"' in known:
@@ -131,22 +133,41 @@ class Server:
         own = names.setdefault("_own", dict(names))
         names["_make_sampler"] = lambda args, _tokenizer: self._asked(args).script
         names["_make_logits_processors"] = lambda _args: []
-        names["TimeBudget"] = lambda *_: self.gate.turns
+        if "TimeBudget" in own:
+            names["TimeBudget"] = lambda *_: self.turns
+        else:  # before #741
+            names["time"] = self.turns
+            names["BatchGenerator"] = self._counted(own["BatchGenerator"])
         names["Queue"] = self._queue
         names["LRUPromptCache"] = lambda *rest: self._store(own["LRUPromptCache"], *rest)
         names["ResponseGenerator"] = self._generator(own["ResponseGenerator"])
-        names["_run_http_server"] = lambda host, port, generator: own["_run_http_server"](
-            host, port, generator, server_class=self._listening(own["ThreadingHTTPServer"])
+        runs = "_run_http_server" if "_run_http_server" in own else "run"
+        names[runs] = lambda host, port, what: own[runs](
+            host, port, what, server_class=self._listening(own["ThreadingHTTPServer"])
         )
 
     def _asked(self, args: Real) -> Asked:
-        """Requests carry their number as a temperature, which no sampler reads."""
-        return self.asked[int(args.sampling.temperature)]
+        """The request that these arguments came with."""
+        number: int = self.http.number_of(args)
+        return self.asked[number]
+
+    def _counted(self, kind: Real) -> Real:
+        server = self
+
+        class Counted(kind):  # type: ignore[misc]
+            """`BatchGenerator`; its turns are counted where no `TimeBudget` does it."""
+
+            def next(self) -> Real:
+                responses = super().next()
+                server.gate.turned(said=bool(responses))
+                return responses
+
+        return Counted
 
     def _queue(self) -> Real:
         """The first queue is that of the generation thread, others are for one request each."""
         if self.gate is None:
-            self.gate = self.http.Gate(self.http.Turns())
+            self.gate = self.http.Gate(self.turns)
             return self.gate
         return self.http.Inbox()
 
@@ -195,9 +216,9 @@ class Server:
                     server.death = type(error).__name__
                     raise
 
-            def _tokenize(self, tokenizer: Real, request: Real, args: Real) -> Real:
-                server.current = server._asked(args).record
-                result = super()._tokenize(tokenizer, request, args)
+            def _tokenize(self, tokenizer: Real, request: Real, *args: Real) -> Real:
+                server.current = server.asked[server.gate.number_of(request)].record
+                result = super()._tokenize(tokenizer, request, *args)
                 server.tokenized(server.current, result)
                 return result
 
@@ -241,11 +262,11 @@ class Server:
         chat = "messages" in request
         body = {
             "max_tokens": request["max_tokens"],
-            "temperature": len(self.asked),
-            "logprobs": True,
+            "repetition_context_size": len(self.asked),
             "stream": request.get("stream", False),
             "stream_options": {"include_usage": True},
         }
+        body |= {"logprobs": True} if self.tells_tokens else {}
         body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
         if "seed" in request:
             body["seed"] = request["seed"]
@@ -286,7 +307,7 @@ class Server:
         """Until the client has its answer, or nobody is left to give one."""
         ends = time.monotonic() + PATIENCE
         while asked.client.is_alive() and time.monotonic() < ends:
-            if self.death is not None:
+            if self.death is not None or self.gate.stuck:
                 asked.client.join(0.05)
                 asked.client.leave()
             asked.client.join(0.005)
@@ -332,7 +353,8 @@ class Server:
         elif any(asked.inbox is item[0] for _, item in self.gate.later):
             asked.record["error"] = "came too late"
         else:
-            asked.record["error"] = f"worker died: {self.death}"
+            died = f"worker died: {self.death}"
+            asked.record["error"] = "no answer" if self.gate.stuck else died
 
     @staticmethod
     def _wire(asked: Asked) -> Json:

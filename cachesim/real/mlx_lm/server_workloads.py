@@ -238,6 +238,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")
     rules = FAMILY.release(release).rules.server
+    lacking = [each.name for each in FAMILY.fields if release not in FAMILY.having(each)]
     played = played_at(release)
     family = played[number % len(played)]
     windows = windows_at(release, family)
@@ -261,6 +262,9 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
     tokenizer = WordTokenizer(template, VOCABULARY)
     drawer = Drawer(random, tokenizer, rules, longest=max((45, *windows)))
     steps = [drawer.group() for _ in range(random.randint(3, groups))]
+    for request in (each for group in steps for each in group):
+        for name in lacking:
+            request.pop(name, None)
     if joins_by_chance(release, family):
         options.pop("prompt_concurrency", None)
         for request in (each for group in steps for each in group):

@@ -33,9 +33,15 @@ class ArraysCache(LayerCache):
     has_merge = True
 
     def __init__(
-        self, rules: CacheRules, size: int, left_padding: Sequence[int] | None = None
+        self,
+        rules: CacheRules,
+        size: int,
+        left_padding: Sequence[int] | None = None,
+        *,
+        is_mamba: bool = False,
     ) -> None:
         super().__init__(rules)
+        self.is_mamba = is_mamba  # upstream's `MambaCache`, which #842 (0.30.6) removed
         self.cache: list[Array | None] = [None] * size
         self.left_padding: Integers | None = integers(left_padding) if left_padding else None
         self.lengths: Integers | None = None
@@ -137,6 +143,9 @@ class ArraysCache(LayerCache):
         Follows `ArraysCache.make_mask`; before 0.32.0 a left padding hides the lengths.
         """
         position = np.arange(columns)
+        if self.left_padding is not None and not self.left_padding.ndim:
+            msg = "Too many indices for array with 0 dimensions."
+            raise UpstreamValueError(msg)
         after = None if self.left_padding is None else position >= self.left_padding[:, None]
         before = None if self.lengths is None else position < self.lengths[:, None]
         if after is None or before is None:
@@ -200,9 +209,15 @@ class ArraysCache(LayerCache):
 
     @classmethod
     def merge(cls, caches: Sequence["ArraysCache"]) -> "ArraysCache":
-        """A zero block per slot with the rows that exist; follows `ArraysCache.merge`."""
+        """A zero block per slot with the rows that exist; follows `ArraysCache.merge`.
+
+        It makes a cache of the first one's class from the number of slots, which a `MambaCache`
+        takes for its left padding (an oddity).
+        """
         rules = caches[0].rules
-        batch = cls(rules, len(caches[0].cache))
+        batch = cls(rules, len(caches[0].cache), is_mamba=caches[0].is_mamba)
+        if batch.is_mamba:
+            batch.left_padding = np.array(len(batch.cache))
         inherit_bytes(batch, caches[0])
         empties = rules.arrays_merge_of_empties
         if empties != "raises" and all(each.empty() for each in caches):

@@ -82,5 +82,9 @@ class KVCache(LayerCache):
     ) -> Mask:
         """Causal from `offset` on; follows `KVCache.make_mask`."""
         return create_attention_mask(
-            columns, self.offset, window_size=window_size, return_array=return_array
+            columns,
+            self.offset,
+            window_size=window_size,
+            return_array=return_array,
+            masks_one_column=self.rules.window_masks_one_column,
         )

@@ -32,16 +32,22 @@ def create_causal_mask(
 
 
 def create_attention_mask(
-    columns: int, offset: int, *, window_size: int | None = None, return_array: bool = False
+    columns: int,
+    offset: int,
+    *,
+    window_size: int | None = None,
+    return_array: bool = False,
+    masks_one_column: bool = True,
 ) -> Mask:
     """The mask of a cache that keeps everything.
 
     Follows `create_attention_mask`: an array for a window, nothing for one column, else a word.
+    Before #843 a window did not come first (`masks_one_column`).
     """
-    if window_size is not None:
+    if window_size is not None and masks_one_column:
         return create_causal_mask(columns, offset, window_size=window_size)
     if columns == 1:
         return None
     if return_array:
-        return create_causal_mask(columns, offset)
+        return create_causal_mask(columns, offset, window_size=window_size)
     return "causal"

@@ -62,7 +62,11 @@ class Layout:
             case "window":
                 cache = RotatingKVCache(self.rules, self.network.spec.window)
             case "recurrent":
-                cache = ArraysCache(self.rules, self.recurrent.slots)
+                cache = ArraysCache(
+                    self.rules,
+                    self.recurrent.slots,
+                    is_mamba=self.recurrent.merges_slots_as_padding,
+                )
         cache.row_bytes = self._row_bytes(shape, self.element_bytes)
         cache.wide_row_bytes = self._row_bytes(shape, F32_BYTES)
         return cache

@@ -231,8 +231,10 @@ class RecurrentRows:
 
 
 def _mask_of(cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int) -> Array:
-    """Follows `create_ssm_mask` and whether the model's class looks at it."""
-    mask = cache.make_mask(columns) if rules.masks else None
+    """Follows `create_ssm_mask`, which is always asked, and whether the class looks at it."""
+    mask = cache.make_mask(columns)
+    if not rules.masks:
+        mask = None
     allowed = np.ones((batch, columns), bool) if mask is None else np.asarray(mask)
     if allowed.shape not in ((1, columns), (batch, columns)):
         msg = f"a mask of shape {allowed.shape} for {batch} rows of {columns} columns"

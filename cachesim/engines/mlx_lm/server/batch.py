@@ -58,6 +58,7 @@ class ServedBatch(ABC):
     def __init__(self, serving: Serving) -> None:
         self.serving = serving
         self.jobs: dict[int, Job] = {}
+        self.left_over = 0  # requests that are over and that upstream's books keep
         self._answered: list[int] = []
 
     @abstractmethod
@@ -240,9 +241,15 @@ class OldBatch(ServedBatch):
                 del self.jobs[token.uid]
 
     def remove_stopped(self) -> None:
-        """The state of a request that was stopped is stored with what was said so far (#741)."""
+        """The state of a request that was stopped is stored with what was said so far (#741).
+
+        Before, it was thrown away, and the request stayed in the books of the batch.
+        """
+        stored = self.serving.rules.forgets_stopped
         for uid, cache in self.generator.remove(self.stopped()).items():
             job = self.jobs.pop(uid)
-            self.serving.store.insert(job, job.cache_key, cache)
-            self.serving.tell(RequestDropped(task=job.ticket, stored=True))
+            if stored:
+                self.serving.store.insert(job, job.cache_key, cache)
+            self.left_over += not stored
+            self.serving.tell(RequestDropped(task=job.ticket, stored=stored, stop_word=True))
             self.serving.finish(job, "stop")

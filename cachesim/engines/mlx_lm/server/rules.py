@@ -40,6 +40,10 @@ class ServerRules:
     stop_words_end_generation: bool = False
     """#1072: before, the HTTP side watched for them, and told the worker to stop."""
 
+    forgets_stopped: bool = True
+    """#741 (0.30.6): what a stop word ended is stored and leaves the books of its batch; before,
+    its state was thrown away and the books kept it, so that no such batch was ever drained."""
+
     notices_leaving: bool = False
     """#1072: the HTTP side stops what its client left; before, a reply went on for nobody."""
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
-from cachesim.engines.mlx_lm.events import RequestFinished, WorkerDied
+from cachesim.engines.mlx_lm.events import RequestFinished, WorkerDied, WorkerStuck
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
@@ -21,6 +21,9 @@ from cachesim.engines.mlx_lm.server.store import ServerStore
 
 DEAD: Final = "generation thread died"
 """What the server says to whoever comes after its worker is gone, where it says anything."""
+
+ENDLESS: Final = "drains for ever"
+"""Our word for a thread that waits for a batch whose books keep a request that is over."""
 
 UNANSWERED: Final = "no answer"
 """Our word for a request that waits for a worker that is gone."""
@@ -85,10 +88,21 @@ class ResponseGenerator:
             self.batch.turn()
             self.batch.remove_stopped()
             return True
+        if self._drain and self.batch is not None and self.batch.left_over:
+            self._drain_for_ever(self.batch.left_over)
+            return True
         if self._drain:
             self.batch, self._drain = None, False
             return True
         return admitted
+
+    def _drain_for_ever(self, left_over: int) -> None:
+        """The thread waits for a batch to be empty that never will be, and reads no request."""
+        self.dead = ENDLESS
+        self.serving.tell(WorkerStuck(left_over=left_over))
+        self.requests.extendleft(self._unprocessed)
+        self._unprocessed.clear()
+        self._turn_away()
 
     def _next_request(self) -> Job | None:
         """What was put back comes before what is queued."""
@@ -137,12 +151,13 @@ class ResponseGenerator:
         """Requests to a dead worker: refused at once, or left without an answer."""
         turned = bool(self.requests)
         refuses = self.rules.when_dead == "refused"
+        worker = "waits for ever" if self.dead == ENDLESS else "is gone"
         for job in self.requests:
             job.error = DEAD if refuses else UNANSWERED
             job.message = (
                 f"RuntimeError: {DEAD}"
                 if refuses
-                else "the request stays in the queue of a thread that is gone"
+                else f"the request stays in the queue of a thread that {worker}"
             )
         self.requests.clear()
         return turned
