@@ -140,6 +140,12 @@ class SglangOptions:
         tried=("none", "EAGLE"),
     )
 
+    strict_mem_check_during_idle: bool = option(
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
+        "a pool whose books do not balance at rest ends the server, as is upstream's default; off "
+        "here, so that one sees what comes of it",
+        default=False,
+    )
     enable_hierarchical_cache: bool = option(
         "--enable-hierarchical-cache",
         "a second tier in the host's memory (HiCache)",

@@ -84,6 +84,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying("tree", frees_by_a_stale_map=True),
     ),
     Patch(
+        name="no-34870",
+        pull=34870,
+        about="defect put back: with EAGLE windows are let go by tokens, and inserted by pairs",
+        fits=("0.5.23",),
+        lay=laying("tree", windows_go_by_tokens=True),
+    ),
+    Patch(
         name="33713",
         pull=33713,
         about="defect as reported: a state that the device gives up goes from the host as well",

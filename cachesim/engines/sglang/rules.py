@@ -53,6 +53,11 @@ class TreeRules:
     key_without_reply: bool = False
     """#24380: a finished request leaves its prompt as the key, with the state after its reply."""
 
+    windows_go_by_tokens: bool = False
+    """#34870: where a prefill lets windows go is counted in tokens, although the tree has pairs,
+    and one window is kept and no whole pages; the match after the insertion then refuses the leaf,
+    and what the tree has is freed as a duplicate."""
+
     inserts_gone_windows: bool = False
     """#31486: window slots that were freed count as alive when they are inserted."""
 

@@ -23,7 +23,7 @@ from cachesim.engines.sglang.held import amounts, held
 from cachesim.engines.sglang.host_pool import Deed
 from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.job import Job, check
-from cachesim.engines.sglang.node import Node
+from cachesim.engines.sglang.node import FULL, PART, Node
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
@@ -31,7 +31,7 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Runner
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
-from cachesim.errors import OptionError, UpstreamEndless
+from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
 from cachesim.model.spec import ModelSpec
@@ -258,7 +258,7 @@ class Sglang(Engine):
             if self._idle > MOST_IDLE and self.scheduler.busy:
                 where = "Scheduler.event_loop_normal"
                 raise UpstreamEndless(where, "a request waits for more memory than there is")
-            return self.scheduler.busy
+            return self._goes_on()
         self._idle = 0
         self._begin(batch)
         tokens = self.runner.run(batch, self._sample)
@@ -270,6 +270,28 @@ class Sglang(Engine):
             self._of_req[req.id].done = True
             self._tell(happened.RequestFinished(task=req.id, generated=Count(req.num_output)))
         return True
+
+    def _goes_on(self) -> bool:
+        """Whether there is more to do; where there is not, after a look at the pools."""
+        busy = self.scheduler.busy
+        if not busy and self.options.strict_mem_check_during_idle:
+            self._check_pools()
+        return busy
+
+    def _check_pools(self) -> None:
+        """At rest, free slots and the tree's are all there are. Follows `_check_all_pools`."""
+        pool, evictable = self.tree.pool, self.tree.evictable
+        pools = {"full": (pool, FULL)}
+        if isinstance(pool, WindowPool):
+            pools["swa"] = (pool.windows, PART)
+        if any(self.tree.held_by_host()):
+            return
+        for name, (each, part) in pools.items():
+            total = each.size // each.page * each.page
+            if each.available + evictable[part] != total:
+                where = "SchedulerInvariantChecker"
+                numbers = f"available={each.available}, evictable={evictable[part]}"
+                raise UpstreamAbort(where, f"{name} pool memory leak detected! {total=}, {numbers}")
 
     def _begin(self, batch: Batch) -> None:
         if not batch.extend:

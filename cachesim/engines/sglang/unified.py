@@ -208,7 +208,10 @@ class UnifiedRadixCache(EvictingTree):
         if self.windows is None or not req.has_row or length - window < req.window_evicted + 1:
             return
         start = max(req.window_evicted, self._dead_from(req))
-        until = length - -(-max(window, page) // page) * page
+        least = max(window, page)
+        if not self.rules.tree.windows_go_by_tokens:
+            least = -(-least // page) * page
+        until = length - least
         if self.has_states and req.tracked is not None:
             until = min(until, req.tracked - window)
         req.window_evicted = start
@@ -263,7 +266,7 @@ class UnifiedRadixCache(EvictingTree):
         count, state, kept = self._length_to_cache(req, until)
         key = self.key_of(req.tokens[:count]) if count > 0 else self.key_of(req.tokens[:0])
         if self.windows is not None and not finished:
-            self.let_windows_go(req, max(count - int(self.shape.bigrams), 0) - 1)
+            self.let_windows_go(req, max(count - self._unpaired, 0) - 1)
         if count <= 0:
             self._after(req, state, kept, inserted=False)
             return
@@ -284,19 +287,27 @@ class UnifiedRadixCache(EvictingTree):
         insertion.run()
         req.inserted = max(req.inserted, len(key))
         self._prefer_prompt(req, key)
-        slots = self.slots_to(insertion.node)
+        node = insertion.node
+        if self.rules.tree.windows_go_by_tokens and not finished:
+            node = self.match(key, req.extra_key).node  # the match that followed an insertion
+        slots = self.slots_to(node)
         req.write(req.protected, slots[req.protected :])
         if req.last_node is not None:
             self.unlock(req.last_node, req.lock)
-        req.lock = self.lock(insertion.node)
+        req.lock = self.lock(node)
         req.protected = len(slots)
-        req.last_node = insertion.node
+        req.last_node = node
         branch = req.window_branch
         if self.has_windows and branch is not None and len(key) >= branch and not self.has_states:
             req.window_branch = None
             if not finished:
-                self.let_windows_go(req, until - int(self.shape.bigrams) - 1)
+                self.let_windows_go(req, until - self._unpaired - 1)
         self._after(req, state, kept, inserted=not insertion.state_was_there)
+
+    @property
+    def _unpaired(self) -> int:
+        """How many tokens at the end have no key of their own (#34870)."""
+        return int(self.shape.bigrams and not self.rules.tree.windows_go_by_tokens)
 
     def _length_to_cache(self, req: Req, until: int) -> tuple[int, int | None, int | None]:
         """How much goes in, with the state to donate and its track where a request is done.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.errors import OptionError
+from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import tiny
 from cachesim.units import Tokens, as_tokens
 
@@ -194,3 +194,30 @@ def test_an_extra_key_keeps_prefixes_apart() -> None:
         assert reply is not None
         found.append(reply.cached)
     assert [0, 0, 49] == found
+
+
+def fill(profile: str, **options: Any) -> list[int]:
+    """A prompt of whole pages with EAGLE, under a window of two pages less one token."""
+    engine = Engine.create(
+        profile,
+        model=tiny("swa", vocabulary=4096, window=128),
+        options={"page_size": 64, "speculative_algorithm": "EAGLE", **options},
+        arithmetic="counts",
+    )
+    found = []
+    for prompt in (fresh(0, 1024), fresh(0, 1044)):
+        ticket = engine.submit(Request(prompt=prompt, predict=3, reply=R))
+        engine.run()
+        answer = engine.reply(ticket)
+        assert answer is not None
+        found.append(int(answer.cached or 0))
+    return found
+
+
+def test_34870_put_back_ends_the_server_where_it_looks_at_its_pools() -> None:
+    strict = {"strict_mem_check_during_idle": True}
+
+    assert fill("sglang@0.5.23", **strict) == [0, 960]
+    assert fill("sglang@0.5.23+no-34870") == [0, 0]
+    with pytest.raises(UpstreamAbort, match="available=16320, evictable=1024"):
+        fill("sglang@0.5.23+no-34870", **strict)
