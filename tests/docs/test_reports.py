@@ -17,7 +17,7 @@ from pages.scenarios import counted, page  # noqa: E402
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 104, "in part": 16, "none": 47},
+    "first": {"agrees": 113, "in part": 9, "none": 45},
     "newer": {"agrees": 19, "in part": 1, "none": 20},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is

@@ -4,6 +4,7 @@ Entries were found by playing random workloads on the wheels before and after, a
 pull request where it is known. What no request turned on stands where it was first looked at.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.llamacpp.memory import rules as memory
@@ -21,7 +22,7 @@ from cachesim.engines.llamacpp.rules import (
 from cachesim.units import Count
 
 OLDEST: Final = ServerRules(
-    memory=memory.B9094,
+    memory=replace(memory.B9094, checks_positions=False, middle_cut_passes=False),
     requests=RequestRules(
         empty_prefill_opens=True,
         counts_are_checked=False,
@@ -35,6 +36,7 @@ OLDEST: Final = ServerRules(
     reuse=ReuseRules(
         depth_test_skips_extensions=True,
         thold_spares_one="never",
+        last_token_after_cut=True,
         chunk_moves_the_rest=True,
         swa_full_hides_window=False,
         start_passes=False,
@@ -49,6 +51,7 @@ OLDEST: Final = ServerRules(
         minimum_prompt=Count(64),
         exact_minimum_prompt=Count(64),
         spacing=Count(64),
+        exact_gets_some=False,
         exact_spaced=True,
         cuts_heed_spacing=False,
         spacing_waived_near_end=False,
@@ -97,10 +100,34 @@ NAMES: Final = (
 
 LANDED: Final[tuple[Merged, ...]] = (
     Merged(
+        pull=5420,
+        about="a last token to be computed again is taken back before the memory is cut",
+        landed="b8672",
+        sets={"reuse.last_token_after_cut": False},
+    ),
+    Merged(
         pull=12161,
         about="a chunk that is reused moves alone; what follows it keeps its positions",
         landed="b8672",
         sets={"reuse.chunk_moves_the_rest": False},
+    ),
+    Merged(
+        pull=14177,
+        about="a batch whose positions do not continue its sequences is refused",
+        landed="b8672",
+        sets={"memory.checks_positions": True},
+    ),
+    Merged(
+        pull=16382,
+        about="checkpoints for recurrent and hybrid models, not for windows only",
+        landed="b8672",
+        sets={"checkpoints.exact_gets_some": True},
+    ),
+    Merged(
+        pull=17009,
+        about="a cut that ends before a recurrent state's position leaves it as it is",
+        landed="b8672",
+        sets={"memory.middle_cut_passes": True},
     ),
     Merged(
         pull=16983,

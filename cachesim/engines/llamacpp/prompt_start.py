@@ -69,7 +69,7 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
         server.emit(
             OneTokenNeeded(slot=slot.id, task=task.id, n_past=n_past, n_tokens=task.n_tokens)
         )
-        n_past -= 1
+        n_past, slot.keeps_last_cell = n_past - 1, server.rules.reuse.last_token_after_cut
         task.ledger.apply(causes.LAST_TOKEN, n_past, n_tokens=task.n_tokens)
     _commit(slot, n_past)
     return True
@@ -143,10 +143,10 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
     Upstream: `while (head_c < slot.prompt.tokens.size() && head_p < input_tokens.size())`.
 
     Trap: the head of the new prompt moves only with a match, so deletions are recognised, and one
-    token inserted or changed ends the reuse. A recurrent state moves its position and keeps the
-    deleted tokens.
+    token inserted or changed ends the reuse. A recurrent state keeps the deleted tokens.
     """
     tokens, prompt = slot.prompt.tokens, task.tokens
+    lost = False  # #12160: a removal after the rest has moved takes cells that are to stay
     head_c = head_p = n_past
     while head_c < len(tokens) and head_p < len(prompt):
         n_match = _matching(tokens, head_c, prompt, head_p)
@@ -157,7 +157,9 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
             ChunkReused(slot=slot.id, task=task.id, size=n_match, source=head_c, target=head_p)
         )
         server.contexts.seq_rm(slot.id, head_p, head_c)
-        end = -1 if server.rules.reuse.chunk_moves_the_rest else head_c + n_match
+        end = head_c + n_match
+        if server.rules.reuse.chunk_moves_the_rest:
+            end, lost = -1, lost or slot.prompt.approximate is not None
         server.contexts.seq_add(slot.id, head_c, end, head_p - head_c)
         if head_c != head_p:
             slot.prompt.approximate_from(head_p, "chunk-reuse")
@@ -165,6 +167,8 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
         n_past += n_match
         head_c += n_match
         head_p += n_match
+    if lost:
+        slot.prompt.approximate = None  # nobody means that
     return n_past
 
 
@@ -296,8 +300,8 @@ def _resume_from(
         restored           [ 29 30 31 32 ]             29 30 31 and itself, 32
         saved at once         29 30 31                 28 29 30 where 31 is resumed
 
-    Trap: the checkpoint that is saved right there holds one key less than the one that was
-    restored, and the depth test asks about the prompt's own position, not about this one.
+    Trap: the checkpoint that is saved right there holds one key less than the restored one, and
+    the depth test asks about the prompt's own position, not about this one.
 
     Trap: one that was taken before a context shift stands for other tokens by now. What it brings
     back is no approximation that the server meant.
@@ -325,8 +329,8 @@ def _resume_from(
 def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
     """Drop the checkpoints that do not fit the new prompt (upstream: "erase any checkpoints").
 
-    Upstream prints nothing of one that stays though the prompt does not begin with all its tokens;
-    that is how a stale state goes unnoticed. Here it is an event.
+    Upstream prints nothing of one that stays though the prompt does not begin with all its tokens:
+    a stale state goes unnoticed. Here it is an event.
     """
     erasure = server.rules.reuse.erasure
     if erasure == "diverged" and not server.is_exact:
@@ -379,9 +383,10 @@ def cut_memory(server: ServerContext, slot: Slot) -> None:
     """Truncate what lies beyond the slot's tokens; not every memory can.
 
     Upstream: `slot.mem.seq_rm(slot.id, p0, -1)`, at every pass of a prompt; only the first one can
-    remove anything.
+    remove anything. Before #5420 a last token to be read again kept its cell, and got another one.
     """
-    task, p0 = slot.running, slot.prompt.n_tokens
+    task, p0 = slot.running, slot.prompt.n_tokens + (1 if slot.keeps_last_cell else 0)
+    slot.keeps_last_cell = False
     removed = server.contexts.try_seq_rm(slot.id, p0)
     server.emit(MemoryCut(slot=slot.id, task=task.id, n_tokens=p0, p0=p0, removed=removed))
     if removed:

@@ -68,6 +68,7 @@ class ReuseRules:
 
     depth_test_skips_extensions: bool  # the guard is `n_past < slot size`, not `<=`
     thold_spares_one: SparesOne  # #23280: one less; #24110: only when the prompt brings nothing new
+    last_token_after_cut: bool  # #5420: the last token's old cell stays when it is computed again
     chunk_moves_the_rest: bool  # #12161: before, all that follows a moved chunk moves with it
     swa_full_hides_window: bool  # #22288: with --swa-full the depth test knows of no window
     start_passes: bool  # #21510: a checkpoint from position 0 passes the depth test
@@ -87,6 +88,7 @@ class CheckpointRules:
     minimum_prompt: Count  # a prompt shorter than this gets none
     exact_minimum_prompt: Count  # #22384, #20428: the same for exact states
     spacing: Count | None  # fixed distance; None: `checkpoint_min_step`
+    exact_gets_some: bool  # #16382: exact states get checkpoints, not only windows
     exact_spaced: bool  # #20428: False: no distance for exact states
     cuts_heed_spacing: bool  # #25420: no batch ends at a user message too close for a checkpoint
     spacing_waived_near_end: bool  # #25592 for the end of the prompt

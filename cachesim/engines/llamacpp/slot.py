@@ -169,6 +169,7 @@ class Slot:
         self.generated: list[Token] = []
         self.rows: list[Array] = []
         self.truncated = False
+        self.keeps_last_cell = False  # the next cut spares the token to be read again (#5420)
         self.split_at = -1  # a length at which the batch is cut to save a state (#24035)
         self.draft: list[Token] = []
         self.spec_checkpoint: SpecCheckpoint | None = None

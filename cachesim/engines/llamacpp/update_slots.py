@@ -191,7 +191,8 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     task, n_batch = slot.running, server.options.n_batch
     cut_memory(server, slot)
     windowed = server.n_swa > 0 and not server.options.swa_full
-    do_checkpoint = server.options.ctx_checkpoints > 0 and (server.is_exact or windowed)
+    exact = server.is_exact and server.rules.checkpoints.exact_gets_some
+    do_checkpoint = server.options.ctx_checkpoints > 0 and (exact or windowed)
     do_checkpoint = do_checkpoint and task.kind == "completion"
     n_tokens_start = len(slot.prompt.tokens)
     n_tokens = min(

@@ -198,3 +198,35 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
         "unseen-before-b11549": "no pull request confirmed (perhaps #24843 or #26221)",
     }
     assert FAMILY.upstream_of(FAMILY.patch("erase-equal")) == ""
+
+
+def test_5420_taken_back_leaves_the_last_token_in_two_cells() -> None:
+    for profile, error in (("-5420", "server_error"), ("-5420-14177", None), ("", None)):
+        play = Play("llama.cpp@b8672" + profile)
+        first = play.reply(run(range(40)), 1)
+        again = play.reply(run(range(40)), 1)
+        assert again.error == error
+        if error is None:
+            assert (again.logits == first.logits).all() == (profile == "")
+
+
+def test_12161_taken_back_loses_cells_and_nobody_means_that() -> None:
+    """a b c d e becomes a c e: c's own cells go with d. Only a moved chunk is an approximation."""
+    for profile, why in (("-12161-14177", None), ("", "chunk-reuse")):
+        play = Play("llama.cpp@b8672" + profile, cache_reuse=1)
+        play.ask(run(range(100)))
+        after = play.reply([*run(range(20)), *run(range(40, 60)), *run(range(80, 100)), 7])
+        assert (after.cached, after.approximated) == (60, why)
+
+
+def test_16382_taken_back_gives_no_checkpoint_to_an_exact_state() -> None:
+    for profile, held in (("b8672", [96]), ("b8672-16382", [])):
+        play = Play(f"llama.cpp@{profile}", "hybrid")
+        play.ask(run(range(100)))
+        assert play.checkpoints() == held
+
+
+def test_17009_taken_back_refuses_to_shift_a_recurrent_state() -> None:
+    for profile, error in (("b8672", None), ("b8672-17009", "server_error")):
+        play = Play(f"llama.cpp@{profile}", "hybrid", ctx_size=256, context_shift=True)
+        assert play.reply(run(range(200)), 100).error == error

@@ -69,7 +69,8 @@ class RecurrentMemory:
         0        p0        P    p1       P: the position of the state, the only one there is
         [        |  cut    |    )        0 < p0 <= P < p1: needs a rollback, maybe refused
         [  all of it       |    )        p0 = 0: the sequence is gone
-        [  p0   p1 )       |             ends at or before P: true, and nothing happens
+        [  p0   p1 )       |             ends at or before P: true, and nothing happens (#17009;
+                                         was: refused)
         """
         foreign = not 0 <= seq < self.n_seq_max
         if foreign and self.rules.refuses_foreign_ids:
@@ -84,13 +85,15 @@ class RecurrentMemory:
         cells = self.cells
         if seq < 0:
             # Trap: in older releases the cells go, the tails stay, the next decode aborts.
-            if p0 != p1 and (p0, p1) != (0, MAX):
-                return False
-            cells.erase_all(p0, p1)
-            return True
+            whole = p0 == p1 or (p0, p1) == (0, MAX)
+            if whole:
+                cells.erase_all(p0, p1)
+            return whole
         tail = cells.tail[seq]
         if tail >= 0:
             last = cells.pos[tail]
+            if 0 < p1 <= last and not self.rules.middle_cut_passes:
+                return False
             if 0 < p0 <= last < p1:
                 return self._roll_back(seq, tail, p0)
             if p0 <= last < p1:

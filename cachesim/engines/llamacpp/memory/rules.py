@@ -39,6 +39,8 @@ class MemoryRules:
     """Recurrent `seq_rm` refuses ids outside 0 .. n_seq_max-1 (was: wipes cells, keeps tails)."""
     saves_rolled_back: bool
     """A state is saved while a rollback is pending (#22673 before its merge: the process ends)."""
+    middle_cut_passes: bool
+    """A cut that ends before a state's position leaves it as it is (#17009; was: refused)."""
     zero_layer_rollback: bool
     """A recurrent memory without layers moves its position back by any depth."""
 
@@ -61,6 +63,8 @@ class MemoryRules:
     """Device buffers are copied across the borders of cell ranges (was: abort)."""
 
     # batches
+    checks_positions: bool
+    """A batch continues where its sequences end; before, any position was taken (#14177)."""
     batch_ids_when_unified: int | None
     """Ids a batch may name with a unified cache; None: as many as there are sequences."""
     hashed_ids: bool
@@ -87,6 +91,7 @@ B9094: Final = MemoryRules(
     short_ubatch="undefined",
     refuses_foreign_ids=False,
     saves_rolled_back=True,
+    middle_cut_passes=True,
     zero_layer_rollback=False,
     saves_unmasked_window=False,
     attention_header=8,
@@ -96,6 +101,7 @@ B9094: Final = MemoryRules(
     undoes_hybrid_restore=False,
     restores_every_stream=False,
     on_device_chunks=False,
+    checks_positions=True,
     batch_ids_when_unified=256,
     hashed_ids=False,
     advances_all_ids=True,
@@ -121,6 +127,7 @@ B11434: Final = MemoryRules(
     short_ubatch="kept",
     refuses_foreign_ids=True,
     saves_rolled_back=True,
+    middle_cut_passes=True,
     zero_layer_rollback=True,
     saves_unmasked_window=True,
     attention_header=16,
@@ -130,6 +137,7 @@ B11434: Final = MemoryRules(
     undoes_hybrid_restore=True,
     restores_every_stream=True,
     on_device_chunks=True,
+    checks_positions=True,
     batch_ids_when_unified=None,
     hashed_ids=True,
     advances_all_ids=False,
