@@ -1,4 +1,4 @@
-"""What each patch of mlx-lm changes in the rules of the releases it fits: one entry of `PATCHES`."""
+"""What each patch of mlx-lm changes in the rules of a release: one entry of `PATCHES` each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -100,6 +100,15 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         lay=_lay(caches={"window_masks_one_column": True}),
         landed="0.30.6",
         back=_lay(caches={"window_masks_one_column": False}),
+    ),
+    Patch(
+        name="807",
+        pull=807,
+        about="a restored recurrent cache has its fields for padding",
+        fits=("0.30.4",),
+        lay=_lay(caches={"restores_padding_fields": True}),
+        landed="0.30.5",
+        back=_lay(caches={"restores_padding_fields": False}),
     ),
     Patch(
         name="923",

@@ -46,6 +46,7 @@ _C_0_30_7: Final = CacheRules(
     saves_empty_arrays=False,
 )
 _C_0_30_5: Final = replace(_C_0_30_7, window_masks_one_column=False)
+_C_0_30_4: Final = replace(_C_0_30_5, restores_padding_fields=False)
 _C_AFTER_906: Final = replace(_C_0_30_7, counts_bytes=True, list_state_by_member=True)
 _C_0_31_1: Final = replace(_C_AFTER_906, bytes_skip_missing_slots=True)
 _C_0_31_2: Final = replace(
@@ -123,6 +124,14 @@ def _wheel(version: str, runtime: str) -> Package:
 
 
 RELEASES: Final[tuple[Release[MlxRules], ...]] = (
+    Release(
+        name="0.30.4",
+        about="no checkpoints; every model whose caches can be merged is batched",
+        rules=MlxRules(caches=_C_0_30_4, store=_G0, server=_R0_30_5),
+        date="2026-01-19",
+        upstream="v0.30.4",
+        package=_wheel("0.30.4", "0.30.6"),
+    ),
     Release(
         name="0.30.5",
         about="no checkpoints; a stop word leaves the books of a batch full",
@@ -227,5 +236,5 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
-BEFORE_741: Final = ("0.30.5",)
+BEFORE_741: Final = ("0.30.4", "0.30.5")
 SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.1", "0.32.2")

@@ -30,6 +30,10 @@ class CacheRules:
     list_state_by_member: bool = True
     """#886 (0.31.0): the state of a `CacheList` keeps its members apart and can be restored."""
 
+    restores_padding_fields: bool = True
+    """#807 (0.30.5): a restored recurrent cache has its fields for padding; before, whatever asked
+    for one of them raised."""
+
     lengths_beside_left_padding: bool = True
     """0.32.0: a recurrent mask obeys left padding and lengths; before, the first hid the second,
     and since #1177 every fresh batch has a left padding of zeros."""

@@ -214,8 +214,8 @@ def snapshot(cache: LayerCache, rules: CacheRules) -> dict[str, Json]:
         shown["members"] = [snapshot(each, rules) for each in cache.caches]
     elif isinstance(cache, ArraysCache):
         shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
-        shown["left_padding"] = _vector(cache.left_padding)
-        shown["lengths"] = _vector(cache.lengths)
+        shown["left_padding"] = _pending(lambda: cache.left_padding)
+        shown["lengths"] = _pending(lambda: cache.lengths)
     else:
         shown |= _rows_snapshot(cache)
     return shown

@@ -215,7 +215,7 @@ class _Drawing:
 
     def _on_arrays(self, name: str, cache: ArraysCache) -> Operation:
         batch = cache.batch_size
-        padded = cache.lengths is not None or cache.left_padding is not None
+        padded = cache.is_padded
         choices: list[tuple[int, Callable[[], Operation]]] = [
             (10, lambda: self._absorb(name, batch)),
             (2, self._named("mask", name, n=self.random.randint(1, 4))),

@@ -216,8 +216,8 @@ def snapshot(cache: Real) -> dict[str, Json]:
         shown["members"] = [snapshot(each) for each in cache.caches]
     elif hasattr(cache, "cache"):
         shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
-        shown["left_padding"] = vector(cache.left_padding)
-        shown["lengths"] = vector(cache.lengths)
+        shown["left_padding"] = vector(getattr(cache, "left_padding", "missing"))
+        shown["lengths"] = vector(getattr(cache, "lengths", "missing"))
     else:
         shown |= rows_snapshot(cache)
     return shown

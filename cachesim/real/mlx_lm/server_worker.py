@@ -108,7 +108,7 @@ class Server:
             models.watch_calls(workload["draft"]["module"], self._called)
             arguments += ["--draft-model", str(folders.of(workload["draft"], *shape))]
         known = Path(str(self.module.__file__)).read_text()
-        self.tells_tokens = '"top_logprobs"' in known  # before #829 a number was asked for
+        self.tells_tokens = 'get("top_logprobs"' in known  # before #829 a number was asked for
         for name in FLAGS:
             flag = "--" + name.replace("_", "-")
             if name in self.options and f'"{flag}"' in known:

@@ -5,7 +5,9 @@ from chat_kit import ATTN, Chat, Outcome, said, system, user
 
 from cachesim.engines import Profile
 from cachesim.engines.base import Request
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.raised import UpstreamAttributeError
 from cachesim.engines.mlx_lm.events import RequestDropped, WorkerStuck
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.model.presets import tiny
@@ -114,3 +116,20 @@ def test_before_843_a_cache_that_keeps_everything_overlooks_a_window(
         mask if mask is None or isinstance(mask, str) else "".join("1" for _ in mask[0])
         for mask in masks
     )
+
+
+@pytest.mark.parametrize(
+    ("release", "raises"),
+    [("0.30.4", True), ("0.30.4+807", False), ("0.30.5", False), ("0.30.5-807", True)],
+)
+def test_before_807_a_restored_recurrent_cache_has_no_fields_for_padding(
+    release: str, *, raises: bool
+) -> None:
+    cache = ArraysCache(FAMILY.rules(Profile.parse(f"mlx-lm@{release}")).caches, 2)
+    restored = ArraysCache.from_state(cache.state, "", rules=cache.rules)
+
+    if raises:
+        with pytest.raises(UpstreamAttributeError, match="no attribute 'left_padding'"):
+            restored.make_mask(3)
+    else:
+        assert restored.make_mask(3) is None

@@ -12,6 +12,7 @@ from cachesim.engines.mlx_lm.caches.arrays import (
     place_state,
     some,
 )
+from cachesim.engines.mlx_lm.caches.batch_kv_cache import MISSING, Missing
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, inherit_bytes
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.raised import (
@@ -31,6 +32,7 @@ class ArraysCache(LayerCache):
     """
 
     has_merge = True
+    is_mamba = False  # upstream's `MambaCache`, which #842 (0.30.6) removed
 
     def __init__(
         self,
@@ -41,10 +43,12 @@ class ArraysCache(LayerCache):
         is_mamba: bool = False,
     ) -> None:
         super().__init__(rules)
-        self.is_mamba = is_mamba  # upstream's `MambaCache`, which #842 (0.30.6) removed
+        self.is_mamba = is_mamba
         self.cache: list[Array | None] = [None] * size
-        self.left_padding: Integers | None = integers(left_padding) if left_padding else None
-        self.lengths: Integers | None = None
+        self._left_padding: Integers | Missing | None = None
+        self._lengths: Integers | Missing | None = None
+        if left_padding:
+            self.left_padding = integers(left_padding)
 
     def __setitem__(self, slot: int, state: Array | None) -> None:
         self.cache[slot] = state
@@ -53,13 +57,40 @@ class ArraysCache(LayerCache):
         return self.cache[slot]
 
     @property
+    def left_padding(self) -> Integers | None:
+        """Columns before each row's first token."""
+        if isinstance(self._left_padding, Missing):
+            self.lacks("left_padding")
+        return self._left_padding
+
+    @left_padding.setter
+    def left_padding(self, padding: Integers | None) -> None:
+        self._left_padding = padding
+
+    @property
+    def lengths(self) -> Integers | None:
+        """Columns up to each row's last token."""
+        if isinstance(self._lengths, Missing):
+            self.lacks("lengths")
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: Integers | None) -> None:
+        self._lengths = lengths
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether columns to come may be padding."""
+        return any(isinstance(each, np.ndarray) for each in (self._left_padding, self._lengths))
+
+    @property
     def batch_size(self) -> int:
         """The first thing that knows it says it; 1 if none does."""
         for state in self.cache:
             if state is not None:
                 return int(state.shape[0])
-        for vector in (self.left_padding, self.lengths):
-            if vector is not None:
+        for vector in (self._left_padding, self._lengths):
+            if isinstance(vector, np.ndarray):
                 return int(vector.size)
         return 1
 
@@ -71,8 +102,9 @@ class ArraysCache(LayerCache):
         return self.cache
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setter of `state`."""
-        self.left_padding = self.lengths = None
+        """Follows the setter of `state`; before #807 the fields for padding were not made."""
+        made = self.rules.restores_padding_fields
+        self._left_padding = self._lengths = None if made else MISSING
         if self.rules.state_form == "whole":
             self.cache, self.left_padding, self.lengths = state
             return
@@ -167,9 +199,9 @@ class ArraysCache(LayerCache):
             self.cache = [None if each is None else chosen(each, rows) for each in self.cache]
         else:
             self.cache = [chosen(indexed(each), rows) for each in self.cache]
-        if self.lengths is not None and self.rules.filter_keeps_lengths:
+        if self.rules.filter_keeps_lengths and self.lengths is not None:
             self.lengths = chosen(self.lengths, rows)
-        if self.left_padding is not None and self.rules.filter_keeps_left_padding:
+        if self.rules.filter_keeps_left_padding and self.left_padding is not None:
             self.left_padding = chosen(self.left_padding, rows)
 
     def extend(self, other: "ArraysCache") -> None:
