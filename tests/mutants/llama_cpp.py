@@ -383,7 +383,7 @@ KEEPING: Final = (
     reported(
         "spacing-is-ignored",
         "checkpoints are taken however close they lie",
-        swap(update_slots, "_is_far_enough", always(True)),
+        swap(checkpoints, "_is_far_enough", always(True)),
         records="server-b9538",
     ),
 )

@@ -65,6 +65,7 @@ class Context:
         }
         self.make_room_for_steps(0)
         self.ubatches_left: int | None = None  # the client goes away after so many
+        self.stopped = False  # a stop that nobody has taken back (`stop_internal_decode`)
 
     def _cached(self) -> list[LayerShape]:
         return [shape for shape in self.network.shapes if shape.place != "recurrent"]
@@ -99,6 +100,9 @@ class Context:
 
     def _cancelled(self) -> bool:
         """A closed connection stops the decode after the ubatch in progress."""
+        if self.stopped:
+            self.stopped = False  # the slot's release takes it back
+            return True
         if self.ubatches_left is None:
             return False
         self.ubatches_left -= 1

@@ -92,6 +92,22 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         back=_set(restores_recurrent=False),
     ),
     Patch(
+        name="1673",
+        pull=1673,
+        about="a decode begins with no stop of an earlier client; before, a late one ended it",
+        fits=(),
+        lay=_set(stop_flag_stays=False),
+        landed="d2da6da05",
+        back=_set(stop_flag_stays=True),
+    ),
+    Patch(
+        name="1754",
+        pull=1754,
+        about="defect as reported: a draft accepted whole leaves the state after its first token",
+        fits=("d2da6da05",),
+        lay=_set(restores_when_accepted=False),
+    ),
+    Patch(
         name="2459",
         pull=2459,
         about="a context shift shortens the token list of requests without cache_prompt too",

@@ -42,6 +42,11 @@ class Rules:
     # speculation
     restores_recurrent: bool = True  # #1669: rejected drafts are taken out of recurrent states too
 
+    restores_when_accepted: bool = True  # #1754: a draft that is accepted whole moves the state on
+
+    # the client goes away
+    stop_flag_stays: bool = False  # #1673: a stop that comes too late ends the next decode
+
     # companion
     companion_reset: CompanionReset = "everything"  # #1889
     trims_companion_always: bool = True  # later release: only after the primary agreed

@@ -190,6 +190,8 @@ class IkLlama(Engine):
         for slot in self.slots:
             if slot.ticket == ticket and slot.state is State.PROCESSING:
                 self.finish(slot, GONE, message)
+        if self.rules.stop_flag_stays and ticket in self._replies:
+            self.primary.stopped = True  # Trap: nothing is decoded that could stop
 
     def step(self) -> bool:
         """Empty the queue, then one pass of update_slots; False when every slot is idle."""

@@ -167,6 +167,8 @@ class Speculation:
         m = len(slot.cache_tokens) - len(drafted) - 1
         if accepted < len(drafted):
             self._undo(slot, m, Count(accepted), Count(len(drafted)))
+        elif drafted and self._per_step and not self._rules.restores_when_accepted:
+            self._primary.roll_back_to_step(SeqId(slot.id), Count(0), Count(0))
         del slot.cache_tokens[m + 1 + accepted :]
         slot.n_past = len(slot.cache_tokens)
         hidden = [decoded.hidden[at + i] for i in range(accepted + 1)]

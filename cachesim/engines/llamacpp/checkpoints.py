@@ -229,3 +229,52 @@ def _drop(server: ServerContext, slot: Slot, checkpoint: Checkpoint, reason: str
             size=checkpoint.size,
         )
     )
+
+
+def gets_checkpoints(server: ServerContext, task: Task) -> bool:
+    """Whether memory and request are of a kind that has any (upstream: `do_checkpoint`)."""
+    windowed = server.n_swa > 0 and not server.options.swa_full
+    exact = server.is_exact and server.rules.checkpoints.exact_gets_some
+    wanted = server.options.ctx_checkpoints > 0 and task.kind == "completion"
+    return wanted and (exact or windowed)
+
+
+def checkpoint_at_the_end(server: ServerContext, slot: Slot, task: Task) -> None:
+    """Before #19408: one state, when the whole prompt is decoded (upstream: `update_slots`).
+
+    Trap: its last tokens are often the template's opening of the reply, which the next prompt of
+    the same chat does not have.
+    """
+    if gets_checkpoints(server, task) and not server.rules.checkpoints.before_the_end:
+        checkpoint_here(server, slot, task, int(slot.prompt.n_tokens))
+
+
+def checkpoint_here(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> None:
+    """Something to save, and not too close to the newest (upstream: `do_checkpoint`, second part).
+
+    `pos_min` and `pos_max` are read now and describe the tokens before this batch.
+    """
+    rules, target = server.rules.checkpoints, server.contexts.target
+    pos_min, pos_max = target.seq_pos_min(slot.id), target.seq_pos_max(slot.id)
+    minimum = rules.exact_minimum_prompt if server.is_exact else rules.minimum_prompt
+    if pos_min < 0 or slot.prompt.n_tokens < minimum:
+        return
+    if _is_far_enough(server, slot, task, n_tokens_start):
+        create_checkpoint(server, slot, n_tokens_start, pos_min, pos_max)
+
+
+def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> bool:
+    """No need for checkpoints that are too close together (upstream: `do_checkpoint`, its end)."""
+    rules, checkpoints = server.rules.checkpoints, slot.prompt.checkpoints
+    if not checkpoints or n_tokens_start == slot.split_at:
+        return True
+    if server.is_exact and not rules.exact_spaced:
+        return n_tokens_start > checkpoints[-1].n_tokens
+    near_prompt_end = task.n_tokens < slot.prompt.n_tokens + server.options.n_ubatch
+    if rules.spacing_waived_near_end and near_prompt_end:
+        return True
+    is_last_user_message = n_tokens_start == task.params.last_user_start
+    if rules.spacing_waived_for_last_user and is_last_user_message:
+        return True
+    spacing = server.options.checkpoint_min_step if rules.spacing is None else rules.spacing
+    return n_tokens_start > checkpoints[-1].n_tokens + spacing

@@ -51,6 +51,7 @@ OLDEST: Final = ServerRules(
         minimum_prompt=Count(64),
         exact_minimum_prompt=Count(64),
         spacing=Count(64),
+        before_the_end=False,
         exact_gets_some=False,
         exact_spaced=True,
         cuts_heed_spacing=False,
@@ -128,6 +129,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         about="a cut that ends before a recurrent state's position leaves it as it is",
         landed="b8672",
         sets={"memory.middle_cut_passes": True},
+    ),
+    Merged(
+        pull=19408,
+        about="checkpoints within a prompt and before its end; until then one, when it was done",
+        landed="b8672",
+        sets={"checkpoints.before_the_end": True},
     ),
     Merged(
         pull=16983,

@@ -88,6 +88,7 @@ class CheckpointRules:
     minimum_prompt: Count  # a prompt shorter than this gets none
     exact_minimum_prompt: Count  # #22384, #20428: the same for exact states
     spacing: Count | None  # fixed distance; None: `checkpoint_min_step`
+    before_the_end: bool  # #19408: made before the end of a prompt, and not when it is done
     exact_gets_some: bool  # #16382: exact states get checkpoints, not only windows
     exact_spaced: bool  # #20428: False: no distance for exact states
     cuts_heed_spacing: bool  # #25420: no batch ends at a user message too close for a checkpoint

@@ -11,7 +11,11 @@ releases have the same blocks in the same order in one. The block that starts a 
 from typing import Final
 
 from cachesim.engines.llamacpp import lora
-from cachesim.engines.llamacpp.checkpoints import create_checkpoint
+from cachesim.engines.llamacpp.checkpoints import (
+    checkpoint_at_the_end,
+    checkpoint_here,
+    gets_checkpoints,
+)
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
     BatchRetried,
@@ -190,10 +194,7 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     """
     task, n_batch = slot.running, server.options.n_batch
     cut_memory(server, slot)
-    windowed = server.n_swa > 0 and not server.options.swa_full
-    exact = server.is_exact and server.rules.checkpoints.exact_gets_some
-    do_checkpoint = server.options.ctx_checkpoints > 0 and (exact or windowed)
-    do_checkpoint = do_checkpoint and task.kind == "completion"
+    do_checkpoint = gets_checkpoints(server, task) and server.rules.checkpoints.before_the_end
     n_tokens_start = len(slot.prompt.tokens)
     n_tokens = min(
         break_at(server, slot, task, do_checkpoint=do_checkpoint),
@@ -209,7 +210,7 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
         slot.i_batch = len(batch) - 1
         batch.want_last()
     if do_checkpoint and _is_place(server, slot, task, n_tokens_start, len(batch)):
-        _checkpoint_here(server, slot, task, n_tokens_start)
+        checkpoint_here(server, slot, task, n_tokens_start)
 
 
 def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bool) -> int:
@@ -272,37 +273,6 @@ def _is_place(
             return n_tokens_start == n_before_user or (after and near_prompt_end)
         case "user-starts":
             return near_prompt_end or n_tokens_start in params.user_starts
-
-
-def _checkpoint_here(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> None:
-    """Something to save, and not too close to the newest (upstream: `do_checkpoint`, second part).
-
-    `pos_min` and `pos_max` are read now and describe the tokens before this batch.
-    """
-    rules, target = server.rules.checkpoints, server.contexts.target
-    pos_min, pos_max = target.seq_pos_min(slot.id), target.seq_pos_max(slot.id)
-    minimum = rules.exact_minimum_prompt if server.is_exact else rules.minimum_prompt
-    if pos_min < 0 or slot.prompt.n_tokens < minimum:
-        return
-    if _is_far_enough(server, slot, task, n_tokens_start):
-        create_checkpoint(server, slot, n_tokens_start, pos_min, pos_max)
-
-
-def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> bool:
-    """No need for checkpoints that are too close together (upstream: `do_checkpoint`, its end)."""
-    rules, checkpoints = server.rules.checkpoints, slot.prompt.checkpoints
-    if not checkpoints or n_tokens_start == slot.split_at:
-        return True
-    if server.is_exact and not rules.exact_spaced:
-        return n_tokens_start > checkpoints[-1].n_tokens
-    near_prompt_end = task.n_tokens < slot.prompt.n_tokens + server.options.n_ubatch
-    if rules.spacing_waived_near_end and near_prompt_end:
-        return True
-    is_last_user_message = n_tokens_start == task.params.last_user_start
-    if rules.spacing_waived_for_last_user and is_last_user_message:
-        return True
-    spacing = server.options.checkpoint_min_step if rules.spacing is None else rules.spacing
-    return n_tokens_start > checkpoints[-1].n_tokens + spacing
 
 
 # -- decode ----------------------------------------------------------------------------------------
@@ -381,6 +351,7 @@ def post_decode(server: ServerContext, begin: int, end: int) -> None:
             server.finish(slot, "embedded")  # send_embedding, send_rerank
             continue
         if slot.state is SlotState.DONE_PROMPT:
+            checkpoint_at_the_end(server, slot, slot.running)
             slot.move(SlotState.GENERATING)
             slot.ngrams_checked = slot.prompt.n_tokens  # upstream: `common_ngram_map_begin`
         elif slot.state is not SlotState.GENERATING:

@@ -7,9 +7,9 @@ from cachesim.units import as_tokens
 PROFILE = "ik_llama.cpp@8337e4cd3"
 
 
-def server() -> Engine:
+def server(profile: str = PROFILE) -> Engine:
     return Engine.create(
-        PROFILE, model=preset("dense"), options={"batch_size": 32}, arithmetic="ring"
+        profile, model=preset("dense"), options={"batch_size": 32}, arithmetic="ring"
     )
 
 
@@ -60,3 +60,14 @@ def test_a_request_that_waits_for_the_slot_is_forgotten() -> None:
         reply = reply_of(engine, gone)
         assert ("cancelled", None, None) == (reply.error, reply.cached, reply.processed)
     assert [None, None] == [reply_of(engine, each).error for each in (first, third)]
+
+
+def test_1673_taken_back_ends_the_next_request_where_a_client_closes_too_late() -> None:
+    for profile, error in (("d2da6da05-1673", "cancelled"), ("d2da6da05", None)):
+        engine = server(f"ik_llama.cpp@{profile}")
+        first = ask(engine, 300)
+        assert reply_of(engine, first).error is None
+        engine.cancel(first)
+
+        assert reply_of(engine, ask(engine, 350)).error == error
+        assert reply_of(engine, ask(engine, 400)).error is None

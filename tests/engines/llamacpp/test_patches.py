@@ -230,3 +230,10 @@ def test_17009_taken_back_refuses_to_shift_a_recurrent_state() -> None:
     for profile, error in (("b8672", None), ("b8672-17009", "server_error")):
         play = Play(f"llama.cpp@{profile}", "hybrid", ctx_size=256, context_shift=True)
         assert play.reply(run(range(200)), 100).error == error
+
+
+def test_19408_taken_back_makes_one_checkpoint_when_the_prompt_is_done() -> None:
+    for profile, held in (("b8672", [84, 596]), ("b8672-19408", [600])):
+        play = Play(f"llama.cpp@{profile}", "hybrid")
+        play.ask(run(range(600)))
+        assert play.checkpoints() == held
