@@ -103,6 +103,9 @@ _DECAYS: Final = Until(
 _NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32_state": False})
 """#992 for the chunked scan, #997 for the delta rule: states became float32."""
 _MAMBA: Final = Until(release="0.30.5", upstream="#842", fields={"merges_slots_as_padding": True})
+_ALONE: Final = Until(release="0.30.2", upstream="#690", fields={"advances": False})
+"""Before it, no recurrent layer was in a batch, and none counted columns."""
+
 _CHUNKED: Final = RecurrentRules(chunked=True)
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
@@ -141,7 +144,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             name="qwen3_next",
             about="Qwen3-Next",
             layers=("delta", "attention"),
-            until=(_NARROW, _MAMBA),
+            until=(_NARROW, _MAMBA, _ALONE),
         ),
         ModelFamily(
             name="qwen3_5",
@@ -163,6 +166,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
                 _DECAYS,
                 _NARROW,
                 _MAMBA,
+                _ALONE,
                 Until(release="0.32.0", upstream="#1908", fields={"scan_at_lengths": False}),
             ),
         ),
@@ -171,28 +175,28 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             about="Mamba-2",
             layers=("ssm",),
             rules=_CHUNKED,
-            until=(_DECAYS, _NARROW, _MAMBA),
+            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
         ),
         ModelFamily(
             name="nemotron_h",
             about="Nemotron-H",
             layers=("ssm", "attention"),
             rules=replace(_CHUNKED, scan_at_lengths=False),
-            until=(_DECAYS, _NARROW, _MAMBA),
+            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
         ),
         ModelFamily(
             name="falcon_h1",
             about="Falcon-H1",
             layers=("ssm", "attention"),
             rules=replace(_CHUNKED, paired=True),
-            until=(_DECAYS, _NARROW, _MAMBA),
+            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
         ),
         ModelFamily(
             name="plamo2",
             about="PLaMo 2",
             layers=("ssm", "attention"),
             rules=_CHUNKED,
-            until=(_DECAYS, _NARROW, _MAMBA),
+            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
         ),
         ModelFamily(
             name="jamba",
@@ -206,6 +210,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             about="LFM2",
             layers=("conv", "attention", "window"),
             rules=RecurrentRules(slots=1),
+            until=(_ALONE,),
         ),
     )
 }

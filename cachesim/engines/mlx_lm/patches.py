@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cachesim.engines.family import Patch
 from cachesim.engines.mlx_lm.families import FAMILIES
-from cachesim.engines.mlx_lm.profiles import ALL, BEFORE_741, SEGMENTED, MlxRules
+from cachesim.engines.mlx_lm.profiles import ALL, BEFORE_738, BEFORE_741, SEGMENTED, MlxRules
 from cachesim.engines.mlx_lm.server.rules import SnapshotRules
 
 
@@ -44,6 +44,11 @@ _FIXES_929: Final = (
 _MAMBAS: Final = tuple(
     name for name, each in FAMILIES.items() if each.rules_at(ALL[0], ALL).merges_slots_as_padding
 )
+_COUNTING: Final = tuple(
+    name
+    for name, each in FAMILIES.items()
+    if each.rules_at("0.30.4", ALL).advances and not each.rules_at("0.30.2", ALL).advances
+)
 _AT_LAST_USER: Final = {"checkpoint_at_last_user": True}
 
 PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
@@ -66,12 +71,44 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         back=_lay(store={"leaves_one_token": False}),
     ),
     Patch(
+        name="738",
+        pull=738,
+        about="a row of a ring is cut out as long as it is, and a padded prefill told its lengths",
+        fits=BEFORE_738,
+        lay=_lay(
+            caches={"rotating_merge": "by-index", "rotating_extract": "from-the-end"},
+            server={"lengths_leave_last": True},
+        ),
+        landed="0.30.4",
+        back=_lay(
+            caches={"rotating_merge": "by-offset", "rotating_extract": "uncut"},
+            server={"lengths_leave_last": False},
+        ),
+    ),
+    Patch(
+        name="690",
+        pull=690,
+        about="recurrent caches have a batch form (#740, #743 and #769 went with it)",
+        fits=BEFORE_738,
+        lay=_lay(
+            caches={"batches_recurrent": True, "batch_size_method": False, "chunked_is_kv": False},
+            server={"fresh_by_length": False},
+            classes={name: {"advances": True} for name in _COUNTING},
+        ),
+        landed="0.30.4",
+        back=_lay(
+            caches={"batches_recurrent": False, "batch_size_method": True, "chunked_is_kv": True},
+            server={"fresh_by_length": True},
+            classes={name: {"advances": False} for name in _COUNTING},
+        ),
+    ),
+    Patch(
         name="755",
         pull=755,
         about="rows without keys are merged with rows that have some",
-        fits=(),
+        fits=BEFORE_738,
         lay=_lay(caches={"merge_skips_empty": True}),
-        landed=ALL[0],
+        landed="0.30.4",
         back=_lay(caches={"merge_skips_empty": False}),
     ),
     Patch(

@@ -40,13 +40,22 @@ _C_0_30_7: Final = CacheRules(
     batch_extend="raises",
     merge_of_empties=False,
     batch_size_method=False,
-    rotating_merge_takes_last_rows=False,
-    rotating_extract_clamps_padding=False,
+    rotating_merge="by-index",
+    rotating_extract="from-the-end",
     rotated_is_restored=False,
     saves_empty_arrays=False,
 )
 _C_0_30_5: Final = replace(_C_0_30_7, window_masks_one_column=False)
 _C_0_30_4: Final = replace(_C_0_30_5, restores_padding_fields=False)
+_C_0_30_2: Final = replace(
+    _C_0_30_4,
+    merge_skips_empty=False,
+    rotating_merge="by-offset",
+    rotating_extract="uncut",
+    batches_recurrent=False,
+    batch_size_method=True,
+    chunked_is_kv=True,
+)
 _C_AFTER_906: Final = replace(_C_0_30_7, counts_bytes=True, list_state_by_member=True)
 _C_0_31_1: Final = replace(_C_AFTER_906, bytes_skip_missing_slots=True)
 _C_0_31_2: Final = replace(
@@ -59,8 +68,8 @@ _C_0_31_2: Final = replace(
     extend_promotes=True,
     merge_of_empties=True,
     batch_size_method=True,
-    rotating_merge_takes_last_rows=True,
-    rotating_extract_clamps_padding=True,
+    rotating_merge="last-rows",
+    rotating_extract="clamped",
 )
 _C_0_31_3: Final = replace(
     _C_0_31_2,
@@ -99,6 +108,7 @@ _G4: Final = StoreRules()
 
 _R0_30_7: Final = ServerRules(reports_cached=False)
 _R0_30_5: Final = replace(_R0_30_7, forgets_stopped=False)
+_R0_30_2: Final = replace(_R0_30_5, fresh_by_length=True, lengths_leave_last=False)
 _AFTER_906: Final = replace(_R0_30_7, reports_cached=True)
 _R0_31_0: Final = replace(_AFTER_906, checkpoint=True, binds_late=True)
 _R0_31_1: Final = replace(_R0_31_0, binds_late=False)
@@ -124,6 +134,14 @@ def _wheel(version: str, runtime: str) -> Package:
 
 
 RELEASES: Final[tuple[Release[MlxRules], ...]] = (
+    Release(
+        name="0.30.2",
+        about="no checkpoints; recurrent models are served alone",
+        rules=MlxRules(caches=_C_0_30_2, store=_G0, server=_R0_30_2),
+        date="2026-01-06",
+        upstream="v0.30.2",
+        package=_wheel("0.30.2", "0.30.6"),
+    ),
     Release(
         name="0.30.4",
         about="no checkpoints; every model whose caches can be merged is batched",
@@ -236,5 +254,6 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
-BEFORE_741: Final = ("0.30.4", "0.30.5")
+BEFORE_738: Final = ("0.30.2",)
+BEFORE_741: Final = (*BEFORE_738, "0.30.4", "0.30.5")
 SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.1", "0.32.2")

@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 StateForm: TypeAlias = Literal["sliced", "whole"]
 EmptySide: TypeAlias = Literal["raises", "skipped", "zeros"]
 MergedEmpties: TypeAlias = Literal["raises", "unpadded", "zero-padded"]
+RingMerge: TypeAlias = Literal["last-rows", "by-index", "by-offset"]
+RingExtract: TypeAlias = Literal["clamped", "from-the-end", "uncut"]
 BatchForm: TypeAlias = Literal["raises", "other-side", "own-side"]
 
 
@@ -82,14 +84,22 @@ class CacheRules:
     """#1072 (0.31.2): merging caches that all hold nothing gives an empty batch."""
 
     batch_size_method: bool = True
-    """#1072 (0.31.2): batch caches have a `size()` of their own; before, always 0."""
+    """Batch caches have a `size()` of their own: not from #769 (0.30.4) to #1072 (0.31.2)."""
 
-    rotating_merge_takes_last_rows: bool = True
+    rotating_merge: RingMerge = "last-rows"
     """#1072 (0.31.2): a merged ring gives its last `size()` rows; before, its whole temporal
-    order into a place `_idx` rows wide."""
+    order into a place `_idx` rows wide, before #738 (0.30.4) as wide as its offset."""
 
-    rotating_extract_clamps_padding: bool = True
-    """#1072 (0.31.2): a negative left padding counts as none when a row is extracted."""
+    rotating_extract: RingExtract = "clamped"
+    """#1072 (0.31.2): a negative left padding counts as none when a row is extracted; before, it
+    counted from the end, and before #738 (0.30.4) a row without padding kept unused rows too."""
+
+    batches_recurrent: bool = True
+    """#690, with #740, #743 and #769 (0.30.4): recurrent caches, and lists of caches, have a batch
+    form, and caches can be asked whether they are empty."""
+
+    chunked_is_kv: bool = False
+    """Until #743 (0.30.4) a `ChunkedKVCache` was a `KVCache`, whose size is its offset."""
 
     rotated_is_restored: bool = True
     """0.32.0: the flag survives a restore; before, its text was taken as true."""

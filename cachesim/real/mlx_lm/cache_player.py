@@ -204,10 +204,11 @@ def snapshot(cache: LayerCache, rules: CacheRules) -> dict[str, Json]:
     shown: dict[str, Json] = {"class": type(cache).__name__}
     shown |= {
         "size": tried(cache.size),
-        "empty": tried(cache.empty),
         "trimmable": tried(cache.is_trimmable),
         "nbytes": tried(lambda: cache.nbytes),
     }
+    if rules.batches_recurrent:
+        shown["empty"] = tried(cache.empty)
     if rules.state_form == "sliced":
         shown["meta_state"] = tried(lambda: _listed(cache.meta_state))
     if isinstance(cache, CacheList):

@@ -124,7 +124,10 @@ class CachePlayer:
     def do_merge(self, op: Operation) -> None:
         """One batch of several."""
         caches = self.many(op)
-        self.objects[op["out"]] = type(caches[0]).merge(caches)
+        form = type(caches[0])
+        if not hasattr(form, "merge"):  # before #743 the batch form alone had it
+            form = getattr(self.caches, f"Batch{form.__name__}", form)
+        self.objects[op["out"]] = form.merge(caches)
 
     def do_filter(self, op: Operation) -> None:
         """Keep rows."""
@@ -205,11 +208,12 @@ def snapshot(cache: Real) -> dict[str, Json]:
     """What a vector says of one cache."""
     shown: dict[str, Json] = {
         "class": type(cache).__name__,
-        "size": tried(cache.size),
-        "empty": tried(cache.empty),
+        "size": tried(lambda: cache.size() if hasattr(cache, "size") else len(cache)),
         "trimmable": tried(cache.is_trimmable),
         "nbytes": tried(lambda: cache.nbytes),
     }
+    if hasattr(cache, "empty"):  # since #769
+        shown["empty"] = tried(cache.empty)
     if hasattr(type(cache), "meta_state"):
         shown["meta_state"] = tried(lambda: cache.meta_state)
     if hasattr(cache, "caches"):
@@ -217,7 +221,8 @@ def snapshot(cache: Real) -> dict[str, Json]:
     elif hasattr(cache, "cache"):
         shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
         shown["left_padding"] = vector(getattr(cache, "left_padding", "missing"))
-        shown["lengths"] = vector(getattr(cache, "lengths", "missing"))
+        lacking = "missing" if hasattr(cache, "prepare") else None  # no release before #690 has it
+        shown["lengths"] = vector(getattr(cache, "lengths", lacking))
     else:
         shown |= rows_snapshot(cache)
     return shown

@@ -14,7 +14,7 @@ import numpy as np
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.model.presets import preset, tiny
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
 from cachesim.model.weights import Tensor, Weights, draw, mlp_norm_name, output_norm_name
 from cachesim.real.mlx_lm import arguments
 from cachesim.real.mlx_lm.arguments import Arguments
@@ -286,9 +286,12 @@ def spec_of(family: str, *, small: bool = False, **changes: Any) -> ModelSpec:
     return spec
 
 
-def alone(family: str) -> bool:
+def alone(release: str, family: str) -> bool:
     """Whether a class's requests are served one at a time, for its caches have no batch."""
-    return not FAMILIES[family].batches
+    known = FAMILIES[family]
+    recurrent = not set(RECURRENT_KINDS).isdisjoint(known.layers)
+    batched = FAMILY.release(release).rules.caches.batches_recurrent
+    return not known.batches or (recurrent and not batched)
 
 
 def windows_at(release: str, family: str) -> tuple[int, ...]:

@@ -274,7 +274,7 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
         options |= {"draft_model": random.choice(("self", "dense")), "num_draft_tokens": most}
         for request in (each for group in steps for each in group):
             request["drafts"] = drawn_drafts(random, request, most)
-    if {"kv_bits", "draft_model"} & set(options) or alone(family):
+    if {"kv_bits", "draft_model"} & set(options) or alone(release, family):
         for request in (each for group in steps for each in group):
             request.pop("leaves_after", None)  # requests are served alone, with no turns between
             if not rules.stop_words_end_generation:

@@ -1,7 +1,7 @@
 """What mlx-lm's server did before 0.30.6, and what one pull request made of it."""
 
 import pytest
-from chat_kit import ATTN, Chat, Outcome, said, system, user
+from chat_kit import ATTN, SWA, Chat, Outcome, said, system, user
 
 from cachesim.engines import Profile
 from cachesim.engines.base import Request
@@ -133,3 +133,62 @@ def test_before_807_a_restored_recurrent_cache_has_no_fields_for_padding(
             restored.make_mask(3)
     else:
         assert restored.make_mask(3) is None
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("0.30.2", "worker died: TypeError"),
+        ("0.30.2+755", 0),
+        ("0.30.4", 0),
+        ("0.30.4-755", "worker died: TypeError"),
+    ],
+)
+def test_before_755_a_fresh_prompt_beside_a_stored_one_ends_the_worker(
+    release: str, expected: int | str
+) -> None:
+    chat = Chat(release, ATTN)
+    chat.complete(range(20, 40), reply=(90, 91))
+    fresh = chat.complete([*range(20, 40), 90, 91, 80], range(50, 60), reply=(90,))
+
+    assert expected == fresh.cached
+
+
+def test_a_ring_without_keys_lacks_a_shape_where_other_keys_cannot_be_indexed() -> None:
+    chat = Chat("0.30.2", SWA)
+    chat.ask(S, user(5, 20))
+    fresh, _ = chat.together([[user(2, 40)], [S, user(5, 20), said(), user(40, 30)]])
+
+    assert "worker died: AttributeError" == fresh.cached
+
+
+@pytest.mark.parametrize(
+    ("release", "expected"),
+    [
+        ("0.30.2", "worker died: ValueError"),
+        ("0.30.2+738", 32),
+        ("0.30.4", 32),
+        ("0.30.4-738", "worker died: ValueError"),
+    ],
+)
+def test_before_738_the_second_turn_within_a_window_ends_the_worker(
+    release: str, expected: int | str
+) -> None:
+    """The state is stored with all rows of the window, and merged as if it had its tokens alone."""
+    chat = Chat(release, tiny("swa", window=64))
+    chat.ask(S, user(5, 20))
+
+    assert expected == chat.ask(S, user(5, 20), said(), user(7, 30)).cached
+
+
+@pytest.mark.parametrize(
+    ("release", "forwards"),
+    [("0.30.2", False), ("0.30.2+690", True), ("0.30.4", True), ("0.30.4-690", False)],
+)
+def test_before_690_recurrent_prompts_are_served_one_after_the_other(
+    release: str, *, forwards: bool
+) -> None:
+    chat = Chat(release, LFM2)
+    chat.together([[S, user(5, 20)], [S, user(5, 20)]])
+
+    assert forwards == any(rows == 2 for rows, _ in chat.calls)

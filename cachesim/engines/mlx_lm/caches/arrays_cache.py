@@ -57,6 +57,11 @@ class ArraysCache(LayerCache):
         return self.cache[slot]
 
     @property
+    def merges(self) -> bool:
+        """Since #690."""
+        return self.rules.batches_recurrent
+
+    @property
     def left_padding(self) -> Integers | None:
         """Columns before each row's first token."""
         if isinstance(self._left_padding, Missing):
@@ -104,7 +109,8 @@ class ArraysCache(LayerCache):
     def put_state(self, state: State, meta_state: State) -> None:
         """Follows the setter of `state`; before #807 the fields for padding were not made."""
         made = self.rules.restores_padding_fields
-        self._left_padding = self._lengths = None if made else MISSING
+        self._left_padding = None if made else MISSING
+        self._lengths = None if made or not self.rules.batches_recurrent else MISSING
         if self.rules.state_form == "whole":
             self.cache, self.left_padding, self.lengths = state
             return
@@ -146,6 +152,7 @@ class ArraysCache(LayerCache):
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Remember how many of the coming columns are tokens; follows `ArraysCache.prepare`."""
+        self.needs_batches("prepare")
         if lengths is None:
             msg = "an array cannot be made of None"
             raise UpstreamTypeError(msg)
@@ -153,11 +160,13 @@ class ArraysCache(LayerCache):
 
     def finalize(self) -> None:
         """All columns are tokens again."""
+        self.needs_batches("finalize")
         self.lengths = None
         self.left_padding = None
 
     def advance(self, columns: int) -> None:
         """So many columns have gone through; models call it after every forward pass."""
+        self.needs_batches("advance")
         if self.lengths is not None:
             self.lengths = self.lengths - columns
         if self.left_padding is not None:
@@ -172,8 +181,11 @@ class ArraysCache(LayerCache):
     ) -> Mask:
         """True where a column is a token of its row; None if nothing is padded.
 
-        Follows `ArraysCache.make_mask`; before 0.32.0 a left padding hides the lengths.
+        Follows `ArraysCache.make_mask`; before 0.32.0 a left padding hides the lengths, and before
+        #690 it counts only as long as there is no state.
         """
+        if not self.rules.batches_recurrent and not self.empty():
+            return None
         position = np.arange(columns)
         if self.left_padding is not None and not self.left_padding.ndim:
             msg = "Too many indices for array with 0 dimensions."
@@ -199,6 +211,8 @@ class ArraysCache(LayerCache):
             self.cache = [None if each is None else chosen(each, rows) for each in self.cache]
         else:
             self.cache = [chosen(indexed(each), rows) for each in self.cache]
+        if not self.rules.batches_recurrent:
+            self.left_padding = None
         if self.rules.filter_keeps_lengths and self.lengths is not None:
             self.lengths = chosen(self.lengths, rows)
         if self.rules.filter_keeps_left_padding and self.left_padding is not None:
@@ -211,6 +225,8 @@ class ArraysCache(LayerCache):
             self._appended(one, two, sizes)
             for one, two in zip(self.cache, other.cache, strict=False)
         ]
+        if not self.rules.batches_recurrent:
+            self.left_padding = None
         if self.rules.arrays_extend == "zeros":
             self.left_padding = self._appended(self.left_padding, other.left_padding, sizes)
             self.lengths = self._appended(self.lengths, other.lengths, sizes)
@@ -234,6 +250,7 @@ class ArraysCache(LayerCache):
 
     def extract(self, row: int) -> "ArraysCache":
         """One row of every slot, without padding; a missing slot raises."""
+        self.needs_batches("extract")
         cache = ArraysCache(self.rules, len(self.cache))
         inherit_bytes(cache, self)
         cache.cache = [indexed(state)[row : row + 1].copy() for state in self.cache]
@@ -246,6 +263,7 @@ class ArraysCache(LayerCache):
         It makes a cache of the first one's class from the number of slots, which a `MambaCache`
         takes for its left padding (an oddity).
         """
+        caches[0].needs_batches("merge")
         rules = caches[0].rules
         batch = cls(rules, len(caches[0].cache), is_mamba=caches[0].is_mamba)
         if batch.is_mamba:

@@ -151,7 +151,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
 
     def size(self) -> int:
         """The common row; nothing before 0.31.2."""
-        return self._idx if self.rules.batch_size_method else super().size()
+        return self.as_size(self._idx) if self.rules.batch_size_method else super().size()
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""

@@ -258,7 +258,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         """Tokens that are still there; nothing before 0.31.2."""
         if not self.rules.batch_size_method:
             return super().size()
-        return min(self._offset, self.max_size)
+        return self.as_size(min(self._offset, self.max_size))
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""
@@ -334,7 +334,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         if self.keys is None and self.rules.rotating_unrolls_on_trim:
             return cache
         padding = int(self.left_padding[row])
-        if self.rules.rotating_extract_clamps_padding:
+        if self.rules.rotating_extract == "clamped":
             padding = max(0, padding)
         keys = indexed(self.keys)[row : row + 1]
         values = indexed(self.values)[row : row + 1]
@@ -342,7 +342,8 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         if self.rotated:
             keys, values = np.roll(keys, -end, axis=2), np.roll(values, -end, axis=2)
             end = self.max_size
-        cut = slice(padding, end)
+        uncut = padding <= 0 and self.rules.rotating_extract == "uncut"
+        cut = slice(None) if uncut else slice(padding, end)
         cache.adopt(keys[:, :, cut].copy(), values[:, :, cut].copy(), int(self.offset[row]))
         return cache
 
@@ -364,17 +365,13 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         values = blank_batch([each.values for each in caches], longest)
         for row, (left, length, cache) in enumerate(zip(padding, lengths, caches, strict=True)):
             if cache.keys is not None or not rules.merge_skips_empty:
-                indexed(cache.keys)
-                last = cls._contributed(cache, length)
-                place = slice(left, left + (cache.idx if last is None else length))
+                some(cache.keys)
+                last = -length if rules.rotating_merge == "last-rows" else None
+                width = {"by-index": cache.idx, "by-offset": cache.offset}
+                place = slice(left, left + width.get(rules.rotating_merge, length))
                 place_rows(keys, row, place, cache.temporal_order(cache.keys)[:, :, last:])
                 place_rows(values, row, place, cache.temporal_order(cache.values)[:, :, last:])
         batch.keys, batch.values = keys, values
         batch.offset = integers([each.offset for each in caches])
         batch._idx = batch._offset = longest
         return batch
-
-    @staticmethod
-    def _contributed(cache: RotatingKVCache, length: int) -> int | None:
-        """Where the rows that a ring gives begin: its last `length`, or all of them (None)."""
-        return -length if cache.rules.rotating_merge_takes_last_rows else None

@@ -19,6 +19,11 @@ class CacheList(LayerCache):
     def __getitem__(self, member: int) -> LayerCache:
         return self.caches[member]
 
+    @property
+    def merges(self) -> bool:
+        """Since #743."""
+        return self.rules.batches_recurrent
+
     def is_trimmable(self) -> bool:
         """Only if all members are."""
         return all(each.is_trimmable() for each in self.caches)
@@ -29,7 +34,9 @@ class CacheList(LayerCache):
         return trimmed[-1]
 
     def size(self) -> int:
-        """The largest member's."""
+        """The largest member's; before #769 there was none."""
+        if not self.rules.batches_recurrent:
+            return super().size()
         return max(each.size() for each in self.caches)
 
     def empty(self) -> bool:
@@ -83,6 +90,7 @@ class CacheList(LayerCache):
 
     def extract(self, row: int) -> "CacheList":
         """Member by member."""
+        self.needs_batches("extract")
         return CacheList(self.rules, *(each.extract(row) for each in self.caches))
 
     def prepare(
@@ -93,17 +101,20 @@ class CacheList(LayerCache):
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Member by member."""
+        self.needs_batches("prepare")
         for each in self.caches:
             each.prepare(left_padding=left_padding, lengths=lengths, right_padding=right_padding)
 
     def finalize(self) -> None:
         """Member by member."""
+        self.needs_batches("finalize")
         for each in self.caches:
             each.finalize()
 
     @classmethod
     def merge(cls, caches: Sequence["CacheList"]) -> "CacheList":
         """Member by member; the end of an iteration inside a generator becomes RuntimeError."""
+        caches[0].needs_batches("merge")
         try:
             members = [
                 member.merge([each.caches[i] for each in caches])

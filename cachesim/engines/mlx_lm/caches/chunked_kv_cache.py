@@ -85,6 +85,10 @@ class ChunkedKVCache(LayerCache):
         end = self.offset - self.start_position
         return some(self.keys)[:, :, :end], some(self.values)[:, :, :end]
 
+    def size(self) -> int:
+        """Nothing, but where it was a `KVCache`."""
+        return self.offset if self.rules.chunked_is_kv else super().size()
+
     def empty(self) -> bool:
         """Whether nothing was ever written."""
         return self.keys is None

@@ -41,7 +41,7 @@ class KVCache(LayerCache):
 
     def size(self) -> int:
         """All tokens."""
-        return self.offset
+        return self.as_size(self.offset)
 
     def empty(self) -> bool:
         """A cache trimmed to nothing is not empty: it has a buffer."""

@@ -59,6 +59,11 @@ class LayerCache:
     def __init__(self, rules: CacheRules) -> None:
         self.rules = rules
 
+    @property
+    def merges(self) -> bool:
+        """Whether it can be merged with others of its class into a batch."""
+        return self.has_merge
+
     def is_trimmable(self) -> bool:
         """Whether `trim` may be called."""
         return False
@@ -66,6 +71,13 @@ class LayerCache:
     def size(self) -> int:
         """How many tokens the cache counts; 0 where a class does not say."""
         return 0
+
+    def as_size(self, count: int) -> int:
+        """A count as `size()` says it; before #769 it was a `len()`, which is never negative."""
+        if count < 0 and not self.rules.batches_recurrent:
+            msg = "__len__() should return >= 0"
+            raise UpstreamValueError(msg)
+        return count
 
     @property
     def nbytes(self) -> int:
@@ -116,6 +128,11 @@ class LayerCache:
         """Python's answer to a name that the class does not have."""
         msg = f"{type(self).__name__!r} object has no attribute {name!r}"
         raise UpstreamAttributeError(msg)
+
+    def needs_batches(self, name: str) -> None:
+        """A method for batches of what only since #690 is in any."""
+        if not self.rules.batches_recurrent:
+            self.lacks(name)
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Write rows; hand back what attention may look at."""

@@ -121,7 +121,7 @@ class RotatingKVCache(LayerCache):
 
     def size(self) -> int:
         """Tokens that are still there."""
-        return min(self.fill, self.max_size)
+        return self.as_size(min(self.fill, self.max_size))
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""

@@ -90,7 +90,7 @@ class Batch:
 
 
 class OldBatchGenerator:
-    """Follows `BatchGenerator` from #741 up to 0.31.1."""
+    """Follows `BatchGenerator` up to 0.31.1."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class OldBatchGenerator:
     def _process_prompts(self, prompts: Sequence[Unprocessed]) -> Batch:
         """Prefill, keep checkpoints, sample the first tokens. Follows `_process_prompts`."""
         prompt_end = max(1, *(_distance(each) for each in prompts))
-        if all(each.cache[0].empty() for each in prompts):
+        if self._is_fresh(prompts):
             cache, inputs = self._prefill_fresh(prompts, prompt_end)
         else:
             cache, inputs = self._prefill_history(prompts, prompt_end)
@@ -210,6 +210,12 @@ class OldBatchGenerator:
             self.model(inputs[:, : prompt_end - 1], cache)
         rows = [each.row for each in prompts]
         return Batch(rows, self._step(inputs, cache, rows), cache)
+
+    def _is_fresh(self, prompts: Sequence[Unprocessed]) -> bool:
+        """Whether nothing is stored for any of them; by what sign, is a rule."""
+        if self.rules.fresh_by_length:
+            return not any(layer.size() for each in prompts for layer in each.cache)
+        return all(each.cache[0].empty() for each in prompts)
 
     def _keep_checkpoints(
         self, prompts: Sequence[Unprocessed], cache: PromptCache, prompt_end: int
@@ -238,9 +244,10 @@ class OldBatchGenerator:
         last = self._last_inputs(prompts, prompt_end)
         columns = right_padded([each.rest for each in prompts])
         cache = merge_caches([each.cache for each in prompts])
+        unfed = prompt_end if self.rules.lengths_leave_last else 0
         for layer in cache:
             layer.prepare(
-                lengths=[len(each.rest) - prompt_end for each in prompts],
+                lengths=[len(each.rest) - unfed for each in prompts],
                 right_padding=[longest - len(each.rest) for each in prompts],
             )
         self._feed(prompts, columns, cache, prompt_end)

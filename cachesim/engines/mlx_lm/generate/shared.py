@@ -102,7 +102,7 @@ def merge_caches(caches: Sequence[PromptCache]) -> PromptCache:
 
 
 def _merge_layer(layers: Sequence[LayerCache]) -> LayerCache:
-    if not type(layers[0]).has_merge:
+    if not layers[0].merges:
         msg = f"{type(layers[0])} does not yet support batching with history"
         raise UpstreamValueError(msg)
     return type(layers[0]).merge(layers)

@@ -40,6 +40,14 @@ class ServerRules:
     stop_words_end_generation: bool = False
     """#1072: before, the HTTP side watched for them, and told the worker to stop."""
 
+    fresh_by_length: bool = False
+    """Until #690 (0.30.4) a batch was fresh if no cache held a token; since, if the first layer of
+    every cache has never been written."""
+
+    lengths_leave_last: bool = True
+    """#738 (0.30.4): a padded prefill is told its rows' lengths without their last tokens, which it
+    does not feed; before, with them, and a ring kept one token too many of each shorter row."""
+
     forgets_stopped: bool = True
     """#741 (0.30.6): what a stop word ended is stored and leaves the books of its batch; before,
     its state was thrown away and the books kept it, so that no such batch was ever drained."""

@@ -64,7 +64,7 @@ class ResponseGenerator:
     def is_batchable(self) -> bool:
         """Whether every layer cache can be merged with others, none is packed, nothing drafted."""
         alone = self.serving.options.kv_bits is not None or self.serving.draft is not None
-        return not alone and all(type(layer).has_merge for layer in self.serving.model.make_cache())
+        return not alone and all(layer.merges for layer in self.serving.model.make_cache())
 
     def step(self) -> bool:
         """One turn; False when there was nothing to do. Follows `_generate`."""
