@@ -146,6 +146,10 @@ class Engine(ABC):
         """Take no more than so many turns as one, where replies are known beforehand."""
         del most  # most servers never do
 
+    def remember(self, most: int) -> None:
+        """Forget what was computed long ago; of the last so many sequences all is known."""
+        del most  # most servers keep no such books
+
     @abstractmethod
     def check_integrity(self) -> None:
         """Raise ContractError where the server's own books disagree."""

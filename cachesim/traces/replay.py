@@ -73,7 +73,10 @@ class Cell:
         model = preset(self.model)
         if vocabulary is not None:
             model = replace(model, vocabulary=vocabulary)
-        return Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
+        made = Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
+        if self.source.remember is not None:
+            made.remember(self.source.remember)
+        return made
 
     def coming(self) -> Iterator[Coming]:
         """The requests, as clients send them."""

@@ -113,3 +113,12 @@ def test_a_bounded_memory_knows_the_blocks_that_were_asked_for_last() -> None:
 
 def test_a_memory_that_is_large_enough_changes_nothing() -> None:
     assert played("vllm@0.33.0") == played("vllm@0.33.0", remember=10_000)
+
+
+@pytest.mark.parametrize("profile", SERVERS)
+def test_what_is_forgotten_changes_nothing_that_a_server_does(profile: str) -> None:
+    whole, few = played(profile), played(profile, remember=5)
+
+    assert (whole["cached"], whole["refused"]) == (few["cached"], few["refused"])
+    assert sum(few["lost"].values()) <= sum(whole["lost"].values())
+    assert all(count >= 0 for count in few["lost"].values())

@@ -277,6 +277,10 @@ class Marconi(Engine):
 
     # -- what is told ------------------------------------------------------------------------------
 
+    def remember(self, most: int) -> None:
+        """Forget what was computed long ago; what the tree holds is still known."""
+        self._computed.remember(most)
+
     def _tell(self, event: Event) -> None:
         self._events.append(event)
 
@@ -284,12 +288,15 @@ class Marconi(Engine):
         """From what was computed before down to the match."""
         prompt = job.prompt
         best, by = self._computed.find(np.array(prompt, np.int64), None)
-        ledger = job.ledger = Ledger(Count(best), f"request {by}" if best else "nothing")
+        held = self.tree.agreed(prompt[: len(prompt) - self._right])
+        name = f"request {by}" if best else "nothing"
+        if held > best:  # computed so long ago that nobody remembers
+            best, name = held, "an earlier request"
+        ledger = job.ledger = Ledger(Count(best), name)
         if self._right and best > len(prompt) - 1:
             ledger.apply(causes.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
-        real = self.tree.agreed(prompt[: len(prompt) - self._right])
-        if real < ledger.usable:
-            ledger.apply(causes.NOT_KEPT, real, wanted=ledger.usable, found=real)
+        if held < ledger.usable:
+            ledger.apply(causes.NOT_KEPT, held, wanted=ledger.usable, found=held)
         legal = min(self.tree.legal(prompt[: len(prompt) - self._right]), ledger.usable)
         if legal < ledger.usable:
             ledger.apply(causes.NO_STATE_YET, legal, wanted=ledger.usable, found=legal)

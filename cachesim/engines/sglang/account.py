@@ -27,10 +27,18 @@ class Account:
     kept: Seen = field(default_factory=Seen)
     states: States = field(default_factory=States)
 
+    def remember(self, most: int) -> None:
+        """Forget what was computed, kept and saved long ago."""
+        for books in (self.computed, self.kept, self.states):
+            books.remember(most)
+
     def of(self, req: Req, match: Match) -> Ledger:
         """From what was computed before down to the match, each step with its cause."""
         prompt = req.tokens[: req.num_tokens]
         equal, by = self.computed.find(prompt, req.extra_key)
+        held = max(match.usable, match.attention)
+        if held > equal:  # computed so long ago that nobody remembers
+            equal, by = held, match.node.request
         ledger = Ledger(Count(equal), f"request {by}" if equal else NOTHING)
         shape = self.tree.shape
         known = req.num_tokens

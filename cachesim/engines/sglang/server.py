@@ -211,6 +211,10 @@ class Sglang(Engine):
             self._jobs.forget(ticket)
             self._of_req.pop(int(ticket), None)
 
+    def remember(self, most: int) -> None:
+        """Forget what was computed long ago; what the tree holds is still known."""
+        self.account.remember(most)
+
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away."""
         job = self._jobs[ticket]
