@@ -54,9 +54,13 @@ def test_operations_behind_a_difference_count_as_disagreeing() -> None:
 
 def test_a_release_that_cannot_be_installed_here_is_refused() -> None:
     with pytest.raises(
-        ProfileError, match=r"no package plays mlx-lm@0\.31\.0 for real; there are 0\.30\.2"
+        ProfileError, match=r"no package plays mlx-lm@0\.31\.0 for real; there are 0\.29\.1"
     ):
         RealClasses("0.31.0")
+
+
+def test_a_release_that_names_no_tokenizers_gets_those_of_its_day() -> None:
+    assert "transformers==4.57.3" in environment_for("0.29.1").requirements
 
 
 def test_older_releases_get_the_older_array_runtime() -> None:

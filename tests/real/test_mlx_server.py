@@ -18,7 +18,7 @@ from cachesim.errors import ScenarioError
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
-from cachesim.real.mlx_lm.server_http import Gate, Turns, number_of
+from cachesim.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
 from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.playing import releases_of
@@ -83,6 +83,26 @@ def test_requests_that_are_sent_together_are_let_in_together() -> None:
 
     assert [0, 1] == let_in
     assert 2 == number_of(gate.get_nowait()[2])
+
+
+def test_a_thread_that_turns_and_never_looks_again_is_stuck() -> None:
+    gate = Gate(Turns())
+    for _ in range(NEVER - 1):
+        gate.turned(said=False)
+    before = gate.stuck
+    gate.turned(said=False)
+
+    assert (False, True) == (before, gate.stuck)
+
+
+def test_a_look_at_the_queue_shows_that_the_thread_is_not_stuck() -> None:
+    gate = Gate(Turns())
+    for _ in range(2 * NEVER):
+        gate.turned(said=False)
+        with pytest.raises(Empty):
+            gate.get_nowait()
+
+    assert not gate.stuck
 
 
 def test_workloads_come_from_their_number_alone() -> None:

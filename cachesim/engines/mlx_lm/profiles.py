@@ -128,12 +128,32 @@ _R0_32_0: Final = replace(
 _R0_32_2: Final = replace(_R0_32_0, no_tokens="refused")
 
 
-def _wheel(version: str, runtime: str) -> Package:
-    """A release on the package index; the older ones need the older array runtime."""
-    return Package(name="mlx-lm", version=version, beside=(f"mlx[cpu]=={runtime}",))
+def _wheel(version: str, runtime: str, *older: str) -> Package:
+    """A release on the package index; the older ones need the older array runtime.
+
+    0.29.1 names no version of transformers, and knows none after 4: there a chat template gives a
+    list of tokens.
+    """
+    return Package(name="mlx-lm", version=version, beside=(f"mlx[cpu]=={runtime}", *older))
 
 
 RELEASES: Final[tuple[Release[MlxRules], ...]] = (
+    Release(
+        name="0.29.1",
+        about="as 0.30.0",
+        rules=MlxRules(caches=_C_0_30_2, store=_G0, server=_R0_30_2),
+        date="2025-12-16",
+        upstream="0.29.1, the package: no tag",
+        package=_wheel("0.29.1", "0.30.6", "transformers==4.57.3"),
+    ),
+    Release(
+        name="0.30.0",
+        about="as 0.30.2, but that other sampling waits for the batch to end (#635): not simulated",
+        rules=MlxRules(caches=_C_0_30_2, store=_G0, server=_R0_30_2),
+        date="2025-12-18",
+        upstream="v0.30.0",
+        package=_wheel("0.30.0", "0.30.6"),
+    ),
     Release(
         name="0.30.2",
         about="no checkpoints; recurrent models are served alone",
@@ -254,6 +274,6 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""
 
 ALL: Final = tuple(each.name for each in RELEASES)
-BEFORE_738: Final = ("0.30.2",)
+BEFORE_738: Final = ("0.29.1", "0.30.0", "0.30.2")
 BEFORE_741: Final = (*BEFORE_738, "0.30.4", "0.30.5")
 SEGMENTED: Final = ("0.31.2", "0.31.3", "0.32.0", "0.32.1", "0.32.2")

@@ -39,7 +39,7 @@ def real_mlx_lm(
     Parameters
     ----------
     release
-        0.30.2, 0.30.4 to 0.30.7, 0.31.1 to 0.31.3, or 0.32.0 to 0.32.2.
+        0.29.1, 0.30.0, 0.30.2, 0.30.4 to 0.30.7, 0.31.1 to 0.31.3, or 0.32.0 to 0.32.2.
     seed
         What operations and requests are drawn from.
     workloads

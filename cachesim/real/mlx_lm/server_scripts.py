@@ -1,6 +1,6 @@
 """Samplers that say what a workload says; they run in a release's environment."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 Json: TypeAlias = Any
@@ -50,3 +50,47 @@ class DraftScript(Script):
         self.rows += logprobs[: accepted + 1].tolist()
         self._proposed, self._drafts = [], self._drafts[1:]
         return self._mx.array(tokens, dtype=self._mx.uint32)
+
+
+class BatchScripts:
+    """One sampler for a whole batch, as releases before #635 have it: each row says its own."""
+
+    def __init__(self, mx: Real) -> None:
+        self._mx = mx
+        self.by_uid: dict[int, Script] = {}
+        self.uids: Sequence[int] = ()  # the rows that are sampled now
+        self.alone: Script | None = None  # of the request that is served alone
+
+    def __call__(self, logprobs: Real) -> Real:
+        """The next token of every row, or those of a request that is served alone."""
+        if self.alone is not None:
+            return self.alone(logprobs)
+        said = [self.by_uid[uid](logprobs[i : i + 1]) for i, uid in enumerate(self.uids)]
+        return self._mx.concatenate(said)
+
+    def watched(self, kind: Real, current: Callable[[], Script]) -> Real:
+        """`BatchGenerator`, whose rows are known whenever it samples."""
+        scripts = self
+
+        class Known(kind):  # type: ignore[misc]
+            """The release's own, with its rows written down."""
+
+            def insert(self, *args: Real, **more: Real) -> Real:
+                uids = super().insert(*args, **more)
+                scripts.by_uid.update((uid, current()) for uid in uids)
+                return uids
+
+            def _process_prompts(self, prompts: Real) -> Real:
+                scripts.uids = [each[0] for each in prompts]
+                batch = super()._process_prompts(prompts)
+                scripts.uids = ()
+                return batch
+
+            def _step(self, *args: Real) -> Real:
+                if not scripts.uids:
+                    scripts.uids = list(self.active_batch.uids)
+                sampled = super()._step(*args)
+                scripts.uids = ()
+                return sampled
+
+        return Known

@@ -92,6 +92,8 @@ class Server:
         self.current: Json = {}
         self.asked: list[Asked] = []
         self.turns = self.http.Turns()
+        self.batch_scripts = self.scripts.BatchScripts(self.mx)
+        self.current_script: Real = None
         self.watch: Real = None
         self.gate: Real = None
         self.generator: Real = None
@@ -131,13 +133,20 @@ class Server:
         """Put what is watched in the place of what the release's `main` and `run` look up."""
         names: Json = self.module.__dict__
         own = names.setdefault("_own", dict(names))
-        names["_make_sampler"] = lambda args, _tokenizer: self._asked(args).script
-        names["_make_logits_processors"] = lambda _args: []
+        if "_make_sampler" in own:
+            names["_make_sampler"] = lambda args, _tokenizer: self._asked(args).script
+            names["_make_logits_processors"] = lambda _args: []
+        else:
+            names["make_sampler"] = lambda *_, **__: self.batch_scripts
+            names["make_logits_processors"] = lambda *_: []
         if "TimeBudget" in own:
             names["TimeBudget"] = lambda *_: self.turns
         else:  # before #741
             names["time"] = self.turns
-            names["BatchGenerator"] = self._counted(own["BatchGenerator"])
+            kind = own["BatchGenerator"]
+            if "_make_sampler" not in own:
+                kind = self.batch_scripts.watched(kind, lambda: self.current_script)
+            names["BatchGenerator"] = self._counted(kind)
         names["Queue"] = self._queue
         names["LRUPromptCache"] = lambda *rest: self._store(own["LRUPromptCache"], *rest)
         names["ResponseGenerator"] = self._generator(own["ResponseGenerator"])
@@ -217,10 +226,16 @@ class Server:
                     raise
 
             def _tokenize(self, tokenizer: Real, request: Real, *args: Real) -> Real:
-                server.current = server.asked[server.gate.number_of(request)].record
+                asked = server.asked[server.gate.number_of(request)]
+                server.current, server.current_script = asked.record, asked.script
                 result = super()._tokenize(tokenizer, request, *args)
                 server.tokenized(server.current, result)
                 return result
+
+            def _serve_single(self, request: Real, *rest: Real) -> None:
+                server.batch_scripts.alone = server._asked(request[2]).script
+                super()._serve_single(request, *rest)
+                server.batch_scripts.alone = None
 
             def _compute_prompt_checkpoint(self, *args: Real) -> Real:
                 found = super()._compute_prompt_checkpoint(*args)

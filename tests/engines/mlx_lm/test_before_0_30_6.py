@@ -192,3 +192,7 @@ def test_before_690_recurrent_prompts_are_served_one_after_the_other(
     chat.together([[S, user(5, 20)], [S, user(5, 20)]])
 
     assert forwards == any(rows == 2 for rows, _ in chat.calls)
+
+
+def test_from_0_29_1_to_0_30_2_nothing_changed_in_what_is_cached() -> None:
+    assert 1 == len({repr(FAMILY.release(name).rules) for name in ("0.29.1", "0.30.0", "0.30.2")})
