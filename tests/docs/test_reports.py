@@ -17,8 +17,8 @@ from pages.scenarios import counted, page  # noqa: E402
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 116, "in part": 8, "none": 43},
-    "newer": {"agrees": 21, "in part": 1, "none": 18},
+    "first": {"agrees": 119, "in part": 6, "none": 42},
+    "newer": {"agrees": 20, "in part": 2, "none": 18},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
 counted for itself, and a change that moves a report from one to another says so here."""

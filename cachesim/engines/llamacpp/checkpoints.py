@@ -4,7 +4,7 @@ Upstream: the conditions of two loops in `update_slots`, and `create_checkpoint`
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from cachesim.engines.llamacpp.events import CheckpointCreated, CheckpointDropped
@@ -102,6 +102,7 @@ ERASURES: Final[Mapping[Erasure, Erase]] = {
     ),
     "prefix": BEYOND_PREFIX,
     "diverged": BEYOND_PREFIX,
+    "trimmed": Erase(erases=lambda _cur, _p: False, rule="never"),
     "prompt": Erase(erases=lambda cur, p: cur.pos_max > p.n_prompt, rule="pos_max > n_prompt"),
 }
 """The released rule is "beyond" (#20671).
@@ -109,6 +110,19 @@ ERASURES: Final[Mapping[Erasure, Erase]] = {
 Trap: it keeps one whose last token lies exactly at `pos_next`, and every one at position 0,
 although that token may differ from the new prompt's.
 """
+
+
+def cut_to(cur: Checkpoint, prefix: Prefix, erasure: Erasure) -> Checkpoint:
+    """A checkpoint that stays, as the list has it from now on.
+
+    Trap: #24797 would have cut its numbers down to the new prompt's. What it saved stays as it is.
+    """
+    if erasure != "trimmed" or cur.pos_max < prefix.pos_next:
+        return cur
+    last = Pos(prefix.pos_next - 1)
+    return replace(
+        cur, n_tokens=Count(prefix.pos_next), pos_min=min(cur.pos_min, last), pos_max=last
+    )
 
 
 def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:

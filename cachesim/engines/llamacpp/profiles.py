@@ -83,6 +83,16 @@ def _no_save_of_a_rollback(rules: ServerRules) -> ServerRules:
     return replace(rules, memory=replace(rules.memory, saves_rolled_back=False))
 
 
+def _attention_speaks_for_both(rules: ServerRules) -> ServerRules:
+    return replace(
+        rules,
+        reuse=replace(rules.reuse, erasure="trimmed"),
+        memory=replace(
+            rules.memory, hybrid_starts_with_attention=True, impossible_rollback_passes=True
+        ),
+    )
+
+
 def _completions_only(rules: ServerRules) -> ServerRules:
     return replace(rules, selection=replace(rules.selection, idle_saves_any_task=False))
 
@@ -148,6 +158,13 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         about="a conversation loaded from the prompt cache stays in it",
         fits=ALL,
         lay=_keep_loaded,
+    ),
+    Patch(
+        name="24797",
+        pull=24797,
+        about="declined: a hybrid starts where its attention does; checkpoints are cut, not erased",
+        fits=("b9713",),
+        lay=_attention_speaks_for_both,
     ),
     Patch(
         name="24891",

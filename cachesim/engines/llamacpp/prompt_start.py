@@ -16,7 +16,7 @@ from typing import Any
 
 from cachesim.engines.causes import Cause
 from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.checkpoints import ERASURES, Prefix, accept_tests, numbers_of
+from cachesim.engines.llamacpp.checkpoints import ERASURES, Prefix, accept_tests, cut_to, numbers_of
 from cachesim.engines.llamacpp.events import (
     CheckpointChecked,
     CheckpointErased,
@@ -352,7 +352,7 @@ def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pr
                 )
             )
             continue
-        kept.append(cur)
+        kept.append(cut_to(cur, prefix, erasure))
         if cur.n_tokens > prefix.prefix_end:
             server.emit(
                 CheckpointKept(

@@ -20,8 +20,10 @@ ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "l
 SearchLimit: TypeAlias = Literal["none", "beyond", "read-again"]
 """Where a checkpoint must not end: behind the position to go on at, or where that is taken back."""
 
-Erasure: TypeAlias = Literal["beyond", "equal", "pos_end", "diverged", "prefix", "prompt"]
-"""Which checkpoints a new prompt erases."""
+Erasure: TypeAlias = Literal[
+    "beyond", "equal", "pos_end", "diverged", "prefix", "prompt", "trimmed"
+]
+"""Which checkpoints a new prompt erases; `trimmed` erases none, and cuts their numbers."""
 
 SparesOne: TypeAlias = Literal["never", "always", "when-nothing-new"]
 """When a state one token deeper than needed will do, so that a last token can be computed."""
@@ -74,7 +76,7 @@ class ReuseRules:
     start_passes: bool  # #21510: a checkpoint from position 0 passes the depth test
     search_limit: SearchLimit  # #24411
     exact_search: ExactSearch  # #24035, #25592, #22384
-    erasure: Erasure  # #20671; #24035, #25592, #24891
+    erasure: Erasure  # #20671; #24035, #25592, #24891, #24797
     seq_rm_failure: SeqRmFailure  # #18391, #20428, #24891
     failed_restore_resets: bool  # a blob that does not load: read anew, or the process aborts
     resumes_behind: bool = False  # a window's checkpoint gives its last token too

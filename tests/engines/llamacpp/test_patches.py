@@ -237,3 +237,11 @@ def test_19408_taken_back_makes_one_checkpoint_when_the_prompt_is_done() -> None
         play = Play(f"llama.cpp@{profile}", "hybrid")
         play.ask(run(range(600)))
         assert play.checkpoints() == held
+
+
+def test_24797_cuts_the_numbers_of_a_checkpoint_and_not_its_state() -> None:
+    for profile, cached, held in (("b9713+24797", 480, [84, 480]), ("b9713", 84, [84, 496])):
+        play = Play(f"llama.cpp@{profile}", "hybrid")
+        play.ask(run(range(600)))
+        assert play.ask([*run(range(480)), *run(range(700, 720))])[0] == cached
+        assert play.checkpoints() == held

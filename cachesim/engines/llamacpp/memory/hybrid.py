@@ -61,6 +61,8 @@ class HybridMemory:
 
     def seq_pos_min(self, seq: int) -> int:
         """The larger of the two. Trap: it equals pos_max in normal use."""
+        if self.rules.hybrid_starts_with_attention:
+            return self.attention.seq_pos_min(seq)
         return max(self.attention.seq_pos_min(seq), self.recurrent.seq_pos_min(seq))
 
     def seq_pos_max(self, seq: int) -> int:

@@ -115,9 +115,9 @@ class RecurrentMemory:
         depth = cells.pos[tail] - p0 + 1
         if self.rs_idx[seq] and self.rules.single_use_rollback:
             return False
-        if depth > self.n_rs_seq:
+        if depth > self.n_rs_seq and not self.rules.impossible_rollback_passes:
             return False
-        self.rs_idx[seq] = depth
+        self.rs_idx[seq] = depth if depth <= self.n_rs_seq else 0
         cells.pos[tail] = p0 - 1
         return True
 

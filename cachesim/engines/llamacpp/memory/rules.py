@@ -41,6 +41,10 @@ class MemoryRules:
     """A state is saved while a rollback is pending (#22673 before its merge: the process ends)."""
     middle_cut_passes: bool
     """A cut that ends before a state's position leaves it as it is (#17009; was: refused)."""
+    impossible_rollback_passes: bool
+    """#24797, declined: a rollback that no plane can serve moves the position and nothing else."""
+    hybrid_starts_with_attention: bool
+    """#24797, declined: a hybrid's `pos_min` is that of its attention part alone."""
     zero_layer_rollback: bool
     """A recurrent memory without layers moves its position back by any depth."""
 
@@ -92,6 +96,8 @@ B9094: Final = MemoryRules(
     refuses_foreign_ids=False,
     saves_rolled_back=True,
     middle_cut_passes=True,
+    impossible_rollback_passes=False,
+    hybrid_starts_with_attention=False,
     zero_layer_rollback=False,
     saves_unmasked_window=False,
     attention_header=8,
@@ -128,6 +134,8 @@ B11434: Final = MemoryRules(
     refuses_foreign_ids=True,
     saves_rolled_back=True,
     middle_cut_passes=True,
+    impossible_rollback_passes=False,
+    hybrid_starts_with_attention=False,
     zero_layer_rollback=True,
     saves_unmasked_window=True,
     attention_header=16,
