@@ -106,8 +106,9 @@ def _changed(before: Sequence[tuple[str, ...]], now: Sequence[tuple[str, ...]]) 
 
 
 def _place(row: tuple[str, ...]) -> str:
-    """The label without the position at which a state stands."""
-    return row[0].partition(" at ")[0]
+    """The label without the position at which a state stands, and a node without its parent."""
+    label = row[0].partition(" at ")[0].strip(" │├└─")
+    return label.partition(",")[0] if label.startswith("node ") else label
 
 
 def _asked(screen: Console) -> str:

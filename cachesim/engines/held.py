@@ -7,7 +7,7 @@ companions, that is missing and positions are all there is to see.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -87,6 +87,43 @@ class EntryHeld:
     held: tuple[tuple[str, Tokens], ...] = ()
 
 
+Kept: TypeAlias = Literal["here", "host", "gone"]
+"""Where the tokens of a tree's node are: on the device, on the host only, nowhere any more."""
+
+ROOT: Final = 0
+"""The number of a tree's root, which holds nothing and is in no list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHeld:
+    """A node of a tree of prefixes: its tokens begin where those of its parent end.
+
+    `saved` is what lies at its end to resume from (a state, a whole cache), `lacks` what would have
+    to lie there; `window` says whether the slots of its window are alive, where there are any.
+    """
+
+    number: int
+    parent: int
+    tokens: Tokens  # from the root to its end
+    count: int  # how many of them are its own
+    kept: Kept = "here"
+    runs: Runs = ()  # its cells, where they are known
+    saved: str = ""
+    lacks: str = ""
+    node: int = UNKNOWN  # what its state has folded in
+    window: bool | None = None
+    held: tuple[tuple[str, Tokens], ...] = ()  # places that hold something else than its tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeHeld:
+    """A tree, parents before their children; `of` is the place that it is the index of."""
+
+    name: str
+    of: Literal["memory", "entries"]
+    nodes: tuple[NodeHeld, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Everything; two moments that hold the same are equal, and hash alike."""
@@ -97,6 +134,7 @@ class Held:
     companion_cells: tuple[CellsHeld, ...] = ()
     companion_rows: tuple[RowHeld, ...] = ()
     entries: tuple[EntryHeld, ...] = ()
+    tree: TreeHeld | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cachesim.lessons.kit import Answered, letters
 from cachesim.report import picture_text
 from cachesim.report.picture import Picture, story
-from cachesim.report.picture_rows import Kind
+from cachesim.report.picture_bars import Kind
 from cachesim.report.svg import inline
 
 KINDS: Final[tuple[Kind, ...]] = ("request", "attention", "window", "recurrent", "checkpoint")

@@ -24,7 +24,7 @@ from cachesim.logs.what_if import answers
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.picture import story
-from cachesim.report.picture_rows import Kind
+from cachesim.report.picture_bars import Kind
 from cachesim.scenario.result import Run, Step
 from cachesim.scenario.runner import run
 

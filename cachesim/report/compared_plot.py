@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from cachesim.report.svg import COLOURS, LABEL, LINE, STYLE, patterns
+from cachesim.report.svg import COLOURS, STYLE, patterns
+from cachesim.report.svg_tree import LABEL, LINE
 from cachesim.scenario.comparing import Compared
 
 REUSED: Final = 2

@@ -33,7 +33,9 @@ THEME: Final = Theme(
 NARROWEST: Final = 20
 """Fewer columns than this cannot be meant."""
 
-PLAIN: Final = str.maketrans({"→": "->", "·": "-", "─": "-", "…": "~"})
+PLAIN: Final = str.maketrans(
+    {"→": "->", "·": "-", "─": "-", "…": "~", "│": "|", "├": "|", "└": "`"}
+)
 """What is written where an encoding lacks the sign."""
 
 

@@ -20,7 +20,7 @@ from cachesim.errors import InputError
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
 from cachesim.report.html_picture import drawn
-from cachesim.report.picture_rows import Texts
+from cachesim.report.picture_bars import Texts
 from cachesim.report.svg import STYLE, patterns
 from cachesim.scenario.result import Run
 

@@ -6,7 +6,8 @@ from typing import Any
 from cachesim.report.chain import chain
 from cachesim.report.picture import positions_of
 from cachesim.report.picture_rows import held, request
-from cachesim.report.svg import AXIS, LINE, axis_svg, row_svg
+from cachesim.report.svg import AXIS, axis_svg, row_svg
+from cachesim.report.svg_tree import LINE
 from cachesim.scenario.result import Run
 
 

@@ -7,6 +7,7 @@
     recurrent    the span that a state has folded in
     checkpoint   one row for each saved state, with its maker
     parked       conversations in memory of the host; what they share with the row above is faint
+    tree         prefixes, each beginning where its parent ends; o where a request may resume
     companion    the same for the second context
 
 `moment` is what one step, or one event of it, left behind; `story` puts the steps of a run below
@@ -16,7 +17,8 @@ each other, with an arrow from the step that made a checkpoint to the one that r
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cachesim.report.picture_rows import Kind, Row, checkpoint_word, held, request
+from cachesim.report.picture_bars import Kind, Row
+from cachesim.report.picture_rows import checkpoint_word, held, request
 from cachesim.scenario.provenance import size_of
 from cachesim.scenario.result import Run, Step
 from cachesim.scenario.states import CheckpointState, State
@@ -129,6 +131,10 @@ def positions_of(run: Run) -> int:
                 cells.position + cells.count for part in memory.cells for cells in part.runs
             ]
             longest += [row.position + 1 for row in memory.rows]
+        for node in () if state.tree is None else state.tree.nodes:
+            held = max([0, *(sum(map(size_of, each.tokens)) for each in node.holds)])
+            longest += [node.start + sum(map(size_of, node.tokens)), held]
+            longest.append(sum(map(size_of, node.folded or ())))
     return max(longest, default=1) or 1
 
 
@@ -194,7 +200,7 @@ def _is(each: CheckpointState, told: dict[str, object]) -> bool:
 
 def _told(rows: Iterable[Row]) -> str:
     """The picture in words: each row, and what its bars are."""
-    words = {"wrong": ", wrong", "missing": "", "again": "", "shared": "", "held": ""}
+    words = {"wrong": ", wrong", "missing": "", "again": "", "shared": "", "held": "", "gone": ""}
     told = []
     for row in rows:
         bars = [

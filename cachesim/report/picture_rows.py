@@ -1,136 +1,19 @@
 """The rows of a picture of memory: what a request got, and each place that holds tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from cachesim.scenario.provenance import Piece, part_of, size_of
+from cachesim.report.picture_bars import Bar, Kind, Look, Row, Texts, shared
+from cachesim.report.picture_tree import tree_rows
+from cachesim.scenario.provenance import Piece, cut, part_of, size_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.states import CellRun, CheckpointState, Entry, Memory, SlotState, State
-
-Look: TypeAlias = Literal["held", "shared", "again", "wrong", "missing"]
-Kind: TypeAlias = Literal[
-    "request", "slot", "attention", "window", "recurrent", "checkpoint", "parked"
-]
 
 MOST_CHECKPOINTS: Final = 5
 MOST_ENTRIES: Final = 8
 MOST_LANES: Final = 12
-MOST_IDS: Final = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Neighbouring positions `[start, end)` that one step's tokens fill, or none."""
-
-    start: int
-    end: int
-    step: int | None  # who wrote them
-    look: Look
-    text: str
-    tip: str
-    tokens: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the picture."""
-
-    kind: Kind
-    label: str
-    bars: tuple[Bar, ...]
-    note: str = ""  # what happened to it in this step
-    bracket: tuple[int, int] | None = None  # what a window sees
-
-
-# --- tokens ----------------------------------------------------------------------------------
-
-
-class Texts:
-    """The steps' names, parts and tokens, for pieces that name them by number."""
-
-    def __init__(self, run: Run) -> None:
-        self.steps = run.steps
-
-    def tokens(self, piece: Piece) -> tuple[int, ...]:
-        """The tokens of a piece; none where they are not known."""
-        if "tokens" in piece:
-            return tuple(piece["tokens"])
-        step = piece.get("step")
-        if step is None or self.steps[step].detail is None:
-            return ()
-        detail = self.steps[step].detail
-        prompt = () if detail is None else detail.prompt
-        text = (*prompt, *self.steps[step].generated)
-        return tuple(text[piece["at"] : piece["at"] + piece["count"]])
-
-    def spelled(self, pieces: Iterable[Piece]) -> tuple[int, ...]:
-        """The tokens of pieces in a row."""
-        return tuple(token for piece in pieces for token in self.tokens(piece))
-
-    def step(self, piece: Piece) -> int | None:
-        """Who wrote it."""
-        return piece.get("step")
-
-    def name(self, piece: Piece) -> str:
-        """Whose tokens: the step, and the parts of its prompt that they lie in."""
-        at = piece.get("step")
-        if at is None:
-            return "no step" if "tokens" in piece else "unknown"
-        step = self.steps[at]
-        if step.detail is None:
-            return step.name
-        first, end = piece["at"], piece["at"] + piece["count"]
-        parts = [each.name for each in step.detail.parts if each.start < end and first < each.end]
-        if end > len(step.detail.prompt):
-            parts.append("reply")
-        return f"{step.name}: {' '.join(dict.fromkeys(parts))}" if parts else step.name
-
-    def bar(self, start: int, piece: Piece, look: Look = "held", *, also: str = "") -> Bar:
-        """A piece from a position on; `also` is said of it when it is pointed at."""
-        count, ids = size_of(piece), self.tokens(piece)
-        name = self.name(piece)
-        where = f"position {start}" if count == 1 else f"positions {start} to {start + count - 1}"
-        more = f" and {len(ids) - MOST_IDS} more" if len(ids) > MOST_IDS else ""
-        told = f"; tokens {' '.join(map(str, ids[:MOST_IDS]))}{more}" if ids else ""
-        return Bar(
-            start=start,
-            end=start + count,
-            step=self.step(piece),
-            look=look,
-            text=name,
-            tip=f"{where}, {name}{also}{told}",
-            tokens=ids,
-        )
-
-    def bars(self, pieces: Iterable[Piece], look: Look = "held") -> Iterator[Bar]:
-        """Pieces in a row, from position 0 on."""
-        start = 0
-        for piece in pieces:
-            yield self.bar(start, piece, look)
-            start += size_of(piece)
-
-
-def _cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
-    """The tokens `[start, end)` of pieces in a row."""
-    found, at = [], 0
-    for piece in pieces:
-        size = size_of(piece)
-        first, last = max(start - at, 0), min(end - at, size)
-        if first < last:
-            found.append(part_of(piece, first, last))
-        at += size
-    return found
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-# --- rows ------------------------------------------------------------------------------------
 
 
 def request(run: Run, index: int) -> Iterator[Row]:
@@ -153,7 +36,7 @@ def request(run: Run, index: int) -> Iterator[Row]:
         (cached, equal, "again", "matched, and processed again"),
         (equal, total, "held", "new"),
     ):
-        for piece in _cut([own], start, end):
+        for piece in cut([own], start, end):
             bar = texts.bar(start, piece, _as_look(look), also=f", {word}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
     yield Row(kind="request", label=f"request {step.name}", bars=tuple(bars))
@@ -169,10 +52,15 @@ def held(run: Run, state: State) -> tuple[Row, ...]:
     texts = Texts(run)
     believed = {slot.id: texts.spelled(slot.tokens) for slot in state.slots}
     rows = list(_slots(texts, state.slots))
-    rows += _memory(texts, state.memory, believed, "")
+    drawn = None if state.tree is None else state.tree.of
+    if drawn != "memory":
+        rows += _memory(texts, state.memory, believed, "")
     for slot in state.slots:
         rows += _shelf(texts, slot, several=len(state.slots) > 1)
-    rows += _parked(texts, state.prompt_cache)
+    if state.tree is not None:
+        rows += tree_rows(texts, state.tree)
+    if drawn != "entries":
+        rows += _parked(texts, state.prompt_cache)
     if state.companion is not None:
         rows += _memory(texts, state.companion, believed, "companion: ")
     return tuple(rows)
@@ -190,8 +78,8 @@ def _memory(
 ) -> Iterator[Row]:
     for part in memory.cells:
         kind: Kind = "window" if part.part == "window" else "attention"
-        shared = groupby(sorted(part.runs, key=lambda run: run.slots), key=lambda run: run.slots)
-        for owners, found in shared:
+        owned = groupby(sorted(part.runs, key=lambda run: run.slots), key=lambda run: run.slots)
+        for owners, found in owned:
             label = f"{prefix}{part.part}{_owner(owners, len(believed))}"
             runs = sorted(found, key=lambda run: (run.position, run.cell))
             truths = [believed[each] for each in owners if each in believed]
@@ -271,11 +159,11 @@ def _missing(lane: Sequence[CellRun], sees: tuple[int, int]) -> Iterator[Bar]:
 def _folded(texts: Texts, pieces: Sequence[Piece], truth: Sequence[int]) -> tuple[Bar, ...]:
     """What a state has folded in; from the first foreign token on all of it is wrong."""
     held = texts.spelled(pieces)
-    right = _shared(held, truth)
+    right = shared(held, truth)
     if not truth or right in {len(held), len(truth)}:
         return tuple(texts.bars(pieces))
     start, bars = 0, []
-    for piece in (*_cut(pieces, 0, right), *_cut(pieces, right, len(held))):
+    for piece in (*cut(pieces, 0, right), *cut(pieces, right, len(held))):
         bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))
         start += size_of(piece)
     return tuple(bars)
@@ -318,20 +206,20 @@ def _parked(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
     before: tuple[int, ...] = ()
     spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=_by_tokens)
     for ids, entry in spelled[:MOST_ENTRIES]:
-        shared = _shared(ids, before)
+        same = shared(ids, before)
         bars, start = [], 0
-        for piece in (*_cut(entry.tokens, 0, shared), *_cut(entry.tokens, shared, len(ids))):
-            bars.append(texts.bar(start, piece, "shared" if start < shared else "held"))
+        for piece in (*cut(entry.tokens, 0, same), *cut(entry.tokens, same, len(ids))):
+            bars.append(texts.bar(start, piece, "shared" if start < same else "held"))
             start += size_of(piece)
         saved = f", {entry.checkpoints} checkpoint{'s'[: entry.checkpoints != 1]}"
         kind = f" ({entry.kind})" if entry.kind else ""
         label = f"parked{kind}: {entry.n_tokens} tokens{saved if entry.checkpoints else ''}"
         yield Row(kind="parked", label=label, bars=tuple(bars))
         for astray in entry.holds:
-            right = _shared(texts.spelled(astray.tokens), ids)
-            wrong = _cut(astray.tokens, right, sum(map(size_of, astray.tokens)))
+            right = shared(texts.spelled(astray.tokens), ids)
+            wrong = cut(astray.tokens, right, sum(map(size_of, astray.tokens)))
             start, bars = 0, []
-            for piece in (*_cut(astray.tokens, 0, right), *wrong):
+            for piece in (*cut(astray.tokens, 0, right), *wrong):
                 bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))
                 start += size_of(piece)
             yield Row(kind="parked", label=f"its {astray.place} holds", bars=tuple(bars))

@@ -8,13 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cachesim.report.picture import Picture
-from cachesim.report.picture_rows import Bar
+from cachesim.report.picture_bars import Bar, Branch
+from cachesim.report.stems import stem
 
 WIDEST: Final = 64
 """Columns of a row."""
 
-LOOKS: Final = {"shared": "=", "again": "~", "missing": " "}
+LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/"}
 """Looks that say more than who wrote it."""
+
+MARKS: Final = {"saved": "o", "wrong": "x", "lacks": ".", "": ""}
+"""What stands at the end of a tree's node."""
 
 ORDER: Final = "123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -51,7 +55,13 @@ def blocks(
                 _spell(held, marks, bar, letter)
             else:
                 _write(held, marks, bar, scale, writers)
-        lines = [f"  {row.label}{note}", f"    {''.join(held).rstrip()}"]
+        label = f"{row.label}{note}"
+        if row.branch is not None:
+            label = f"{stem(row.branch)}{label}"
+            _hang(held, row.branch, scale)
+        lines = [f"  {label}", f"    {''.join(held).rstrip()}"]
+        if row.branch is not None and row.branch.root and not row.bars:
+            lines.pop()
         found.append((*lines, f"    {''.join(marks).rstrip()}") if "^" in marks else (*lines,))
     return found
 
@@ -68,7 +78,19 @@ def legend(picture: Picture) -> list[str]:
     named = [name if sign == name else f"{sign} {name}" for sign, name in pairs]
     few = ", ".join(named[: len(ORDER)])
     wide = f"a column is {scale} tokens" if scale > 1 else "a column is one token"
-    return [f"{wide}; = reused, ~ processed again, ^ wrong or missing;", f"written by {few}"]
+    lines = [f"{wide}; = reused, ~ processed again, ^ wrong or missing;", f"written by {few}"]
+    if any(row.branch is not None for row in picture.rows):
+        lines.append("a node begins where its parent ends: o to resume from, x wrong, / evicted")
+    return lines
+
+
+def _hang(held: list[str], branch: Branch, scale: int) -> None:
+    """The lines to later rows where nothing else stands, and what stands at a node's end."""
+    for at in (each // scale for each in branch.passes):
+        if at < len(held) and held[at] == " ":
+            held[at] = "│"
+    if MARKS[branch.mark]:
+        held.insert(max(-(-branch.end // scale), branch.start // scale + 1), MARKS[branch.mark])
 
 
 def writers_of(steps: Sequence[str]) -> list[str]:

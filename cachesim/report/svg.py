@@ -9,12 +9,18 @@ from html import escape
 from typing import Final
 
 from cachesim.report.picture import Arrow, Picture
-from cachesim.report.picture_rows import Bar, Kind, Row
+from cachesim.report.picture_bars import Bar, Kind, Row
+from cachesim.report.svg_tree import (
+    HIGH,
+    LABEL,
+    LINE,
+    TREE_STYLE,
+    branch_svg,
+    ends_svg,
+    label_at,
+    share,
+)
 
-LINE: Final = 34
-"""Pixels of a row: its label, then its bars."""
-LABEL: Final = 14
-HIGH: Final = 16
 HEADING: Final = 24
 AXIS: Final = 18
 GUTTER: Final = 3
@@ -69,6 +75,8 @@ STYLE: Final = (
     ".cs-pic .again{stroke:var(--quiet);stroke-dasharray:5 3;fill-opacity:.35}"
     ".cs-pic .wrong{stroke:var(--wrong);stroke-width:3}"
     ".cs-pic .missing{stroke:var(--wrong);stroke-dasharray:4 2;stroke-width:2}"
+    ".cs-pic .gone{stroke:var(--quiet);stroke-dasharray:4 2}.cs-pic .tg{stroke:var(--ground)}"
+    f"{TREE_STYLE}"
     ".cs-pic .arrow{stroke:var(--ink);stroke-width:2;fill:none}"
     ".cs-pic .arrow.wrong{stroke:var(--wrong)}.cs-pic .tip{fill:var(--ink)}"
     ".cs-pic .tip.wrong{fill:var(--wrong);stroke:none}"
@@ -93,34 +101,42 @@ def patterns(uid: str) -> str:
     )
     return (
         f'<defs>{drawn}<pattern id="{uid}px" width="6" height="6" patternUnits="userSpaceOnUse">'
-        '<path d="M0 6L6 0" stroke="var(--wrong)" fill="none"/></pattern></defs>'
+        '<path d="M0 6L6 0" stroke="var(--wrong)" fill="none"/></pattern>'
+        f'<pattern id="{uid}pg" width="6" height="6" patternUnits="userSpaceOnUse">'
+        '<path d="M0 6L6 0" stroke="var(--quiet)" fill="none"/></pattern></defs>'
     )
 
 
 def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None = None) -> str:
     """One row from its own top: the label, the rail, the bars."""
     note = f'<tspan class="note" dx="8">{escape(row.note)}</tspan>' if row.note else ""
-    parts = [f'<text class="l" x="0" y="10">{escape(row.label)}{note}</text>']
     middle = LABEL + HIGH // 2
-    parts.append(f'<line class="g" x1="0" x2="100%" y1="{middle}" y2="{middle}"/>')
+    parts = [f'<line class="g" x1="0" x2="100%" y1="{middle}" y2="{middle}"/>']
+    if row.branch is not None:
+        parts = [branch_svg(row.branch, wide)]
+    parts.append(f"<text {label_at(row.branch, wide)}>{escape(row.label)}{note}</text>")
     if row.bracket is not None:
-        a, b = (_share(each, wide) for each in row.bracket)
+        a, b = (share(each, wide) for each in row.bracket)
         parts.append(f'<line class="ax" x1="{a}" x2="{b}" y1="{LABEL - 2}" y2="{LABEL - 2}"/>')
     parts += [
         _bar(bar, row.kind, wide, uid, letter if wide <= LETTERS else None) for bar in row.bars
     ]
+    if row.branch is not None:
+        parts.append(ends_svg(row.branch, wide, uid))
     return "".join(parts)
 
 
 def _bar(bar: Bar, kind: Kind, wide: int, uid: str, letter: Callable[[int], str] | None) -> str:
-    start, width = _share(bar.start, wide), _share(bar.end - bar.start, wide)
+    start, width = share(bar.start, wide), share(bar.end - bar.start, wide)
     hue = None if bar.step is None else bar.step % COLOURS
     fill = f"url(#{uid}p{hue})" if hue is not None else "none"
-    if bar.look == "missing":
-        fill = f"url(#{uid}px)"
+    hatched = {"missing": "px", "gone": "pg"}.get(bar.look)
+    if hatched is not None:
+        fill = f"url(#{uid}{hatched})"
     round_ = ' rx="7"' if kind == "recurrent" else ""
     looks = f"b {bar.look}" + ("" if hue is not None or bar.look != "held" else " none")
     tone = "" if hue is None else f" t t{hue}"
+    tone = " t tg" if bar.look == "gone" else tone
     where = f'x="{start}" y="{LABEL}" width="{width}" height="{HIGH}"'
     return (
         f'<g class="c"><title>{escape(bar.tip)}</title>'
@@ -139,16 +155,12 @@ def _words(bar: Bar, tone: str, letter: Callable[[int], str] | None) -> Iterator
     yield f'<text class="{tone.strip()}" x="4" y="12">{escape(bar.text)}</text>'
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.5g}%"
-
-
 def axis_svg(wide: int) -> str:
     """The scale of positions."""
     step = next(each for each in _ROUND if wide / each <= 8)
     marks = []
     for at in range(0, wide, step):
-        x = _share(at, wide)
+        x = share(at, wide)
         marks.append(f'<line class="ax" x1="{x}" x2="{x}" y1="0" y2="4"/>')
         if at + step / 2 < wide:
             marks.append(f'<text class="x" x="{x}" dx="2" y="14">{at}</text>')

@@ -184,6 +184,18 @@ def part_of(piece: Piece, start: int, end: int) -> Piece:
     return {"step": piece["step"], "at": piece["at"] + start, "count": count}
 
 
+def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
+    """The tokens `[start, end)` of pieces in a row."""
+    found, at = [], 0
+    for piece in pieces:
+        size = size_of(piece)
+        first, last = max(start - at, 0), min(end - at, size)
+        if first < last:
+            found.append(part_of(piece, first, last))
+        at += size
+    return found
+
+
 def pieces(origins: Iterable[Origin], after: Sequence[Piece] = ()) -> list[Piece]:
     """Origins in a row, told in as few pieces as possible, behind those that there are."""
     found: list[Piece] = deepcopy(list(after))

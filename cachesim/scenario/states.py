@@ -1,6 +1,6 @@
 """What a server held at one moment, as frozen values: every token with the step it comes from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -9,11 +9,14 @@ from cachesim.engines.held import (
     CheckpointHeld,
     EntryHeld,
     Held,
+    NodeHeld,
     RowHeld,
     Runs,
     SlotHeld,
+    TreeHeld,
 )
-from cachesim.scenario.provenance import Piece, Provenance, size_of
+from cachesim.scenario.provenance import Piece, Provenance, cut, size_of
+from cachesim.units import Tokens
 
 Pieces: TypeAlias = tuple[Piece, ...]
 
@@ -101,6 +104,31 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNode:
+    """One node of a tree: its tokens begin where those of its parent end."""
+
+    number: Annotated[int, "Its number."]
+    parent: Annotated[int, "The number of its parent; 0 is the root."]
+    start: Annotated[int, "The position of its first token."]
+    tokens: Annotated[Pieces, "Its own tokens, and who computed them."]
+    kept: Annotated[str, "here, host (only there), or gone."]
+    saved: Annotated[str, "What lies at its end to resume from."]
+    lacks: Annotated[str, "What would have to lie there, and does not."]
+    folded: Annotated[Pieces | None, "What its state has folded in, if known."]
+    window: Annotated[bool | None, "Whether its window is alive, if it has one of its own."]
+    holds: Annotated[tuple[Astray, ...], "Places whose state is not that of its tokens."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeState:
+    """A tree of prefixes, parents before their children."""
+
+    name: Annotated[str, "What the engine calls it."]
+    of: Annotated[str, "memory, or entries: what it is the index of."]
+    nodes: Annotated[tuple[TreeNode, ...], "Its nodes, without the root."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """What the server held at one moment."""
 
@@ -108,6 +136,7 @@ class State:
     memory: Annotated[Memory, "The model's memory."]
     companion: Annotated[Memory | None, "The companion's."]
     prompt_cache: Annotated[tuple[Entry, ...], "The parked conversations."]
+    tree: Annotated[TreeState | None, "The tree of prefixes, where the engine has one."]
 
 
 def states_of(moments: Iterable[tuple[Held, int]], origins: Provenance) -> tuple[State, ...]:
@@ -129,6 +158,7 @@ def _state(held: Held, until: int, made: dict[CheckpointHeld, int], origins: Pro
         memory=_memory(held.cells, held.rows, until, origins),
         companion=companion,
         prompt_cache=tuple(_entry(each, origins) for each in held.entries),
+        tree=None if held.tree is None else _tree(held.tree, until, origins),
     )
 
 
@@ -189,10 +219,53 @@ def _entry(entry: EntryHeld, origins: Provenance) -> Entry:
         checkpoints=entry.checkpoints,
         bytes=entry.size,
         kind=entry.kind,
-        holds=tuple(
-            Astray(place=place, tokens=tuple(origins.spelled(tokens)))
-            for place, tokens in entry.held
-        ),
+        holds=_astray(entry.held, origins),
+    )
+
+
+def _tree(tree: TreeHeld, until: int, origins: Provenance) -> TreeState:
+    nodes = tuple(_node(each, until, origins) for each in tree.nodes)
+    return TreeState(name=tree.name, of=tree.of, nodes=nodes)
+
+
+def _node(node: NodeHeld, until: int, origins: Provenance) -> TreeNode:
+    """Who computed its tokens; where the marks do not say, who has them first."""
+    start = len(node.tokens) - node.count
+    own = [piece for run in node.runs for piece in origins.born(run.birth, run.count)]
+    if not own or any("step" not in piece for piece in own):
+        own = cut(origins.spelled(node.tokens), start, len(node.tokens))
+    return TreeNode(
+        number=node.number,
+        parent=node.parent,
+        start=start,
+        tokens=tuple(_in_a_row(own)),
+        kept=node.kept,
+        saved=node.saved,
+        lacks=node.lacks,
+        folded=_known(origins.folded(node.node, until)),
+        window=node.window,
+        holds=_astray(node.held, origins),
+    )
+
+
+def _in_a_row(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces joined where one follows the other in one step's text."""
+    last: Piece = {}
+    for piece in pieces:
+        follows = "step" in piece and last.get("step") == piece["step"]
+        if follows and last["at"] + last["count"] == piece["at"]:
+            last = last | {"count": last["count"] + piece["count"]}
+            continue
+        if last:
+            yield last
+        last = piece
+    if last:
+        yield last
+
+
+def _astray(held: Iterable[tuple[str, Tokens]], origins: Provenance) -> tuple[Astray, ...]:
+    return tuple(
+        Astray(place=place, tokens=tuple(origins.spelled(tokens))) for place, tokens in held
     )
 
 

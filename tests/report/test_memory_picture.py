@@ -5,14 +5,23 @@ import tomllib
 from xml.parsers import expat
 
 from cachesim import run_scenario
+from cachesim.report.memory import memory_facts
 from cachesim.report.picture import Picture, after, moment, story
-from cachesim.report.picture_rows import Bar, Row
+from cachesim.report.picture_bars import Bar, Row
+from cachesim.report.picture_text import legend, rows
 from cachesim.report.svg import inline, standalone
+from cachesim.scenario.provenance import size_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
 from tests.report.hostile import hostile_runs
 
 THREE = "llama.cpp-three-requests"
+TREES = (
+    ("sglang-24221-later-state", "sglang@0.5.9"),
+    ("sglang-31486-window-slots-gone", "sglang@0.5.9"),
+    ("sglang-29204-window-not-written-back", "sglang@0.5.23"),
+    ("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main"),
+)
 
 
 def watched(name: str, profile: str) -> Run:
@@ -61,13 +70,89 @@ def test_an_arrow_runs_from_the_maker_of_a_checkpoint_to_the_one_that_restored_i
     assert arrow.wrong
 
 
-def test_what_parked_conversations_share_with_the_one_above_is_faint() -> None:
+def nodes_of(picture: Picture) -> list[tuple[str, int, int, str]]:
+    """The nodes: label, where they begin, where they end, what stands there."""
+    return [
+        (row.label.partition(":")[0], row.branch.start, row.branch.end, row.branch.mark)
+        for row in picture.rows
+        if row.branch is not None and not row.branch.root
+    ]
+
+
+def test_a_trie_is_drawn_with_what_prompts_share_as_the_parent_of_their_ends() -> None:
     run = watched("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main")
     picture = after(run, 1)
 
     assert picture is not None
-    parked = [row for row in picture.rows if row.kind == "parked"]
-    assert ["held", "shared"] == [parked[0].bars[0].look, parked[1].bars[0].look]
+    assert nodes_of(picture) == [
+        ("node 1, under the root", 0, 408, ""),
+        ("node 2, under 1", 408, 416, "saved"),
+        ("node 3, under 2", 416, 420, "saved"),
+        ("node 4, under 1", 408, 416, "saved"),
+        ("node 5, under 4", 416, 420, "saved"),
+    ]
+    assert [0, 0, 0, 1, 1] == [
+        row.bars[0].step for row in picture.rows if row.branch is not None and row.bars
+    ]
+
+
+def test_every_node_begins_where_its_parent_ends_in_every_tree() -> None:
+    for name, profile in TREES:
+        run = watched(name, profile)
+        assert run.detail is not None
+        trees = [state.tree for state in run.detail.states if state.tree is not None]
+        assert any(node.parent for tree in trees for node in tree.nodes), name
+        for tree in trees:
+            ends = {0: 0} | {
+                node.number: node.start + sum(map(size_of, node.tokens)) for node in tree.nodes
+            }
+            assert all(ends[node.parent] == node.start for node in tree.nodes), name
+
+
+def test_a_state_that_has_folded_in_too_much_is_crossed_out_on_its_node() -> None:
+    picture = after(watched("sglang-24221-later-state", "sglang@0.5.9+24221"), 0)
+
+    assert picture is not None
+    assert nodes_of(picture)[0] == ("node 1, under the root", 0, 64, "wrong")
+    folded = next(row for row in picture.rows if row.label == "its state has folded in")
+    assert [(0, 64, 0, "held"), (64, 124, 0, "wrong")] == seen(folded)
+
+
+def test_what_is_evicted_and_stays_as_a_node_is_hatched_and_says_so() -> None:
+    picture = story(watched("sglang-33713-state-not-on-the-host", "sglang@0.5.23"))
+    gone = [row for row in picture.rows if {bar.look for bar in row.bars} == {"gone"}]
+
+    assert gone
+    assert all("on the host only" in row.label for row in gone)
+    assert all("evicted" in bar.text for row in gone for bar in row.bars)
+    assert 'fill="url(#xpg)"' in inline(picture, "x")
+
+
+def test_a_window_is_a_strip_at_the_foot_of_its_node_and_hatched_where_it_is_gone() -> None:
+    picture = story(watched("sglang-31486-window-slots-gone", "sglang@0.5.9"))
+    windows = {row.branch.window for row in picture.rows if row.branch is not None and row.bars}
+    text = inline(picture, "x")
+
+    assert {True, False} == windows
+    assert 'class="alive"' in text
+    assert 'fill="url(#xpx)"' in text
+
+
+def test_in_text_lines_join_a_node_to_its_parent() -> None:
+    run = watched("sglang-24221-later-state", "sglang@0.5.9+24221")
+    picture = after(run, 1)
+
+    assert picture is not None
+    lines = rows(picture)
+    assert "  └─ node 1, under the root: state after 64 tokens" in lines
+    assert "     ├─ node 2, under 1: state after 124 tokens" in lines
+    assert "     │  └─ node 3, under 2: state after 125 tokens" in lines
+    assert "     └─ node 4, under 1: state after 94 tokens" in lines
+    assert any("x wrong, / evicted" in line for line in legend(picture))
+    assert "     ├─ node 2: state after 124 tokens; 60 tokens of long" in [
+        f"  {line}" for word, fact in memory_facts(run, 1) if word == "tree"
+        for line in fact.splitlines()
+    ]  # fmt: skip
 
 
 def test_a_window_that_lacks_a_key_shows_a_hole() -> None:

@@ -2,7 +2,18 @@
 
 import numpy as np
 
-from cachesim.engines.held import UNKNOWN, Amounts, CellsHeld, Held, Marks, RowHeld, runs_of
+from cachesim.engines.held import (
+    ROOT,
+    UNKNOWN,
+    Amounts,
+    CellsHeld,
+    Held,
+    Marks,
+    NodeHeld,
+    RowHeld,
+    TreeHeld,
+    runs_of,
+)
 from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.model.arithmetic import Network, Place
 
@@ -24,7 +35,26 @@ def held(tree: Tree, network: Network) -> Held:
         for number, (node, depth) in enumerate(nodes)
         if node.content.state
     ]
-    return Held(cells=tuple(cells), rows=tuple(rows))
+    drawn = TreeHeld(
+        name="radix tree", of="memory", nodes=tuple(_node(*each, marks) for each in nodes)
+    )
+    return Held(cells=tuple(cells), rows=tuple(rows), tree=drawn)
+
+
+def _node(node: Node, depth: int, marks: Marks) -> NodeHeld:
+    """A node, its parent, and the state that every node has at its end."""
+    cells = _cells("attention", [(node, depth)], marks)
+    layer = marks.layers.get("recurrent")
+    has_state = bool(node.content.state)
+    return NodeHeld(
+        number=node.number,
+        parent=ROOT if node.parent is None else node.parent.number,
+        tokens=tuple(token for each in node.path() for token in each.key),
+        count=len(node.key),
+        runs=cells.runs,
+        saved="state" if has_state else "",
+        node=int(node.content.state[layer][0]) if has_state and layer is not None else UNKNOWN,
+    )
 
 
 def _cells(place: Place, nodes: list[tuple[Node, int]], marks: Marks) -> CellsHeld:

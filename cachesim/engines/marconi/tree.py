@@ -27,7 +27,10 @@ LAST: Final = 500
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Some tokens with a state at their end; `content` is what lies there, `by` who made it."""
+    """Some tokens with a state at their end; `content` is what lies there, `by` who made it.
+
+    `number` counts the nodes that a tree has made; the root is 0.
+    """
 
     key: Tokens = ()
     parent: "Node | None" = None
@@ -35,6 +38,7 @@ class Node:
     last_access: float = 0.0
     content: Any = None
     by: int = -1
+    number: int = 0
 
     def __lt__(self, other: "Node") -> bool:
         return self.last_access < other.last_access
@@ -76,6 +80,7 @@ class Tree:
         self.costs = Costs(options)
         self.root = Node()
         self.time = 0
+        self.made = 0
         self.nodes = 0
         self.tokens = 0
         self.policy = options.policy
@@ -159,7 +164,7 @@ class Tree:
                 return node, branch
             child = node.children.get(rest[0])
             if child is None:
-                leaf = Node(rest, node, last_access=self.time, by=by)
+                leaf = self._new(rest, node, by)
                 node.children[rest[0]] = leaf
                 self.nodes += 1
                 self.tokens += len(rest)
@@ -169,8 +174,12 @@ class Tree:
                 child = branch = self._divide(child, shared, by)
             node, rest = child, rest[shared:]
 
+    def _new(self, key: Tokens, parent: Node | None, by: int) -> Node:
+        self.made += 1
+        return Node(key, parent, last_access=self.time, by=by, number=self.made)
+
     def _divide(self, child: Node, length: int, by: int) -> Node:
-        upper = Node(child.key[:length], child.parent, last_access=self.time, by=by)
+        upper = self._new(child.key[:length], child.parent, by)
         upper.children = {child.key[length]: child}
         if child.parent is not None:
             child.parent.children[child.key[0]] = upper

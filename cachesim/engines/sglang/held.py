@@ -5,13 +5,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cachesim.engines.held import (
+    ROOT,
     UNKNOWN,
     Amounts,
     CellsHeld,
     EntryHeld,
     Held,
+    Kept,
     Marks,
+    NodeHeld,
     RowHeld,
+    Runs,
+    TreeHeld,
     runs_of,
     sizes_of,
 )
@@ -51,7 +56,50 @@ def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> He
         for node, depth in nodes
         if node.state is not None
     ]
-    return Held(cells=tuple(cells), rows=tuple(rows), entries=parked)
+    nodes_held = tuple(_node(each, tree, contents, marks) for each in tree.nodes())
+    drawn = TreeHeld(name="radix tree", of="memory", nodes=nodes_held)
+    return Held(cells=tuple(cells), rows=tuple(rows), entries=parked, tree=drawn)
+
+
+def _node(node: Node, tree: Tree, contents: Contents, marks: Marks) -> NodeHeld:
+    """A node with its parent; the root of upstream's count is 1, here it is 0."""
+    tokens = _tokens(tree, list(node.path())[::-1])
+    kept: Kept = "here" if node.value is not None else "host"
+    if node.value is None and node.host_full is None:
+        kept = "gone"
+    saved = "state" if node.state is not None else ""
+    if not saved and node.host_state is not None:
+        saved = "state on the host"
+    layer = marks.layers.get("recurrent")
+    folded = UNKNOWN
+    if layer is not None and node.state is not None:
+        folded = int(contents.row(layer, node.state)[0])
+    return NodeHeld(
+        number=node.id - 1,
+        parent=ROOT if node.parent is None else node.parent.id - 1,
+        tokens=tokens,
+        count=len(node),
+        kept=kept,
+        runs=_own_cells(node, contents, marks) if kept == "here" else (),
+        saved=saved,
+        lacks="state" if tree.has_states and not saved else "",
+        node=folded,
+        window=node.window if tree.has_windows else None,
+    )
+
+
+def _own_cells(node: Node, contents: Contents, marks: Marks) -> Runs:
+    """A node's slots of attention, or of what has none of it, with the births of their tokens."""
+    layer = marks.layers.get("attention")
+    if layer is not None:
+        contents.reach(layer, node.slots)
+    end = node.depth()
+    return runs_of(
+        node.slots,
+        np.arange(end - len(node), end, dtype=np.int64),
+        np.zeros(len(node), np.int64),
+        marks.births(contents.keys, "attention", node.slots),
+    )
 
 
 def amounts(tree: Tree, spec: ModelSpec) -> Amounts:

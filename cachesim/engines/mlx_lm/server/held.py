@@ -1,10 +1,13 @@
-"""What mlx-lm's server holds between requests: the stored prompt caches."""
+"""What mlx-lm's server holds between requests: the stored prompt caches, and the trie to them."""
 
-from cachesim.engines.held import Amounts, EntryHeld, Held
+from collections.abc import Iterator
+
+from cachesim.engines.held import Amounts, EntryHeld, Held, NodeHeld, TreeHeld
 from cachesim.engines.mlx_lm.server.provenance import holdings as proof_of
 from cachesim.engines.mlx_lm.server.store import ServerStore
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry
 from cachesim.model.arithmetic import Network
-from cachesim.units import as_tokens
+from cachesim.units import Tokens, as_tokens
 
 
 def held(store: ServerStore, network: Network) -> Held:
@@ -16,14 +19,35 @@ def held(store: ServerStore, network: Network) -> Held:
                 checkpoints=0,
                 size=int(entry.nbytes),
                 kind=entry.cache_type,
-                held=tuple(
-                    (each.place, each.tokens)
-                    for each in proof_of(network, entry.prompt_cache, as_tokens(tokens))
-                    if not each.sound
-                ),
+                held=_astray(network, entry, as_tokens(tokens)),
             )
             for _, tokens, entry in store.cache.trie.items()
+        ),
+        tree=TreeHeld(name="prompt trie", of="entries", nodes=tuple(_nodes(store, network))),
+    )
+
+
+def _nodes(store: ServerStore, network: Network) -> Iterator[NodeHeld]:
+    """The trie; what leads to no entry any more is left of those that were taken out."""
+    for each in store.cache.trie.stretches():
+        tokens = as_tokens(each.tokens)
+        saved = [f"{entry.cache_type} cache".strip() for entry in each.values]
+        yield NodeHeld(
+            number=each.number,
+            parent=each.parent,
+            tokens=tokens,
+            count=each.count,
+            kept="here" if saved or each.leads_on else "gone",
+            saved=saved[0] if saved else "",
+            held=tuple(place for entry in each.values for place in _astray(network, entry, tokens)),
         )
+
+
+def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[str, Tokens], ...]:
+    return tuple(
+        (each.place, each.tokens)
+        for each in proof_of(network, entry.prompt_cache, tokens)
+        if not each.sound
     )
 
 

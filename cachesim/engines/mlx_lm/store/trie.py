@@ -1,6 +1,6 @@
 """`PromptTrie`: values under (model, tokens), found by what they share with a prompt."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -42,6 +42,18 @@ def _tokens_of(way: "_Way") -> list[int]:
         way, token = way
         tokens.append(token)
     return tokens[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch(Generic[V]):
+    """Tokens without a value or a branch between them, as one node of a smaller tree."""
+
+    number: int
+    parent: int  # 0: the root
+    tokens: tuple[int, ...]  # from the root to its end
+    count: int  # how many of them are its own
+    values: tuple[V, ...]  # the one at its end, or none
+    leads_on: bool  # to further stretches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +209,30 @@ class PromptTrie(Generic[V]):
                 children = [(child, [*tokens, token]) for token, child in node.children.items()]
                 stack += reversed(children)
         return found
+
+    def stretches(self) -> Iterator[Stretch[V]]:
+        """The trie with its parents: one node where tokens end, branch off or have a value."""
+        number = 0
+        for root in self._trie.values():
+            below: list[tuple[_Node[V], int, tuple[int, ...], int]] = [(root, 0, (), 0)]
+            while below:
+                node, parent, tokens, count = below.pop()
+                while count and isinstance(node.value, _Nothing) and len(node.children) == 1:
+                    [(token, node)] = node.children.items()
+                    tokens, count = (*tokens, token), count + 1
+                above = parent
+                if count:
+                    number += 1
+                    above = number
+                    values = () if isinstance(node.value, _Nothing) else (node.value,)
+                    leads_on = bool(node.children)
+                    yield Stretch(
+                        number=number, parent=parent, tokens=tokens, count=count,
+                        values=values, leads_on=leads_on,
+                    )  # fmt: skip
+                below += [
+                    (child, above, (*tokens, token), 1) for token, child in node.children.items()
+                ][::-1]
 
     def _root(self, model: Hashable) -> _Node[V]:
         if model not in self._trie:
