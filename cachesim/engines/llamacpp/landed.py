@@ -70,6 +70,7 @@ OLDEST: Final = ServerRules(
         companion_is_saved=False,
         drafter_is_saved=False,
         replay_counts_correction=True,
+        ngrams_outlive=True,
         processed_is_reset=False,
     ),
     loop=LoopRules(

@@ -227,8 +227,8 @@ class Options:
     )
     spec_type: SpecType = option(
         "--spec-type",
-        "what drafts tokens: the model's own MTP head, or a second model; drafts from n-grams are "
-        "not simulated: they change no count, but a map of them ends the process after a shift",
+        "what drafts tokens: the model's own MTP head, or a second model; of n-grams, ngram-cache "
+        "where a reply is given, and that a map of them ends the process after a shift",
         default="none",
         choices=("none", *get_args(Drafting), *get_args(Ngrams)),
         since="b9294",

@@ -79,6 +79,10 @@ def _keep_loaded(rules: ServerRules) -> ServerRules:
     return replace(rules, cache=replace(rules.cache, load_consumes=False))
 
 
+def _ngrams_anew(rules: ServerRules) -> ServerRules:
+    return replace(rules, slots=replace(rules.slots, ngrams_outlive=False))
+
+
 def _no_save_of_a_rollback(rules: ServerRules) -> ServerRules:
     return replace(rules, memory=replace(rules.memory, saves_rolled_back=False))
 
@@ -207,6 +211,13 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         about="22673 before its merge: saving a state while a rollback is pending ends the process",
         fits=("b9294",),
         lay=_no_save_of_a_rollback,
+    ),
+    Patch(
+        name="27866",
+        pull=27866,
+        about="with --spec-type ngram-cache each request begins with no n-grams",
+        fits=_since("b9294"),
+        lay=_ngrams_anew,
     ),
     Patch(
         name="erase-equal",

@@ -117,6 +117,7 @@ class SlotRules:
     replay_counts_correction: (
         bool  # #26320: replayed after a restore, the target's own token counts
     )
+    ngrams_outlive: bool  # #27866: a slot's n-grams are those of its earlier requests too
     processed_is_reset: bool  # a slot forgets at its release how many tokens it processed
 
 

@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from cachesim.engines.llamacpp.contexts import SavedState
 from cachesim.engines.llamacpp.memory.blob import Blob
+from cachesim.engines.llamacpp.ngram_cache import NgramCache
 from cachesim.engines.llamacpp.task import Task
 from cachesim.engines.rope import as_rope
 from cachesim.errors import ContractError
@@ -149,6 +150,7 @@ class Slot:
         self.n_ctx = n_ctx
         self.prompt = Prompt()
         self.lora: Strengths = ()  # the set of the last request
+        self.ngrams = NgramCache()
         self.t_last_used = NEVER
         self.completed = True  # the last request was a completion
         self.state = SlotState.IDLE

@@ -10,6 +10,7 @@ from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
 from cachesim.engines.llamacpp.generation import budget_left, next_token, process_token
 from cachesim.engines.llamacpp.memory.capability import SeqRm
+from cachesim.engines.llamacpp.ngram_cache import CACHED
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
 from cachesim.errors import ContractError, UpstreamAbort
@@ -28,6 +29,8 @@ def make_drafts(server: ServerContext) -> None:
             _make_draft(server, server.drafter, slot)
         elif server.options.maps_ngrams:
             _look_up_ngrams(server, slot)
+        elif server.options.spec_type == CACHED and slot.running.params.reply is not None:
+            _draft_from_ngrams(server, slot)
 
 
 def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
@@ -47,6 +50,33 @@ def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
         msg = f"the n-gram map has looked at {looked} tokens, and there are {now}"
         raise UpstreamAbort(where, msg)
     slot.ngrams_checked = now
+
+
+def _draft_from_ngrams(server: ServerContext, slot: Slot) -> None:
+    """What the slot's n-grams propose, where the reply is known beforehand.
+
+    Upstream: `common_speculative_impl_ngram_cache::draft`. Where the network samples, what follows
+    an n-gram is a matter of its words, and no draft is simulated.
+    """
+    most = _most(server, slot)
+    if most <= 0:
+        return
+    target = server.contexts.target
+    draft = slot.ngrams.draft(slot.prompt.tokens, slot.sampled, most)
+    if len(draft) < server.options.spec_draft_n_min:
+        draft = []
+    slot.n_draft_total += len(draft)
+    server.emit(DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most))
+    saved = None
+    if draft and needs_checkpoint(server, len(draft)):
+        saved = target.state_seq_get_data(slot.id, partial=True)
+    slot.draft = draft
+    slot.spec_checkpoint = SpecCheckpoint(
+        n_tokens=slot.prompt.n_tokens,
+        pos_max=Pos(target.seq_pos_max(slot.id)),
+        target=saved,
+        companion=None,
+    )
 
 
 def _most(server: ServerContext, slot: Slot) -> int:

@@ -26,6 +26,7 @@ from cachesim.engines.llamacpp.events import (
 from cachesim.engines.llamacpp.forced import pass_over_replies
 from cachesim.engines.llamacpp.generation import next_token, process_token
 from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.ngram_cache import NgramCache
 from cachesim.engines.llamacpp.prompt_start import can_split, cut_memory, start_prompt
 from cachesim.engines.llamacpp.server_batch import ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
@@ -354,6 +355,8 @@ def post_decode(server: ServerContext, begin: int, end: int) -> None:
             checkpoint_at_the_end(server, slot, slot.running)
             slot.move(SlotState.GENERATING)
             slot.ngrams_checked = slot.prompt.n_tokens  # upstream: `common_ngram_map_begin`
+            if not server.rules.slots.ngrams_outlive:
+                slot.ngrams = NgramCache()  # #27866; `begin` does nothing otherwise
         elif slot.state is not SlotState.GENERATING:
             continue
         if slot.draft:
