@@ -26,6 +26,9 @@ from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
 
 State: TypeAlias = Literal["good", "bad", "-"]
 
+WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
+"""How errors begin where a server lives on that serves nobody any more."""
+
 SHARE: Final = 0.5
 """A step that reuses less than this part of the best release's reuse is bad."""
 
@@ -44,6 +47,8 @@ class Seen:
         """Why this step is bad whatever other releases do."""
         if self.error in {ABORTED, ENDLESS, NOT_RUN, "crash"}:
             return "the server ends"
+        if self.error is not None and self.error.startswith(WORKER_GONE):
+            return "nobody is served any more"
         return "wrong answer" if self.answer == "diverged" else ""
 
 

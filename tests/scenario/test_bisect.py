@@ -24,6 +24,9 @@ THREADS = {
     "llama.cpp-shift-old-checkpoints": [("b10068", "good", "25649")],
     "llama.cpp-28302-erased-when-made": [("b11063", "good", "28302")],
     "llama.cpp-25913-restore-gives-no-reuse": [("b11549", "good", "25913")],
+    "mlx-lm-738-second-turn-in-a-window": [("0.30.4", "good", "738")],
+    "mlx-lm-754-rows-without-keys": [("0.30.4", "good", "755")],
+    "mlx-lm-842-fresh-beside-stored": [("0.30.4", "bad", "690"), ("0.30.6", "good", "842")],
 }
 """Scenario -> the release, what it became, and the pull request that the report's thread names."""
 

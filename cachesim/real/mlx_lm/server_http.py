@@ -67,6 +67,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         self._numbers: dict[int, int] = {}
         self._looked: int | None = None  # the turn of the last look at an empty queue
         self._idling = 0
+        self._deciding = threading.Lock()  # who comes in: nobody opens the gate meanwhile
         self.later: list[tuple[int, Any]] = []
 
     def put(self, item: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
@@ -97,29 +98,36 @@ class Gate(Queue):  # type: ignore[type-arg]
         All of a turn at once: a thread that has been waiting since before the gate was shut would
         run off with the first of them.
         """
-        self.turns.count = 0
-        self._looked = None
-        self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
-        self.later.sort(key=lambda each: each[0])
-        with self.mutex:
-            self.queue.extend(self.arrived.pop(number) for number, at in order if not at)
-            self.shut = self.idle = False
-            self.not_empty.notify()
+        with self._deciding:
+            self.turns.count = 0
+            self._looked = None
+            self.later = [(at, self.arrived.pop(number)) for number, at in order if at]
+            self.later.sort(key=lambda each: each[0])
+            with self.mutex:
+                self.queue.extend(self.arrived.pop(number) for number, at in order if not at)
+                self.shut = self.idle = False
+                self.not_empty.notify()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002
         """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
-        if self.shut:
+        with self._deciding:
+            shut = self.shut
+            if not shut:
+                self._let_in(waits=timeout is not None or self._looked == self.turns.count)
+        if shut:
             time.sleep(0.001)
             raise Empty
+        return super().get(block, None if timeout is None else min(timeout, 0.005))
+
+    def _let_in(self, *, waits: bool) -> None:
+        """What comes in after so many turns, or because the thread has nothing else to do."""
         self._idling = 0
-        waits = timeout is not None or self._looked == self.turns.count
         bored = waits and self.empty()
         while self.later and (bored or self.later[0][0] <= self.turns.count):
             super().put(self.later.pop(0)[1])
             bored = False
         self._looked = self.turns.count if self.empty() else None
         self.idle = self.idle or (waits and self.empty() and not self.later)
-        return super().get(block, None if timeout is None else min(timeout, 0.005))
 
 
 def number_of(args: Any) -> int:  # noqa: ANN401
