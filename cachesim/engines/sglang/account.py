@@ -1,7 +1,7 @@
 """Why not more was reused: the rule that lowered the number, part by part.
 
 computed before  -last token->  -pairs->  -whole pages->  -never kept->  -evicted->
-                 -window->  -state->  -not loaded back->
+                 -not fetched->  -window->  -state->  -not loaded back->
 """
 
 from dataclasses import dataclass, field
@@ -39,8 +39,12 @@ class Account:
         held = max(match.usable, match.attention)
         if held > equal:  # computed so long ago that nobody remembers
             equal, by = held, match.node.request
-        ledger = Ledger(Count(equal), f"request {by}" if equal else NOTHING)
-        shape = self.tree.shape
+        name, shape = f"request {by}" if equal else NOTHING, self.tree.shape
+        stored = self.tree.stored(self.tree.key_of(prompt))
+        in_storage = stored + int(shape.bigrams) if stored else 0
+        if in_storage > equal:  # it outlives the tree, and knows no extra keys
+            equal, name = in_storage, "the storage"
+        ledger = Ledger(Count(equal), name)
         known = req.num_tokens
         if equal > known - 1:
             ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
@@ -49,24 +53,27 @@ class Account:
             ledger.apply(causes.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
         page = shape.page
         ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
-        self._attention(ledger, req, match, prompt)
+        self._attention(ledger, req, match, stored)
         found = match.usable
         if found < ledger.usable:
             self._parts(ledger, req, found, prompt)
         return ledger
 
-    def _attention(self, ledger: Ledger, req: Req, match: Match, prompt: Integers) -> None:
-        """What the tree never had of it, and what it has no more."""
+    def _attention(self, ledger: Ledger, req: Req, match: Match, stored: int) -> None:
+        """What the tree never had of it, what it has no more, and what did not come back."""
+        prompt = req.tokens[: req.num_tokens]
         kept, _ = self.kept.find(prompt, req.extra_key)
         kept = kept - int(self.tree.shape.bigrams) if kept else 0
         page = self.tree.shape.page
-        kept = max(kept // page * page, match.attention)
+        kept = max(kept // page * page, match.attention, stored)
         if kept < ledger.usable:
             ledger.apply(causes.NOT_KEPT, kept, kept=kept)
         wanted = ledger.usable
         if match.attention < wanted:
             found = match.attention
-            ledger.apply(causes.ATTENTION_EVICTED, found, wanted=wanted, found=found)
+            left = max(min(stored, wanted), found)
+            ledger.apply(causes.ATTENTION_EVICTED, left, wanted=wanted, found=left)
+            ledger.apply(causes.NOT_FETCHED, found, stored=left, found=found)
 
     def _parts(self, ledger: Ledger, req: Req, found: int, prompt: Integers) -> None:
         """What window and state took away."""

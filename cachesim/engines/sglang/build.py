@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.sglang.hi_radix import HiRadixCache
+from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
 from cachesim.engines.sglang.mamba_radix import MambaRadixCache
 from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
 from cachesim.engines.sglang.radix import RadixCache
 from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Shape, Tree
 from cachesim.engines.sglang.unified import UnifiedRadixCache
 from cachesim.engines.sglang.window_radix import SWARadixCache
@@ -33,14 +35,19 @@ def grid_of(page: int) -> int:
     return math.lcm(max(CHUNK, page), page)
 
 
-def make_tree(kind: Kind, shape: Shape, sizes: Sizes, rules: Rules) -> Tree:
-    """The tree of a kind of model."""
+def make_tree(
+    kind: Kind, shape: Shape, sizes: Sizes, rules: Rules, storage: Storage | None = None
+) -> Tree:
+    """The tree of a kind of model; a storage may have been there before it."""
     pool: TokenPool = TokenPool(sizes.tokens, shape.page)
     if kind in {"window", "window-mamba"}:
         pool = WindowPool(sizes.tokens, sizes.window_tokens, shape.page)
     states = StatePool(sizes.states) if kind in {"mamba", "window-mamba"} else None
     if rules.tree.trees == "unified":
         return UnifiedRadixCache(shape, rules, pool, states)
+    if shape.host is not None and shape.host.storage is not None:
+        storage = storage or Storage()
+        return StoringHiRadixCache(shape, rules, pool, shape.host, storage)
     if shape.host is not None:
         return HiRadixCache(shape, rules, pool, shape.host, states)
     if kind == "window":

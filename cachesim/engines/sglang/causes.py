@@ -83,4 +83,16 @@ NOT_LOADED: Final = Cause(
     ),
     fields=("wanted", "found"),
 )
+NOT_FETCHED: Final = Cause(
+    id="not-fetched",
+    sentence="the storage has {stored} tokens of it; the tree, with what was fetched, has {found}",
+    about=(
+        "A prefetch is asked for when a request arrives, for what the tree lacks then. There is "
+        "none for less than `prefetch_threshold`, nor while prefetches hold their share of the "
+        "host, nor below a node that has not been copied there. With `best_effort` a request does "
+        "not wait for it. What comes hangs below the node that the match ended at: at the root a "
+        "request with a key of its own does not find it. With EAGLE it is asked for by other keys."
+    ),
+    fields=("stored", "found"),
+)
 CAUSES: Final = declared(globals())

@@ -1,9 +1,11 @@
 """What happens inside SGLang's scheduler and tree, as events."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cachesim.engines import said
 from cachesim.engines.events import Event
+from cachesim.engines.sglang.host_pool import Deed
 from cachesim.units import Count
 
 
@@ -144,6 +146,37 @@ class HostEvicted(HostEvent, tone="loss"):
     def sentence(self) -> str:
         """What is gone."""
         return f"{self.subject} evicted from the host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedToStorage(HostEvent, tone="gain"):
+    """The storage has what the host got."""
+
+    @property
+    def sentence(self) -> str:
+        """What was copied."""
+        return f"{self.subject} copied on to the storage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedFromStorage(HostEvent, tone="gain"):
+    """The host has what a waiting request asked the storage for."""
+
+    @property
+    def sentence(self) -> str:
+        """What came."""
+        return f"{self.subject} fetched from the storage to the host"
+
+
+MOVED: Final[dict[Deed, type[HostEvent]]] = {
+    "copied": CopiedToHost,
+    "left": EvictedToHost,
+    "loaded": LoadedFromHost,
+    "dropped": HostEvicted,
+    "stored": CopiedToStorage,
+    "fetched": FetchedFromStorage,
+}
+"""What is told of each thing that happens to a node beside the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,11 +208,16 @@ class HiRadixCache(RadixCache):
         self.writes.submit()
         return len(to)
 
+    def _written(self, node: Node) -> None:
+        """The host has it; with a storage it goes on from there."""
+
     def look(self) -> None:
         """Follows `check_hicache_events`."""
         if self.writing:
             for number in self.writes.done():
-                self.unlock(self.writing.pop(number).node)
+                node = self.writing.pop(number).node
+                self.unlock(node)
+                self._written(node)
         for number in self.loads.done():
             self.unlock(self.loaded.pop(number))
 
@@ -254,7 +259,7 @@ class HiRadixCache(RadixCache):
                 heapq.heappush(heap, (self.first(parent), parent))
         if self.tier.writes_back:
             for number in self.writes.wait():
-                self.writing.pop(number)
+                self._written(self.writing.pop(number).node)
             for node in back:
                 if node.host_full is None:
                     where = "HiRadixCache.evict"

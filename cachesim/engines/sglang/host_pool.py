@@ -16,6 +16,7 @@ import numpy as np
 
 from cachesim.engines.sglang.node import Node
 from cachesim.engines.sglang.pools import Ring
+from cachesim.engines.sglang.storage import StorageShape
 from cachesim.units import Integers
 
 LEAST_LOADED: Final = 10
@@ -23,9 +24,9 @@ LEAST_LOADED: Final = 10
 
 WritePolicy: TypeAlias = Literal["write_through", "write_through_selective", "write_back"]
 
-Deed: TypeAlias = Literal["copied", "left", "loaded", "dropped"]
+Deed: TypeAlias = Literal["copied", "left", "loaded", "dropped", "stored", "fetched"]
 """What becomes of a part of a node: the host gets it, the device gives it up and the host has it,
-the device has it again, the host gives it up."""
+the device has it again, the host gives it up; the storage gets it, the host has it from there."""
 
 Copy = Callable[[int, Integers, Integers], None]
 """Which part, the slots that it is copied from, and those that it goes to."""
@@ -40,6 +41,7 @@ class HostShape:
     states: int = 0
     policy: WritePolicy = "write_through"
     lag: int = 0  # looks at the queue until a copy is done; a machine's business
+    storage: StorageShape | None = None  # hicache_storage_backend
 
     @property
     def writes_back(self) -> bool:

@@ -68,6 +68,7 @@ class Node:
         "child_key",
         "children",
         "created",
+        "hashes",
         "hits",
         "host_full",
         "host_state",
@@ -102,6 +103,7 @@ class Node:
         self.locks = [0] * (2 * HOST)
         self.last_access = time
         self.created = time
+        self.hashes: list[bytes] = []  # of its pages, with a storage (hash_value)
         self.hits = 0
         self.priority = 0
         self.request = -1

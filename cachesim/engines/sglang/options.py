@@ -7,6 +7,7 @@ from cachesim.engines.option import option
 from cachesim.engines.sglang.build import Kind, Sizes
 from cachesim.engines.sglang.host_pool import HostShape, WritePolicy, host_size
 from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.storage import StorageShape
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 
@@ -176,8 +177,38 @@ class SglangOptions:
         tried=("write_through", "write_back", "write_through_selective"),
     )
 
+    hicache_storage_backend: str = option(
+        "--hicache-storage-backend",
+        "a third tier behind the host: its pages are kept in files",
+        default="none",
+        choices=("none", "file"),
+        until="0.5.9",
+    )
+    hicache_storage_prefetch_policy: str = option(
+        "--hicache-storage-prefetch-policy",
+        "whether a request waits until all that the storage has of it is there",
+        default="best_effort",
+        choices=("best_effort", "wait_complete"),
+        until="0.5.9",
+    )
+    prefetch_threshold: int = option(
+        "--hicache-storage-backend-extra-config",
+        "tokens that the storage must have of a prompt to be asked (in the JSON of this flag)",
+        default=256,
+        low=1,
+        high=MOST,
+        unit="tokens",
+        until="0.5.9",
+    )
+
     def check(self, rules: Rules, *, states: bool) -> None:
         """Refuse what does not go together."""
+        if self.hicache_storage_backend != "none" and not self.enable_hierarchical_cache:
+            msg = (
+                "option 'hicache_storage_backend' needs a host before the storage: write "
+                "enable_hierarchical_cache = true"
+            )
+            raise OptionError(msg)
         page = self.page_size
         if self.max_total_tokens < page:
             msg = (
@@ -240,6 +271,15 @@ class SglangOptions:
             window_tokens=host_size(sizes.window_tokens, ratio, self.page_size),
             states=states,
             policy=policies[self.hicache_write_policy],
+            storage=self._storage(),
+        )
+
+    def _storage(self) -> StorageShape | None:
+        if self.hicache_storage_backend == "none":
+            return None
+        waits = self.hicache_storage_prefetch_policy == "wait_complete"
+        return StorageShape(
+            policy="wait_complete" if waits else "best_effort", threshold=self.prefetch_threshold
         )
 
     def host_ratio(self, kind: Kind, sizes: Sizes, spec: ModelSpec) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from cachesim.engines.sglang.batch import Batch
 from cachesim.engines.sglang.build import CHUNK
 from cachesim.engines.sglang.contents import ChunkStore, Contents, copy_slots
+from cachesim.engines.sglang.node import FULL
 from cachesim.engines.sglang.pools import StatePool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import RunnerRules
@@ -57,6 +58,7 @@ class Runner:
     host: Contents
     rules: RunnerRules
     grid: int
+    shelf: Contents | None = None  # what lies in the storage
     pending: list[tuple[int, int]] = field(default_factory=list)  # copies that come too late
     unmade: list[tuple[int, Integers, Integers]] = field(default_factory=list)  # copies to the host
     chunk_states: list[dict[int, Array]] = field(default_factory=list)  # of this batch, in order
@@ -90,10 +92,24 @@ class Runner:
 
     def from_host(self, part: int, at: Integers, to: Integers) -> None:
         """And back."""
+        self._catch_up()
+        copy_slots(self.host, self.contents, part, at, to)
+
+    def _catch_up(self) -> None:
         unmade, self.unmade = self.unmade, []
         for each, source, target in unmade:
             copy_slots(self.contents, self.host, each, source, target)
-        copy_slots(self.host, self.contents, part, at, to)
+
+    def to_storage(self, at: Integers, to: Integers) -> None:
+        """A page of the host goes to the storage."""
+        self._catch_up()
+        if self.shelf is not None:
+            copy_slots(self.host, self.shelf, FULL, at, to)
+
+    def from_storage(self, to: Integers, at: Integers) -> None:
+        """And back, to other slots of the host."""
+        if self.shelf is not None:
+            copy_slots(self.shelf, self.host, FULL, at, to)
 
     def run(self, batch: Batch, judge: Judge) -> list[int]:
         """Run a batch; what was sampled for each request, 0 where a prompt is half read."""

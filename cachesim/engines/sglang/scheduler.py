@@ -76,6 +76,12 @@ class Scheduler:
     def _of_last(self) -> bool:
         return self.last is not None and any(not req.finished for req in self.last.reqs)
 
+    def add(self, req: Req) -> None:
+        """A request at the end of the queue. Follows `_add_request_to_queue`."""
+        if self.tree.stores:
+            self.tree.prefetch(req, self._look_up(req))
+        self.waiting.append(req)
+
     # -- the next batch ----------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
@@ -199,6 +205,8 @@ class Scheduler:
                 running.is_full = True
             if running.is_full:
                 break
+            if not self.tree.fetched(req):
+                continue
             self._match(req)
             verdict = adder.add(req)
             if verdict == "continue":
@@ -220,7 +228,13 @@ class Scheduler:
             req.state = None
 
     def _match(self, req: Req) -> None:
-        """What the tree has of a waiting request. Follows `init_next_round_input`."""
+        """What the tree has of a waiting request, told to who listens."""
+        match = self._look_up(req)
+        if self.on_match is not None:
+            self.on_match(req, match)
+
+    def _look_up(self, req: Req) -> Match:
+        """What the tree has of a request. Follows `init_next_round_input`."""
         limit = max(req.num_tokens - 1, 0)
         match = self.tree.match_tokens(req.tokens[:limit], req)
         req.shared = match.slots
@@ -231,8 +245,7 @@ class Scheduler:
         req.state_on_host = match.state_on_host
         req.branch = match.branch
         req.window_branch = match.window_branch
-        if self.on_match is not None:
-            self.on_match(req, match)
+        return match
 
     def _prepare_for_extend(self, batch: Batch) -> None:
         """Follows `prepare_for_extend`."""
@@ -302,7 +315,7 @@ class Scheduler:
         for req in gone:
             if self.on_retract is not None:
                 self.on_retract(req)
-            self.waiting.append(req)
+            self.add(req)
 
     def _give_up(self, order: list[Req]) -> None:
         """The last request finds no room either."""
@@ -369,6 +382,7 @@ class Scheduler:
             self.pending_abort = req
         if req in self.waiting:
             self.waiting.remove(req)
+            self.tree.stop_fetching(req)
             self._end(req)
         last = self.last.reqs if self.last is not None else []
         if not req.finished and (req in self.running.reqs or req in last):

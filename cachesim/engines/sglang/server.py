@@ -20,6 +20,7 @@ from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.held import amounts, held
+from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
 from cachesim.engines.sglang.host_pool import Deed
 from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.job import Job, check
@@ -30,6 +31,7 @@ from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Runner
 from cachesim.engines.sglang.scheduler import Scheduler
+from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
 from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network
@@ -42,13 +44,6 @@ MOST_IDLE: Final = 3
 
 
 PART_NAMES: Final = ("attention", "window", "state")
-
-MOVED: Final[dict[Deed, type[happened.HostEvent]]] = {
-    "copied": happened.CopiedToHost,
-    "left": happened.EvictedToHost,
-    "loaded": happened.LoadedFromHost,
-    "dropped": happened.HostEvicted,
-}
 
 
 def _not(part: int, at: Integers, to: Integers) -> None:
@@ -82,6 +77,7 @@ class Sglang(Engine):
         self._jobs: Jobs[Job] = Jobs()
         self._of_req: dict[int, Job] = {}
         self._idle = 0
+        self.storage, self.shelf = Storage(), Contents(network, None)
         self._start()
 
     def _kind(self, spec: ModelSpec) -> Kind:
@@ -115,6 +111,9 @@ class Sglang(Engine):
         self.tree.on_lost = self._lost
         copies = (self.runner.to_host, self.runner.from_host) if self.computes else (_not, _not)
         self.tree.watch_host(*copies, self._moved)
+        if isinstance(self.tree, StoringHiRadixCache) and self.computes:
+            self.runner.shelf = self.shelf
+            self.tree.watch_storage(self.runner.to_storage, self.runner.from_storage)
 
     def _tree(self) -> Tree:
         options = self.options
@@ -136,7 +135,7 @@ class Sglang(Engine):
             policy=options.radix_eviction_policy,
             host=options.host(self.rules, self.kind, sizes, self.network.spec),
         )
-        return make_tree(self.kind, shape, sizes, self.rules)
+        return make_tree(self.kind, shape, sizes, self.rules, self.storage)
 
     def _limits(self) -> Limits:
         options = self.options
@@ -187,7 +186,7 @@ class Sglang(Engine):
             priority=fields.get("priority", 0),
         )
         self._of_req[int(ticket)] = job
-        self.scheduler.waiting.append(job.req)
+        self.scheduler.add(job.req)
         return ticket
 
     def _limit(self, request: base.Request, room: int) -> int:
@@ -375,7 +374,9 @@ class Sglang(Engine):
     def _moved(self, deed: Deed, part: int, node: Node) -> None:
         end = node.depth()
         self._tell(
-            MOVED[deed](request=node.request, start=end - len(node), end=end, part=PART_NAMES[part])
+            happened.MOVED[deed](
+                request=node.request, start=end - len(node), end=end, part=PART_NAMES[part]
+            )
         )
 
     # -- looking in --------------------------------------------------------------------------------

@@ -107,6 +107,29 @@ class OneTier:
         """Free slots on the host, by part."""
         return {}
 
+    stores = False
+    """Whether there is a storage behind the host (`enable_hicache_storage`)."""
+
+    def prefetch(self, req: Req, match: "Match") -> None:
+        """Ask the storage for what the tree lacks of a request (`prefetch_from_storage`)."""
+
+    def fetched(self, req: Req) -> bool:
+        """Whether a request waits for the storage no longer (`check_prefetch_progress`)."""
+        del req
+        return True
+
+    def stop_fetching(self, req: Req) -> None:
+        """Nobody waits for it any more (`release_aborted_request`)."""
+
+    def stored(self, key: Integers) -> int:
+        """How much of a key the storage has, whole pages from its front on."""
+        del key
+        return 0
+
+    def host_underway(self) -> int:
+        """Slots of the host that belong to what is under way from the storage."""
+        return 0
+
     def bring(self, req: Req) -> int:
         """Load back what a request would go on from; how many tokens came (`init_load_back`)."""
         del req

@@ -17,6 +17,7 @@ from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
+from cachesim.engines.sglang.storage import Storage, StorageShape
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
 from cachesim.real.token_rows import unspell
@@ -33,6 +34,7 @@ class Player:
         self.keys: list[list[int]] = []
         self._count = 0
         self.evicted: list[list[Any]] = []
+        self.storage = Storage()
         self._start()
 
     def _start(self) -> None:
@@ -54,7 +56,7 @@ class Player:
             window_tokens=config.get("window_tokens", 0),
             states=config.get("states", 0),
         )
-        self.tree = make_tree(self.kind, shape, sizes, rules)
+        self.tree = make_tree(self.kind, shape, sizes, rules, self.storage)
         self.scheduler = Scheduler(
             self.tree,
             self.tree.pool,
@@ -136,7 +138,7 @@ class Player:
         self._count += 1
         tokens = np.array(prompt, np.int64)
         req = Req.make(self._count - 1, tokens, most, extra_key=extra_key, priority=priority)
-        self.scheduler.waiting.append(req)
+        self.scheduler.add(req)
         return req
 
     def _add(self, wanted: Mapping[str, Any]) -> Req:
@@ -227,12 +229,14 @@ def _host(config: Mapping[str, Any]) -> HostShape | None:
     wanted, page = config.get("host"), config.get("page", 1)
     if wanted is None:
         return None
+    storage = wanted.get("storage")
     return HostShape(
         tokens=host_size(config["tokens"], wanted["ratio"], page),
         window_tokens=host_size(config.get("window_tokens", 0), wanted["ratio"], page),
         states=host_size(config.get("states", 0), wanted["ratio"], 1),
         policy=wanted["policy"],
         lag=wanted.get("lag", 0),
+        storage=StorageShape(**storage) if storage is not None else None,
     )
 
 

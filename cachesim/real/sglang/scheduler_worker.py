@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from cachesim.real.sglang import stand_ins
+from cachesim.real.sglang import stand_ins, worker_storage
 from cachesim.real.stopwatch import Stopwatch
 from cachesim.real.token_rows import unspell
 
@@ -98,7 +98,7 @@ class Playing:
         prompt = unspell(wanted["prompt"])
         self.known.append(prompt + unspell(wanted.get("reply", "")))
         request = self.core.request(f"{len(self.known) - 1:06}", prompt, wanted)
-        self.core.scheduler.waiting_queue.append(request)
+        self.core.scheduler._add_request_to_queue(request)
         return request
 
     def play(self, group: Json) -> Json:
@@ -207,6 +207,7 @@ def seconds(core: Real, wanted: Json) -> Json:
 
 def play(core: Real, workload: Json) -> Json:
     """All groups of a workload, up to the first that ends in an error."""
+    worker_storage.PAGES.clear()
     playing, results = Playing(core, workload["config"]), []
     for group in workload["steps"]:
         try:

@@ -6,7 +6,7 @@ Imported after the stand-ins are in place: what is imported here is the unpacked
 import importlib
 from typing import Any, Final
 
-from cachesim.real.sglang import worker_host
+from cachesim.real.sglang import worker_host, worker_storage
 from cachesim.real.sglang.bag import Bag, Told, fitting
 
 Json = Any
@@ -63,6 +63,8 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
         return batch
 
     def _add_request_to_queue(self, req: Real, **_: Real) -> None:
+        if self.enable_hicache_storage:
+            self._prefetch_kvcache(req)
         self.waiting_queue.append(req)
 
 
@@ -75,6 +77,7 @@ class Core:
         self.has_windows = "window" in self.kind
         self.extra_buffer = config.get("strategy") == "extra_buffer"
         self.host = config.get("host")
+        self.storage = (self.host or {}).get("storage")
         self.page, self.size = config.get("page", 1), config["tokens"]
         self.rows, self.length = config.get("max_running", 8), config.get("max_len", 4096)
         self.chunk = config.get("chunk", 8192)
@@ -85,6 +88,8 @@ class Core:
         self.tree = self._tree(self._tree_parameters())
         if self.host is not None:
             worker_host.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
+        if self.storage is not None:
+            worker_storage.step_by_looks(self.tree, self.storage["lag"])
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
@@ -251,7 +256,7 @@ class Core:
             "enable_hierarchical_cache": self.host is not None,
             "enable_lora": False,
             "enable_metrics": False,
-            "enable_hicache_storage": False,
+            "enable_hicache_storage": self.storage is not None,
             "grammar_manager": Told(has_waiting_grammars=lambda: False),
             "send_to_tokenizer": Told(),
             "disaggregation_mode": self.modes.NULL,

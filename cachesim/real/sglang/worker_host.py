@@ -5,6 +5,7 @@ is left out are the buffers and the kernels. Runs in the worker.
 """
 
 import importlib
+import json
 from typing import Any, Final
 
 from cachesim.real.sglang import tensors
@@ -38,6 +39,7 @@ def settings(wanted: Json) -> Json:
     """What the server was started with, for the host tier."""
     if wanted is None:
         return {"enable_hierarchical_cache": False}
+    storage = wanted.get("storage")
     return {
         "enable_hierarchical_cache": True,
         "hicache_ratio": wanted["ratio"],
@@ -45,7 +47,10 @@ def settings(wanted: Json) -> Json:
         "hicache_write_policy": wanted["policy"],
         "hicache_io_backend": "direct",
         "hicache_mem_layout": LAYOUT,
-        "hicache_storage_backend": None,
+        "hicache_storage_backend": "file" if storage is not None else None,
+        "hicache_storage_prefetch_policy": (storage or {}).get("policy"),
+        "hicache_storage_backend_extra_config": storage
+        and json.dumps({"prefetch_threshold": storage["threshold"]}),
     }
 
 

@@ -5,7 +5,7 @@ from array import array
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.real.sglang import worker_host
+from cachesim.real.sglang import worker_host, worker_storage
 from cachesim.real.sglang.bag import Bag, Told, fitting
 from cachesim.real.sglang.worker_core import CHUNK, Core, find, set_all
 
@@ -58,6 +58,7 @@ class OnePerKind(Core):
         if self.host is not None:
             module = importlib.import_module("sglang.srt.mem_cache.hiradix_cache")
             worker_host.install_old(module)
+            worker_storage.install(self.storage)
             return module.HiRadixCache(parameters, self.args)
         if self.has_states:
             return find("MambaRadixCache", "mem_cache.mamba_radix_cache")(parameters)

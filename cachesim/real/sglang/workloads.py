@@ -27,6 +27,7 @@ KINDS: Final = (
     "host",
     "host-parts",
     "host-back",
+    "storage",
 )
 
 GRID: Final = 64
@@ -52,7 +53,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
 
-TIERED: Final = frozenset({"host", "host-parts", "host-back"})
+TIERED: Final = frozenset({"host", "host-parts", "host-back", "storage"})
 """With a host beside the device: any model, one with parts, and everything copied late."""
 
 POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
@@ -114,11 +115,17 @@ def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     """A host that is larger than the device, or where a release takes it smaller."""
     unified = rules.tree.trees == "unified"
     ratios = (0.2, 0.5, 1.0, 1.5, 2.0, 4.0) if unified else (1.0, 1.5, 2.0, 4.0)
-    host = {
+    host: dict[str, Any] = {
         "policy": "write_back" if kind == "host-back" else rng.choice(POLICIES),
         "ratio": rng.choice(ratios),
         "lag": rng.choice((0, 0, 0, 1, 3)),
     }
+    if kind == "storage" and not unified:
+        host["storage"] = {
+            "policy": rng.choice(("best_effort", "wait_complete")),
+            "threshold": rng.choice((1, 20, 64)),
+            "lag": rng.choice((0, 0, 1, 3)),
+        }
     by = {"policy": rng.choice(policies(rules))} if rng.random() < 0.2 else {}
     return {"host": host, **by}
 

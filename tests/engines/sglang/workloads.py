@@ -26,9 +26,10 @@ class Workload:
         *,
         presets: tuple[str, ...] = PRESETS,
         tiered: bool = False,
+        stored: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        self.tiered = tiered
+        self.tiered, self.stored = tiered or stored, stored
         name = self.rng.choice(presets)
         window = {"window": self.rng.choice([6, 12, 40])} if "swa" in name else {}
         self.network = build(preset(name, **window), "ring")
@@ -67,11 +68,20 @@ class Workload:
             "write_through_selective",
             *(["write_back"] if not old else []),
         ]
-        return {
+        return self._storage() | {
             "enable_hierarchical_cache": True,
             "max_total_tokens": rng.choice([400, 500, 700]),
             "hicache_ratio": rng.choice([1.0, 2.0, 4.0] if old else [0.5, 1.0, 2.0, 4.0]),
             "hicache_write_policy": rng.choice(policies),
+        }
+
+    def _storage(self) -> dict[str, Any]:
+        if not self.stored:
+            return {}
+        return {
+            "hicache_storage_backend": "file",
+            "hicache_storage_prefetch_policy": self.rng.choice(["best_effort", "wait_complete"]),
+            "prefetch_threshold": self.rng.choice([1, 20]),
         }
 
     def fresh(self, count: int) -> Tokens:

@@ -1,0 +1,115 @@
+"""The third tier: pages under the hash of all tokens up to their end, and what is under way.
+
+    key of page n = hash(key of page n - 1, tokens of page n)
+
+A backup or a prefetch is done some looks of the scheduler after it was asked for, never after some
+seconds. Follows `HiCacheStorage`, `HiCacheFile`, `get_hash_str`, `StorageOperation` and
+`PrefetchOperation`.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from cachesim.engines.sglang.node import Node
+from cachesim.units import Integers
+
+PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete"]
+
+PageCopy = Callable[[Integers, Integers], None]
+"""Slots of the host and of the storage, in the order of the copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageShape:
+    """When a prefetch is worth it, and who waits for it (`--hicache-storage-*`)."""
+
+    policy: PrefetchPolicy = "best_effort"
+    threshold: int = 256  # tokens
+    lag: int = 0  # looks until an operation is done; a machine's business
+
+
+def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
+    """The key of one page (`get_hash_str`); of a pair both tokens count."""
+    plain = np.asarray(numbers, np.int64)
+    if bigrams:
+        plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
+    return hashlib.sha256((prior or b"") + plain.astype("<u4").tobytes()).digest()
+
+
+def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: bool) -> list[bytes]:
+    """The keys of all pages, each chained to the one before (`compute_node_hash_values`)."""
+    found: list[bytes] = []
+    for start in range(0, len(numbers), page):
+        prior = hash_of(numbers[start : start + page], prior, bigrams=bigrams)
+        found.append(prior)
+    return found
+
+
+class Storage:
+    """Pages by their keys; it outlives the tree (`HiCacheFile`)."""
+
+    def __init__(self) -> None:
+        self.places: dict[bytes, int] = {}
+
+    def put(self, key: bytes) -> int | None:
+        """Where a page goes; None where it is there already."""
+        if key in self.places:
+            return None
+        place = self.places[key] = len(self.places)
+        return place
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many of some keys are there, up to the first that is not (`batch_exists`)."""
+        for count, key in enumerate(keys):
+            if key not in self.places:
+                return count
+        return len(keys)
+
+
+@dataclass(slots=True)
+class Backup:
+    """One node's pages on their way to the storage, as they were when it was asked for."""
+
+    node: Node
+    slots: Integers
+    keys: list[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """One request's pages on their way to the host."""
+
+    request: int
+    node: Node  # last_host_node
+    tokens: Integers
+    slots: Integers  # as they were taken from the host's pool
+    prior: bytes | None
+    wanted: Integers  # operation.host_indices: what is left of the slots once the hits are counted
+    keys: list[bytes] = field(default_factory=list)
+    completed: int = 0
+    terminated: bool = False
+
+
+Each = TypeVar("Each")
+
+
+@dataclass(slots=True)
+class Line(Generic[Each]):
+    """What was asked of a thread, first come, first served."""
+
+    lag: int = 0
+    waiting: list[tuple[int, Each]] = field(default_factory=list)
+
+    def put(self, each: Each) -> None:
+        """At the end of the line."""
+        self.waiting.append((self.lag, each))
+
+    def due(self) -> list[Each]:
+        """What is done by this look."""
+        ready = [each for looks, each in self.waiting if not looks]
+        self.waiting = [(looks - 1, each) for looks, each in self.waiting if looks]
+        return ready

@@ -1,0 +1,196 @@
+"""The third tier of 0.5.9: what is copied on to the storage, what a waiting request gets of it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.hi_storage import LEAST_PRIORITY, StoringHiRadixCache
+from cachesim.engines.sglang.server import Sglang
+from cachesim.engines.sglang.storage import Line, Storage, hashes_of
+from cachesim.errors import OptionError
+from cachesim.model.presets import tiny
+from cachesim.real.sglang.playing import play
+from cachesim.real.sglang.workloads import KINDS, draw
+from cachesim.units import Integers, Tokens, as_tokens
+from tests.engines.sglang.workloads import Workload, wrong
+
+OLD = FAMILY.release("0.5.9").rules
+ON = {
+    "enable_hierarchical_cache": True,
+    "hicache_storage_backend": "file",
+    "prefetch_threshold": 20,
+    "max_total_tokens": 400,
+}
+
+
+def server(arithmetic: str = "counts", **options: Any) -> Sglang:
+    made = Engine.create(
+        "sglang@0.5.9",
+        model=tiny("dense", vocabulary=4096),
+        options=ON | options,
+        arithmetic=arithmetic,
+    )
+    assert isinstance(made, Sglang)
+    return made
+
+
+def send(engine: Sglang, prompt: Tokens, key: str | None = None) -> tuple[int | None, list[str]]:
+    """What is reused of a prompt, and why not more; its reply is one token."""
+    options = {"extra_key": key} if key else {}
+    asked = Request(prompt=prompt, predict=1, reply=prompt[:1], options=options)
+    ticket = engine.submit(asked)
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    assert reply.cached is not None
+    engine.check_integrity()
+    lost = sum(each.before - each.after for each in reply.losses)
+    assert reply.equal - reply.cached == lost
+    return reply.cached, [each.rule for each in reply.losses]
+
+
+def fresh(first: int, count: int = 200) -> Tokens:
+    return as_tokens(range(first, first + count))
+
+
+A, OTHERS = fresh(0), tuple(fresh(first) for first in (1000, 1500, 2000, 2500, 3000))
+
+
+def stored_and_forgotten(**options: Any) -> Sglang:
+    """A was served, went to the storage, and left the device and the host."""
+    engine = server(**options)
+    for prompt in (A, *OTHERS):
+        send(engine, prompt)
+    engine.flush_cache()
+    return engine
+
+
+def test_what_the_tree_has_lost_comes_back_from_the_storage() -> None:
+    engine = stored_and_forgotten()
+
+    assert (199, ["last-token"]) == send(engine, A)
+    assert "tokens 0 to 200 of request 6 are fetched from the storage to the host" in [
+        event.sentence for event in engine.events
+    ]
+
+
+def test_without_a_storage_it_is_gone() -> None:
+    engine = stored_and_forgotten(hicache_storage_backend="none")
+
+    assert (0, []) == send(engine, A)
+
+
+def test_less_than_the_threshold_is_not_asked_for() -> None:
+    engine = stored_and_forgotten(prefetch_threshold=201)
+
+    assert (0, ["last-token", "not-fetched"]) == send(engine, A)
+
+
+def test_a_request_with_a_key_of_its_own_does_not_find_what_was_fetched_for_it() -> None:
+    """Pages are found by tokens alone, and what comes hangs under the root's key, which is none."""
+    engine = stored_and_forgotten()
+
+    assert (0, ["last-token", "not-fetched"]) == send(engine, A, "other")
+    assert (199, ["last-token"]) == send(engine, A)
+
+
+def test_with_eagle_nothing_is_found() -> None:
+    """Nodes are hashed by pairs of tokens, and single tokens are asked for."""
+    engine = stored_and_forgotten(speculative_algorithm="EAGLE")
+
+    assert (0, ["last-token", "pairs-of-tokens", "not-fetched"]) == send(engine, A)
+
+
+def test_a_host_as_large_as_the_device_never_prefetches() -> None:
+    """The limit is a share of what the host holds more than the device."""
+    engine = stored_and_forgotten(hicache_ratio=1.0)
+
+    assert isinstance(engine.tree, StoringHiRadixCache)
+    assert 0 == engine.tree.most
+    assert (0, ["last-token", "not-fetched"]) == send(engine, A)
+
+
+@pytest.mark.parametrize(("policy", "cached"), [("best_effort", 0), ("wait_complete", 64)])
+def test_who_waits_for_a_slow_storage(policy: str, cached: int) -> None:
+    config = {
+        "kind": "full",
+        "tokens": 400,
+        "host": {
+            "policy": "write_through",
+            "ratio": 2.0,
+            "storage": {"policy": policy, "threshold": 20, "lag": 3},
+        },
+    }
+    first, again = asked("1-64"), asked("1-70")
+    others = [[asked(f"{at}-{at + 199}")] for at in range(1000, 7000, 1000)]
+
+    *_, last = play({"config": config, "steps": [[first], *others, [again]]}, OLD)
+
+    assert cached == last["requests"][0]["cached"]
+
+
+def test_a_node_fetched_below_the_root_has_the_root_s_priority() -> None:
+    """The least there is, so that it goes first where `priority` says who goes."""
+    engine = stored_and_forgotten()
+    engine.submit(Request(prompt=A, predict=1, reply=A[:1]))
+    engine.tree.look()
+    engine.tree.fetched(engine.scheduler.waiting[0])
+
+    assert [LEAST_PRIORITY] == [node.priority for node in engine.tree.nodes()]
+
+
+def numbers(tokens: list[int]) -> Integers:
+    return np.array(tokens, np.int64)
+
+
+def test_pages_are_found_by_all_tokens_up_to_their_end() -> None:
+    storage = Storage()
+    for key in hashes_of(numbers([1, 2, 3, 4]), None, 2, bigrams=False):
+        storage.put(key)
+
+    assert [2, 1, 0] == [
+        storage.known(hashes_of(numbers(tokens), None, 2, bigrams=False))
+        for tokens in ([1, 2, 3, 4], [1, 2, 9, 4], [9, 2, 3, 4])
+    ]
+
+
+def test_an_operation_is_done_after_so_many_looks() -> None:
+    line: Line[str] = Line(lag=2)
+    line.put("backup")
+
+    assert [[], [], ["backup"], []] == [line.due() for _ in range(4)]
+
+
+def test_a_storage_needs_a_host_before_it() -> None:
+    with pytest.raises(OptionError, match="needs a host before the storage"):
+        server(enable_hierarchical_cache=False)
+
+
+def test_answers_from_the_storage_are_those_of_a_cold_run() -> None:
+    for seed in range(40):
+        workload = Workload(seed, "sglang@0.5.9", presets=("dense",), stored=True)
+        assert [] == wrong(workload)
+
+
+def test_what_such_workloads_ask_for_is_fetched() -> None:
+    fetched = 0
+    for seed in range(10):
+        workload = Workload(seed, "sglang@0.5.9", presets=("dense",), stored=True)
+        wrong(workload)
+        names = [event.name() for event in workload.engine.events]
+        fetched += names.count("fetched-from-storage")
+    assert fetched
+
+
+def test_workloads_with_a_storage_are_drawn_for_the_comparison() -> None:
+    ids = range(KINDS.index("storage"), 12 * len(KINDS), len(KINDS))
+    drawn = [draw(0, number, OLD)["config"]["host"] for number in ids]
+
+    assert {"best_effort", "wait_complete"} == {each["storage"]["policy"] for each in drawn}
+
+
+def asked(prompt: str) -> dict[str, Any]:
+    return {"prompt": prompt, "generate": 1, "reply": "9999"}
