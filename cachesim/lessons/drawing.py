@@ -14,7 +14,14 @@ from cachesim.report.picture import Picture, story
 from cachesim.report.picture_bars import Kind
 from cachesim.report.svg import inline
 
-KINDS: Final[tuple[Kind, ...]] = ("request", "attention", "window", "recurrent", "checkpoint")
+KINDS: Final[tuple[Kind, ...]] = (
+    "request",
+    "attention",
+    "window",
+    "recurrent",
+    "checkpoint",
+    "tree",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,8 @@ NARROWEST: Final = 20
 """Fewer columns than this cannot be meant."""
 
 PLAIN: Final = str.maketrans(
-    {"→": "->", "·": "-", "─": "-", "…": "~", "│": "|", "├": "|", "└": "`"}
+    {"→": "->", "·": "-", "─": "-", "…": "~", "│": "|", "├": "|", "└": "`", "●": "o", "○": "."}
+    | {"✗": "x"}
 )
 """What is written where an encoding lacks the sign."""
 

@@ -17,7 +17,7 @@ WIDEST: Final = 64
 LOOKS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/"}
 """Looks that say more than who wrote it."""
 
-MARKS: Final = {"saved": "o", "wrong": "x", "lacks": ".", "": ""}
+MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
 """What stands at the end of a tree's node."""
 
 ORDER: Final = "123456789abcdefghijklmnopqrstuvwxyz"
@@ -80,7 +80,9 @@ def legend(picture: Picture) -> list[str]:
     wide = f"a column is {scale} tokens" if scale > 1 else "a column is one token"
     lines = [f"{wide}; = reused, ~ processed again, ^ wrong or missing;", f"written by {few}"]
     if any(row.branch is not None for row in picture.rows):
-        lines.append("a node begins where its parent ends: o to resume from, x wrong, / evicted")
+        lines.append(
+            "a node begins at its parent's end: ● to resume from, ○ nothing, ✗ wrong, / evicted"
+        )
     return lines
 
 

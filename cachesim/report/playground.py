@@ -90,7 +90,7 @@ def _kinds(run: Run) -> Sequence[Any]:
     """The rows of the story: what a reader needs to follow it, not all that there is."""
     kinds = {row.kind for i in range(len(run.steps)) for row in _rows(run, i)}
     memory = [kind for kind in ("recurrent", "window") if kind in kinds] or ["attention"]
-    return ["request", *memory, "checkpoint", "parked"]
+    return ["request", *memory, "checkpoint", "tree", "parked"]
 
 
 def _rows(run: Run, index: int) -> Sequence[Any]:

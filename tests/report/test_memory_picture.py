@@ -5,6 +5,8 @@ import tomllib
 from xml.parsers import expat
 
 from cachesim import run_scenario
+from cachesim.lessons.drawing import drawn
+from cachesim.lessons.kit import serve
 from cachesim.report.memory import memory_facts
 from cachesim.report.picture import Picture, after, moment, story
 from cachesim.report.picture_bars import Bar, Row
@@ -148,7 +150,7 @@ def test_in_text_lines_join_a_node_to_its_parent() -> None:
     assert "     ├─ node 2, under 1: state after 124 tokens" in lines
     assert "     │  └─ node 3, under 2: state after 125 tokens" in lines
     assert "     └─ node 4, under 1: state after 94 tokens" in lines
-    assert any("x wrong, / evicted" in line for line in legend(picture))
+    assert any("✗ wrong, / evicted" in line for line in legend(picture))
     assert "     ├─ node 2: state after 124 tokens; 60 tokens of long" in [
         f"  {line}" for word, fact in memory_facts(run, 1) if word == "tree"
         for line in fact.splitlines()
@@ -204,3 +206,12 @@ def test_the_words_beside_a_picture_say_what_it_shows() -> None:
 
     assert "A: hello, wrong at 0" in about
     assert "C: 40 tokens, 1 cached, answer WRONG" in about
+
+
+def test_lessons_draw_a_trie_and_its_marks_are_no_letters() -> None:
+    """A kind of row that lessons do not ask for would be left out of their pictures."""
+    replies = serve("mlx-lm@0.32.2", "hybrid", "the cat sat", "the cat ran")
+    picture = drawn(replies)
+
+    assert "tree" in {row.kind for row in picture.picture.rows}
+    assert "    the_cat_sa●" in picture.text().splitlines()
