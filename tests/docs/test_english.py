@@ -17,6 +17,14 @@ BANNED: Final = {
     r"there was begins": "starts like",
     r"behind": "after, or past; for causes: that caused",
     r"read again": "reprocessed",
+    r"shares? nothing with": "have nothing in common",
+    r"unrelated ones": "unrelated tokens",
+    r"by luck": "by chance",
+    r"no checkpoint will do": "no checkpoint fits",
+    r"drives? (it|the old one|them) out": "evicts",
+    r"memory begins at": "the state is at",
+    r"worth something at": "valid at",
+    r"this much is equal": "equal",
 }
 PATTERN: Final = re.compile(rf"(?<![-\w])({'|'.join(BANNED)})(?![-\w])", re.IGNORECASE)
 
@@ -63,6 +71,7 @@ def spoken(path: Path) -> Iterator[str]:
         ("It goes\non, and is equal with B.", ["goes on", "equal with"]),
         ("search-read-again and `b11549+resume-behind` are names", []),
         ("a patch that mends; behind it", ["mends", "behind"]),
+        ("it shares\nnothing with B, by luck", ["shares nothing with", "by luck"]),
     ],
 )
 def test_a_banned_word_is_found_across_lines_and_a_name_is_none(

@@ -76,7 +76,7 @@ THREE_REQUESTS: Final = Conversation(
         run(range(100, 120), range(200, 220)),
     ),
 )
-"""5 tokens; 40 unrelated ones; 20 of those and 20 new: the checkpoint at one token stays behind."""
+"""A: 5 tokens. B: 40 unrelated tokens. C: 20 of B and 20 new; the checkpoint at one token stays."""
 
 FOUR_SLOTS: Final = Conversation(
     name="three requests, four unified slots",

@@ -27,7 +27,7 @@ from cachesim.units import Array, Integers
 class ArraysCache(LayerCache):
     """Slots of shape (batch, ...); None where nothing was written.
 
-    A state cannot be cut: it is worth something at exactly one number of tokens. `left_padding`
+    A state cannot be cut: it is valid at exactly one number of tokens. `left_padding`
     and `lengths` say which columns of the coming forward passes are tokens.
     """
 
