@@ -116,7 +116,8 @@ class StoringHiRadixCache(HiRadixCache):
     def prefetch(self, req: Req, match: Match) -> None:
         """Ask for what the tree lacks of a request. Follows `prefetch_from_storage`.
 
-        Trap (#27291): the whole prompt is asked for, its last page too; no match ends there.
+        Trap: the whole prompt is asked for, its last page too, and no match ends there. With full
+        attention the node above it serves; a window behind it would not be whole (#27291).
         """
         if match.node is not self.root and match.node.host_full is None:
             return
