@@ -21,7 +21,10 @@ NGRAM_NEEDS: Final = 2 * 12 + 48
 
 
 def make_drafts(server: ServerContext) -> None:
-    """Before a batch is filled, every generating slot may get a draft."""
+    """Before a batch is filled, every generating slot may get a draft.
+
+    Upstream: "generate the drafts" in `update_slots`.
+    """
     for slot in server.slots:
         if slot.state is not SlotState.GENERATING or slot.draft:
             continue
