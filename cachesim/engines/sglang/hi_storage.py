@@ -1,4 +1,4 @@
-"""`HiRadixCache` of 0.5.9 with a storage behind the host.
+"""`HiRadixCache` of 0.5.9 with a storage below the host.
 
     device  <-->  host  --backup-->  storage        once the copy to the host is done
                     ^---prefetch-------/            while a request waits

@@ -179,7 +179,7 @@ class SglangOptions:
 
     hicache_storage_backend: str = option(
         "--hicache-storage-backend",
-        "a third tier behind the host: its pages are kept in files",
+        "a third tier below the host: its pages are kept in files",
         default="none",
         choices=("none", "file"),
         until="0.5.9",

@@ -108,7 +108,7 @@ class OneTier:
         return {}
 
     stores = False
-    """Whether there is a storage behind the host (`enable_hicache_storage`)."""
+    """Whether there is a storage below the host (`enable_hicache_storage`)."""
 
     def prefetch(self, req: Req, match: "Match") -> None:
         """Ask the storage for what the tree lacks of a request (`prefetch_from_storage`)."""
