@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from cachesim.engines.llamacpp.events import CheckpointCreated
+from cachesim.engines.llamacpp.checkpoint_events import CheckpointCreated
 from cachesim.engines.rope import Rope
 from cachesim.logs.replay import FRESH, Rebuilt, Replay, owner_of, place_of
 from cachesim.logs.ways import Way

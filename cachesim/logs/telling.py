@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
+from cachesim.engines.llamacpp.checkpoint_events import CheckpointKept, CheckpointRestored
 from cachesim.logs.cures import cure_of
 from cachesim.logs.known import Known
 from cachesim.logs.observed import IK, MLX, Observed

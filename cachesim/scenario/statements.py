@@ -262,8 +262,15 @@ def _beside(run: Run, index: int, runs: Sequence[Run]) -> Step:
 
 
 def _is_better(twin: Step, step: Step) -> bool:
-    """A right answer where this one is wrong or missing, or more reused with a right answer."""
-    if twin.error is not None or twin.answer not in {"same", "rounding"}:
+    """A right answer where this one is wrong or missing, or more reused with a right answer.
+
+    A step that was not run asked nothing: nothing is better than it.
+    """
+    if (
+        step.error in {NOT_RUN, TIMEOUT}
+        or twin.error is not None
+        or twin.answer not in {"same", "rounding"}
+    ):
         return False
     bad = step.answer in {"diverged", "by-design"} or step.error is not None
     return bad or (twin.cached or 0) > (step.cached or 0)

@@ -159,6 +159,10 @@ def _event(case: Case, event: Event) -> None:
             case.claim("kept", not holds(values["numbers"]), sentence)
             case.claim("kept shares", values["shared"] < values["n_tokens"], sentence)
             _rule(case, values)
+        case "checkpoint-cut":
+            cut, whole = values["cut_tokens"], values["n_tokens"]
+            case.claim("cut", cut <= values["pos_next"] == values["cut_max"] + 1, sentence)
+            case.claim("cut", cut < whole and values["cut_max"] < values["pos_max"], sentence)
         case "checkpoint-checked" if values["refused"]:
             case.claim("refused", holds(values["numbers"]), sentence)
         case "depth-tested":

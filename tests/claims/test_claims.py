@@ -14,7 +14,7 @@ import pytest
 from cachesim.engines.causes import Loss
 from cachesim.engines.family import FAMILIES
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.llamacpp import causes, prompt_start
+from cachesim.engines.llamacpp import causes, checkpoints
 from cachesim.engines.llamacpp.checkpoints import ERASURES
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
@@ -137,7 +137,7 @@ def reworded(old: str, new: str) -> Callable[[Any], Any]:
 def _released_rule(patch: pytest.MonkeyPatch) -> None:
     """The rule of the release is printed for every patch: the defect that this guard is for."""
     wrong = {k: replace(each, rule="pos_max > pos_next") for k, each in ERASURES.items()}
-    patch.setattr(prompt_start, "ERASURES", wrong)
+    patch.setattr(checkpoints, "ERASURES", wrong)
 
 
 def _similar_although_off(patch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_recorded_requests_are_explained_from_standard_input(
 def test_tune_plays_a_scenario_with_all_that_its_steps_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    name = "llama.cpp-16382-no-checkpoints"
+    name = "llama.cpp-14157-same-request-again"
     (run,) = json.loads(output(capsys, "run", name, "--profile", "b9538", "--format", "json"))[
         "runs"
     ]
@@ -204,7 +204,7 @@ def test_tune_plays_a_scenario_with_all_that_its_steps_do(
     assert found["own"]["processed"] == sum(step["processed"] for step in run["steps"])
     assert found["requests"] == len(run["steps"])
     assert found["recommended"]["processed"] < found["own"]["processed"]
-    assert "ctx_checkpoints" in found["recommended"]["changes"]
+    assert {"swa_full": True} == found["recommended"]["changes"]
 
 
 @pytest.mark.parametrize(

@@ -215,9 +215,8 @@ def _late_checkpoint(original: Any, server: Any, slot: Any, n_tokens: int, *rest
 
 
 def _erasing(test: Any) -> tuple[Swap, ...]:
-    """`prompt_start` has the table by name."""
     erase = checkpoints.Erase(erases=test, rule="mutant")
-    return swap(prompt_start, "ERASURES", lambda erasures: {**erasures, "equal": erase})
+    return swap(checkpoints, "ERASURES", lambda erasures: {**erasures, "equal": erase})
 
 
 START: Final = (
@@ -253,7 +252,7 @@ START: Final = (
     released(
         "checkpoint-one-token-late",
         "a checkpoint is recorded as one token longer than it is",
-        swap(update_slots, "create_checkpoint", wrapped(_late_checkpoint)),
+        swap(checkpoints, "create_checkpoint", wrapped(_late_checkpoint)),
     ),
     released(
         "restore-counts-one-more",

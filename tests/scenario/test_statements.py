@@ -12,6 +12,7 @@ from cachesim.scenario import full_profile, load, run, scenario_of
 from cachesim.scenario.evidence import culprit
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
+from cachesim.scenario.statements import side_by_side
 from cachesim.scenario.wrong import because
 from cachesim.units import Pos, Token, as_tokens
 
@@ -163,3 +164,12 @@ def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
     one, _, other = parting.partition(f"llama.cpp@{profiles[1]} ")
     assert sides[0] in one
     assert sides[1] in other
+
+
+def test_only_a_step_that_was_run_names_a_release_where_it_goes_better() -> None:
+    runs = [played("sglang-34870-pairs", each) for each in ("0.5.23+no-34870", "0.5.23")]
+    ended, _ = side_by_side(runs)
+    better = [[each.sentence for each in s.facts if each.word == "but with"] for s in ended.steps]
+
+    assert ["aborted", "not-run"] == [each.error for each in ended.steps]
+    assert [["0.5.23: answer same, 0 of 1024 reused"], []] == better

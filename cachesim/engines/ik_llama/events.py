@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from cachesim.engines.events import Event
+from cachesim.engines.llamacpp import checkpoint_events, prompt_cache_events
 from cachesim.engines.llamacpp import events as parent
-from cachesim.engines.llamacpp import prompt_cache_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class CheckpointErased(Event, tone="plain"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointKept(Event, tone="warn", says=parent.CheckpointKept.says):
+class CheckpointKept(Event, tone="warn", says=checkpoint_events.CheckpointKept.says):
     """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
 
     pos_min: int

@@ -15,7 +15,7 @@
     generation, speculative     taking a token; drafts, their verification and rollback
     drafter, contexts           the companion; target and companion moved together
     save                        slot files
-    events, snapshot, integrity what happened, what is held, whether the books agree
+    *events, snapshot, integrity what happened, what is held, whether the books agree
 
 With upstream's `server-context.cpp` beside it: `update_slots` and `prompt_start` are its function
 `update_slots`, block by block; docs/architecture.md has the table.

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from cachesim.engines.llamacpp.events import CheckpointCreated, CheckpointDropped
+from cachesim.engines.llamacpp.checkpoint_events import (
+    CheckpointCreated,
+    CheckpointCut,
+    CheckpointDropped,
+    CheckpointErased,
+    CheckpointKept,
+)
 from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, SearchLimit
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot
@@ -102,7 +108,6 @@ ERASURES: Final[Mapping[Erasure, Erase]] = {
     ),
     "prefix": BEYOND_PREFIX,
     "diverged": BEYOND_PREFIX,
-    "trimmed": Erase(erases=lambda _cur, _p: False, rule="never"),
     "prompt": Erase(erases=lambda cur, p: cur.pos_max > p.n_prompt, rule="pos_max > n_prompt"),
 }
 """The released rule is "beyond" (#20671).
@@ -110,19 +115,6 @@ ERASURES: Final[Mapping[Erasure, Erase]] = {
 Trap: it keeps one whose last token lies exactly at `pos_next`, and every one at position 0,
 although that token may differ from the new prompt's.
 """
-
-
-def cut_to(cur: Checkpoint, prefix: Prefix, erasure: Erasure) -> Checkpoint:
-    """A checkpoint that stays, as the list has it from now on.
-
-    Trap: #24797 would have cut its numbers down to the new prompt's. What it saved stays as it is.
-    """
-    if erasure != "trimmed" or cur.pos_max < prefix.pos_next:
-        return cur
-    last = Pos(prefix.pos_next - 1)
-    return replace(
-        cur, n_tokens=Count(prefix.pos_next), pos_min=min(cur.pos_min, last), pos_max=last
-    )
 
 
 def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
@@ -144,6 +136,80 @@ def accept_tests(rules: ReuseRules, *, exact: bool) -> tuple[Accept, ...]:
     if not rules.start_passes:
         tests = tuple(BEFORE_21510 if each is THRESHOLD else each for each in tests)
     return (*tests, INSIDE_PREFIX) if rules.exact_search == "pos_end" else tests
+
+
+def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
+    """Drop the checkpoints that do not fit the new prompt (upstream: "erase any checkpoints").
+
+    Upstream prints nothing of one that stays though the prompt does not begin with all its tokens:
+    a stale state goes unnoticed. Here it is an event.
+    """
+    erasure = server.rules.reuse.erasure
+    if erasure == "trimmed":
+        _cut_checkpoints(server, slot, task, prefix)
+        return
+    if erasure == "diverged" and not server.is_exact:
+        erasure = "beyond"
+    erase = ERASURES[erasure]
+    kept = []
+    for cur in slot.prompt.checkpoints:
+        if erase.erases(cur, prefix):
+            server.emit(
+                CheckpointErased(
+                    slot=slot.id,
+                    task=task.id,
+                    **cur.as_dict(),
+                    n_swa=server.n_swa,
+                    pos_next=prefix.pos_next,
+                    size=cur.size,
+                    rule=erase.rule,
+                    numbers=numbers_of(erase.rule, cur, prefix),
+                )
+            )
+            continue
+        kept.append(cur)
+        if cur.n_tokens > prefix.prefix_end:
+            server.emit(
+                CheckpointKept(
+                    slot=slot.id,
+                    task=task.id,
+                    **cur.as_dict(),
+                    pos_next=prefix.pos_next,
+                    shared=prefix.prefix_end,
+                    rule=erase.rule,
+                    numbers=numbers_of(erase.rule, cur, prefix),
+                    made_by=cur.id_task,
+                )
+            )
+    slot.prompt.checkpoints = kept
+
+
+def _cut_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
+    """Cut the numbers of each checkpoint that reaches beyond the prefix, as #24797 would have done.
+
+    Trap: what it saved stays as it is.
+
+    a checkpoint    0 ──────────────────── 596    the state of 596 tokens
+    the new prompt  0 ───────── 480 ── x          480 match
+    called now      0 ───────── 480               still the state of 596
+    """
+    pos_next, last = Count(prefix.pos_next), Pos(prefix.pos_next - 1)
+    for index, cur in enumerate(slot.prompt.checkpoints):
+        if cur.pos_max <= last:
+            continue
+        cut = replace(cur, n_tokens=pos_next, pos_min=min(cur.pos_min, last), pos_max=last)
+        slot.prompt.checkpoints[index] = cut
+        server.emit(
+            CheckpointCut(
+                slot=slot.id,
+                task=task.id,
+                **cur.as_dict(),
+                cut_min=cut.pos_min,
+                cut_max=cut.pos_max,
+                cut_tokens=cut.n_tokens,
+                pos_next=pos_next,
+            )
+        )
 
 
 def create_checkpoint(

@@ -32,7 +32,10 @@ STATIC: Final = 2
 
 
 class NgramCache:
-    """What followed which n-gram in one slot, and how much of its text went in."""
+    """What followed which n-gram in one slot, and how much of its text went in.
+
+    Upstream: `common_ngram_cache`, as `common_speculative_impl_ngram_cache` keeps one per slot.
+    """
 
     __slots__ = ("after", "size")
 

@@ -16,12 +16,14 @@ from typing import Any
 
 from cachesim.engines.causes import Cause
 from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.checkpoints import ERASURES, Prefix, accept_tests, cut_to, numbers_of
+from cachesim.engines.llamacpp.checkpoint_events import CheckpointChecked, CheckpointRestored
+from cachesim.engines.llamacpp.checkpoints import (
+    Prefix,
+    accept_tests,
+    erase_checkpoints,
+    numbers_of,
+)
 from cachesim.engines.llamacpp.events import (
-    CheckpointChecked,
-    CheckpointErased,
-    CheckpointKept,
-    CheckpointRestored,
     ChunkReused,
     DepthTested,
     FullReprocessing,
@@ -201,7 +203,7 @@ def _usable_prefix(server: ServerContext, slot: Slot, task: Task, n_past: int) -
     most = slot.prompt.n_tokens - (1 if rules.depth_test_skips_extensions else 0)
     if 0 < n_past <= most:
         prefix = _deep_enough(server, slot, task, prefix)
-    _erase_checkpoints(server, slot, task, prefix)
+    erase_checkpoints(server, slot, task, prefix)
     return prefix.n_past
 
 
@@ -324,49 +326,6 @@ def _resume_from(
     if server.rules.checkpoints.split_at_prefix and n_past < prefix.prefix_end:
         slot.split_at = prefix.prefix_end
     return replace(prefix, n_past=n_past, pos_next=pos_next)
-
-
-def _erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
-    """Drop the checkpoints that do not fit the new prompt (upstream: "erase any checkpoints").
-
-    Upstream prints nothing of one that stays though the prompt does not begin with all its tokens:
-    a stale state goes unnoticed. Here it is an event.
-    """
-    erasure = server.rules.reuse.erasure
-    if erasure == "diverged" and not server.is_exact:
-        erasure = "beyond"
-    erase = ERASURES[erasure]
-    kept = []
-    for cur in slot.prompt.checkpoints:
-        if erase.erases(cur, prefix):
-            server.emit(
-                CheckpointErased(
-                    slot=slot.id,
-                    task=task.id,
-                    **cur.as_dict(),
-                    n_swa=server.n_swa,
-                    pos_next=prefix.pos_next,
-                    size=cur.size,
-                    rule=erase.rule,
-                    numbers=numbers_of(erase.rule, cur, prefix),
-                )
-            )
-            continue
-        kept.append(cut_to(cur, prefix, erasure))
-        if cur.n_tokens > prefix.prefix_end:
-            server.emit(
-                CheckpointKept(
-                    slot=slot.id,
-                    task=task.id,
-                    **cur.as_dict(),
-                    pos_next=prefix.pos_next,
-                    shared=prefix.prefix_end,
-                    rule=erase.rule,
-                    numbers=numbers_of(erase.rule, cur, prefix),
-                    made_by=cur.id_task,
-                )
-            )
-    slot.prompt.checkpoints = kept
 
 
 def _commit(slot: Slot, n_past: int) -> None:

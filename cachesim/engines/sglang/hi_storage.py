@@ -41,7 +41,10 @@ LEAST_PRIORITY: Final = -(2**63 - 1)
 
 
 class StoringHiRadixCache(HiRadixCache):
-    """Pages go on to the storage, and come back while a request waits."""
+    """Pages are written to the storage, and come back while a request waits.
+
+    Upstream: `HiRadixCache`, where `enable_storage` is set.
+    """
 
     stores = True
 

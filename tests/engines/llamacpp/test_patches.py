@@ -6,7 +6,12 @@ import pytest
 
 from cachesim.engines.base import Request
 from cachesim.engines.family import Patch
-from cachesim.engines.llamacpp.events import CheckpointErased, CheckpointKept, ChunkReused
+from cachesim.engines.llamacpp.checkpoint_events import (
+    CheckpointCut,
+    CheckpointErased,
+    CheckpointKept,
+)
+from cachesim.engines.llamacpp.events import ChunkReused
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.profile import Profile
@@ -245,3 +250,15 @@ def test_24797_cuts_the_numbers_of_a_checkpoint_and_not_its_state() -> None:
         play.ask(run(range(600)))
         assert play.ask([*run(range(480)), *run(range(700, 720))])[0] == cached
         assert play.checkpoints() == held
+
+
+def test_24797_says_which_numbers_of_a_checkpoint_it_cuts() -> None:
+    play = Play("llama.cpp@b9713+24797", "hybrid")
+    play.ask(run(range(600)))
+    play.ask([*run(range(480)), *run(range(700, 720))])
+    said = [each.sentence for each in play.engine.events if isinstance(each, CheckpointCut)]
+    expected = (
+        "checkpoint 596[0..595] is called 480[0..479] from now on; "
+        "the state that it saved is not cut"
+    )
+    assert [expected] == said

@@ -1,0 +1,143 @@
+"""What befalls checkpoints: made, asked, restored, erased, kept, cut and dropped."""
+
+from dataclasses import dataclass
+
+from cachesim.engines.events import Event, Tone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointChecked(Event):
+    """One checkpoint in the search; `refused` names the test it failed, or is empty."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    threshold: int
+    pos_next: int
+    refused: str
+    numbers: str
+
+    def loudness(self) -> Tone:
+        """A refused checkpoint is one less to resume from."""
+        return "loss" if self.refused else "plain"
+
+    @property
+    def sentence(self) -> str:
+        """The test that it failed, if it did."""
+        shown = f"checkpoint {self.n_tokens}[{self.pos_min}..{self.pos_max}]"
+        if not self.refused:
+            return f"{shown} qualifies"
+        return f"{shown} is refused if {self.refused}; here {self.numbers}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRestored(
+    Event,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored ({n_past} tokens usable)",
+):
+    """The memory went back to a saved state."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    n_past: int
+    size: int
+    made_by: int  # the task that saved it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointErased(
+    Event,
+    tone="plain",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is erased. Rule: erase if {rule}. "
+        "Here {numbers} is true"
+    ),
+):
+    """A checkpoint that does not fit the new prompt goes."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    n_swa: int
+    pos_next: int
+    size: int
+    rule: str
+    numbers: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointKept(
+    Event,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its "
+        "tokens match. Rule: erase if {rule}. Here {numbers} is false"
+    ),
+):
+    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    pos_next: int
+    shared: int
+    rule: str
+    numbers: str
+    made_by: int  # the task that saved it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCut(
+    Event,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is called "
+        "{cut_tokens}[{cut_min}..{cut_max}] from now on; the state that it saved is not cut"
+    ),
+):
+    """A checkpoint beyond the new prompt's prefix gets smaller numbers, and keeps its state."""
+
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    cut_min: int
+    cut_max: int
+    cut_tokens: int
+    pos_next: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDropped(
+    Event,
+    tone="loss",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})",
+):
+    """A checkpoint goes because the list is full, another is close, or equal."""
+
+    reason: str  # "full", "too-close", "superseded"
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    size: int
+
+    def loudness(self) -> Tone:
+        """One that a newer one replaces is not missed."""
+        return "plain" if self.reason == "superseded" else "loss"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCreated(
+    Event,
+    tone="gain",
+    says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}",
+):
+    """A state was saved along the prompt."""
+
+    index: int
+    most: int
+    pos_min: int
+    pos_max: int
+    n_tokens: int
+    size: int
