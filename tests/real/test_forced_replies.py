@@ -44,3 +44,7 @@ def test_prompts_of_one_call_are_forced_where_they_get_the_same_reply() -> None:
 
 def test_what_hangs_on_the_real_clock_is_not_played() -> None:
     assert "clock" in hurdle(scenario(SAID, Step(do="cancel")), 1)
+
+
+def test_given_drafts_are_not_played_for_a_real_companion_has_its_own() -> None:
+    assert "drafts of its own" in hurdle(scenario(SAID, replace(SAID, drafts=((400,),))), 1)

@@ -1,5 +1,8 @@
 """Answers of the real server, held against its own cold ones."""
 
+import math
+from dataclasses import replace
+
 from cachesim.real.llama_cpp.proof import Proof, parted
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.units import Token, as_tokens
@@ -27,3 +30,12 @@ def test_an_answer_is_wrong_where_rounding_cannot_explain_it() -> None:
     assert "same 0.0002" == str(Proof(distance=2e-4, token=3, noise=0.0))
     assert "WRONG 0.013, token 4" == str(Proof(distance=0.013, token=3, noise=1e-4))
     assert "same 0.01" == str(Proof(distance=0.013, token=3, noise=0.01))
+
+
+def test_a_token_without_a_row_is_not_compared() -> None:
+    """Servers that verify drafts give no probabilities of what they accept."""
+    cold = outcome([1, 2, 3], 0.0, 0.0, 0.0)
+    drafted = replace(cold, top=(cold.top[0], {}, cold.top[2]))
+
+    assert (0.0, 0) == parted(drafted, cold)
+    assert (math.inf, 1) == parted(replace(cold, top=(cold.top[0], {900: 0.0})), cold)

@@ -10,7 +10,8 @@ from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.llama_cpp.flags import adapter_file, adapter_names
+from cachesim.model.presets import preset
+from cachesim.real.llama_cpp.flags import adapter_file, adapter_names, model_file
 from cachesim.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
 from cachesim.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer
@@ -86,6 +87,8 @@ def play_scenario(
         write_model(spec_of(scenario.model), model)
         for name in adapter_names(scenario.engine.options):
             write_adapter(spec_of(scenario.model), name, adapter_file(model.parent, name))
+        if drafts := scenario.engine.options.get("model_draft"):
+            write_model(preset(drafts), model_file(model.parent, drafts))
         played = tuple(_steps(scenario, release, real, model))
         if not proves or (played and played[-1].real.error in GONE):
             return played
@@ -220,6 +223,7 @@ def hurdle(scenario: Scenario, number: int) -> str:
         (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
         (bool(step.messages), "messages are rendered by the real server's own template"),
         (bool(scenario.model.sizes), "bytes are those of another model"),
+        (bool(step.drafts), "a real companion proposes drafts of its own"),
         (step.completions > 1, "several completions of one prompt are not compared"),
     )
     return next((why for stands, why in hurdles if stands), "")
