@@ -49,6 +49,11 @@ class TooLargeError(InputError):
             f"the report would be larger than {kilo} kB: name fewer scenarios or profiles"
         )
         self.size = size
+        self._limit = limit
+
+    def __reduce__(self) -> tuple[type["TooLargeError"], tuple[int, int]]:
+        """A worker hands it to its parent process: made from the numbers, not from the message."""
+        return type(self), (self.size, self._limit)
 
 
 @dataclass(frozen=True, slots=True)

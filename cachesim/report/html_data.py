@@ -76,10 +76,11 @@ def packed(document: object) -> dict[str, Any]:
 
 
 def thinner(runs: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """The runs, then with fewer states, then with none."""
+    """The runs, then with fewer states, then with none, at last without their prompts' tokens."""
     yield runs
     for keep in (_loud, _last, _none):
         yield [_thinned(run, keep) for run in runs]
+    yield [_pictured(run) for run in runs]
 
 
 def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]) -> dict[str, Any]:
@@ -97,6 +98,15 @@ def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]
         drawn = [None if state is None else each for each, state in rows]
         thin["picture"] = {**run["picture"], "states": drawn}
     return thin
+
+
+def _pictured(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run with the last picture of each step: a prompt of 50,000 tokens alone fills a page."""
+    thin = _thinned(run, _last)
+    if "detail" not in thin:
+        return thin
+    steps = [{**each, "detail": {**each["detail"], "prompt": []}} for each in thin["steps"]]
+    return {**thin, "steps": steps, "detail": {**thin["detail"], "states": []}}
 
 
 def _loud(step: Mapping[str, Any]) -> list[int]:

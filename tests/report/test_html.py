@@ -1,5 +1,6 @@
 """The page as a file: one, small, closed to the network, deaf to what texts would have it do."""
 
+import copy
 import json
 import re
 import tracemalloc
@@ -15,9 +16,18 @@ from hypothesis import strategies as st
 import cachesim
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.report.html import LIMIT, SCRIPTS, beginning, island, page, page_of_most
+from cachesim.report.html import (
+    LIMIT,
+    SCRIPTS,
+    TooLargeError,
+    beginning,
+    island,
+    page,
+    page_of_most,
+)
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
+from cachesim.report.html_picture import drawn
 from cachesim.scenario import full_profile, load, loads, run
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
@@ -213,12 +223,30 @@ def test_what_a_page_needs_of_memory_grows_no_faster_than_its_run() -> None:
 
 
 def test_thinned_runs_keep_what_each_step_left_behind(three: list[Run]) -> None:
-    whole, loud, last, none = thinner([run.to_json() for run in three])
+    whole, loud, last, none, _ = thinner([run.to_json() for run in three])
     ends = [[step["detail"]["at"][-1] for step in each[0]["steps"]] for each in (whole, loud, last)]
 
     assert ends[0] == ends[1] == ends[2]
     assert all(each is not None for each in _pick(last[0], ends[2]))
     assert [] == none[0]["detail"]["states"]
+
+
+def test_a_prompt_that_no_page_holds_is_left_out_and_its_picture_stays(three: list[Run]) -> None:
+    entries = [run.to_json() | {"picture": drawn(run)} for run in three]
+    *_, none, pictured = thinner(entries)
+
+    assert all(step["detail"]["prompt"] for step in none[0]["steps"])
+    assert [[], [], []] == [step["detail"]["prompt"] for step in pictured[0]["steps"]]
+    ends = [step["detail"]["at"][-1] for step in pictured[0]["steps"]]
+    assert all(pictured[0]["picture"]["states"][end] is not None for end in ends)
+    assert [] == pictured[0]["detail"]["states"]
+
+
+def test_a_page_that_is_too_large_says_so_to_another_process_too() -> None:
+    told = "the report would be larger than 300 kB: name fewer scenarios or profiles"
+    error = copy.copy(TooLargeError(400_000, 300_000))  # made anew as a worker's error is
+
+    assert (told, 400_000) == (str(error), error.size)
 
 
 def _pick(entry: Mapping[str, Any], numbers: list[int]) -> list[Any]:

@@ -117,7 +117,7 @@ function outcomeWords(step) {
 
 function promptView({ run, step }) {
   if (step.do !== "complete") return [quietLine(`${step.do}: no prompt.`)];
-  if (!step.detail || !step.detail.prompt.length) return [quietLine("No prompt.")];
+  if (!step.detail || !step.detail.prompt.length) return [quietLine(step.prompt_tokens ? `The prompt's ${step.prompt_tokens} tokens were left out of this report.` : "No prompt.")];
   const tokens = promptTokens(run, step);
   const counts = { R: 0, F: 0, M: 0, r: 0, C: 0 };
   for (const each of tokens) counts[each.letter] += 1;
