@@ -63,6 +63,7 @@ class StoringHiRadixCache(HiRadixCache):
         self.least = max(self.settings.threshold, shape.page)  # prefetch_threshold
         self.most = max(0, int(SHARE * (tier.tokens - pool.size)))  # prefetch_capacity_limit
         self.occupied = 0  # prefetch_tokens_occupied
+        self.looks = 0  # the only clock that there is
         self.backups: Line[Backup] = Line(self.settings.lag)
         self.prefetches: Line[Prefetch] = Line(self.settings.lag)
         self.ongoing: dict[int, Prefetch] = {}  # ongoing_prefetch
@@ -140,7 +141,7 @@ class StoringHiRadixCache(HiRadixCache):
             node.locks[HOST + FULL] -= 1
             return
         prior = node.hashes[-1] if node.hashes else None
-        made = Prefetch(req.id, node, tokens, slots, prior, slots)
+        made = Prefetch(req.id, node, tokens, slots, prior, slots, began=self.looks)
         self.prefetches.put(made)
         self.ongoing[req.id] = made
         self.occupied += len(tokens)
@@ -176,6 +177,7 @@ class StoringHiRadixCache(HiRadixCache):
     def look(self) -> None:
         """What the threads have done since is taken note of. Follows `check_hicache_events`."""
         super().look()
+        self.looks += 1
         backups = self.backups.due()
         for backup in backups:
             self._store(backup)
@@ -196,9 +198,7 @@ class StoringHiRadixCache(HiRadixCache):
         each = self.ongoing.get(req.id)
         if each is None:
             return True
-        is_whole = bool(each.keys) and each.completed == len(each.keys) * self.shape.page
-        waits = self.settings.policy == "wait_complete" and not each.terminated
-        if waits and not is_whole:
+        if not each.terminated and not self._may_end(each):
             return False
         each.terminated = True
         count = each.completed
@@ -209,6 +209,21 @@ class StoringHiRadixCache(HiRadixCache):
         del self.ongoing[req.id]
         self.occupied -= len(each.tokens)
         return True
+
+    def _may_end(self, each: Prefetch) -> bool:
+        """Whether what has come so far is enough. Follows `can_terminate_prefetch`.
+
+        Trap: what is on its way counts once the storage was asked; until then there is the base
+        alone.
+        """
+        settings, pages = self.settings, len(each.keys)
+        if settings.policy == "best_effort":
+            return True
+        if pages and each.completed == pages * self.shape.page:
+            return True
+        per_page = self.shape.page / 1024 * settings.timeout_per_ki_token
+        waited = self.looks - each.began
+        return settings.policy == "timeout" and waited > settings.timeout_base + pages * per_page
 
     def _insert_on_host(self, each: Prefetch, count: int) -> int:
         """Hang what came below the node. Follows `_insert_helper_host`."""

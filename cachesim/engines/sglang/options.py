@@ -7,7 +7,7 @@ from cachesim.engines.option import option
 from cachesim.engines.sglang.build import Kind, Sizes
 from cachesim.engines.sglang.host_pool import HostShape, WritePolicy, host_size
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.storage import StorageShape
+from cachesim.engines.sglang.storage import PrefetchPolicy, StorageShape
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 
@@ -188,7 +188,7 @@ class SglangOptions:
         "--hicache-storage-prefetch-policy",
         "whether a request waits until all that the storage has of it is there",
         default="best_effort",
-        choices=("best_effort", "wait_complete"),
+        choices=("best_effort", "wait_complete", "timeout"),
         until="0.5.9",
     )
     prefetch_threshold: int = option(
@@ -277,10 +277,13 @@ class SglangOptions:
     def _storage(self) -> StorageShape | None:
         if self.hicache_storage_backend == "none":
             return None
-        waits = self.hicache_storage_prefetch_policy == "wait_complete"
-        return StorageShape(
-            policy="wait_complete" if waits else "best_effort", threshold=self.prefetch_threshold
-        )
+        policies: dict[str, PrefetchPolicy] = {
+            "best_effort": "best_effort",
+            "wait_complete": "wait_complete",
+            "timeout": "timeout",
+        }
+        policy = policies[self.hicache_storage_prefetch_policy]
+        return StorageShape(policy=policy, threshold=self.prefetch_threshold)
 
     def host_ratio(self, kind: Kind, sizes: Sizes, spec: ModelSpec) -> float:
         """A size in GB is split like the device's pools, so that all grow by one ratio."""

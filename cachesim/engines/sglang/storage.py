@@ -17,7 +17,7 @@ import numpy as np
 from cachesim.engines.sglang.node import Node
 from cachesim.units import Integers
 
-PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete"]
+PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete", "timeout"]
 
 PageCopy = Callable[[Integers, Integers], None]
 """Slots of the host and of the storage, in the order of the copy."""
@@ -30,6 +30,8 @@ class StorageShape:
     policy: PrefetchPolicy = "best_effort"
     threshold: int = 256  # tokens
     lag: int = 0  # looks until an operation is done; a machine's business
+    timeout_base: float = 1.0  # prefetch_timeout_base: seconds there, looks here
+    timeout_per_ki_token: float = 0.25  # and more for every 1,024 tokens that are on their way
 
 
 def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
@@ -92,6 +94,7 @@ class Prefetch:
     keys: list[bytes] = field(default_factory=list)
     completed: int = 0
     terminated: bool = False
+    began: int = 0  # start_time, in looks
 
 
 Each = TypeVar("Each")

@@ -50,7 +50,13 @@ def settings(wanted: Json) -> Json:
         "hicache_storage_backend": "file" if storage is not None else None,
         "hicache_storage_prefetch_policy": (storage or {}).get("policy"),
         "hicache_storage_backend_extra_config": storage
-        and json.dumps({"prefetch_threshold": storage["threshold"]}),
+        and json.dumps(
+            {
+                "prefetch_threshold": storage["threshold"],
+                "prefetch_timeout_base": storage["timeout_base"],
+                "prefetch_timeout_per_ki_token": storage["timeout_per_ki_token"],
+            }
+        ),
     }
 
 

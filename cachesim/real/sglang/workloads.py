@@ -122,9 +122,11 @@ def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     }
     if kind == "storage" and not unified:
         host["storage"] = {
-            "policy": rng.choice(("best_effort", "wait_complete")),
+            "policy": rng.choice(("best_effort", "wait_complete", "timeout")),
             "threshold": rng.choice((1, 20, 64)),
             "lag": rng.choice((0, 0, 1, 3)),
+            "timeout_base": rng.choice((0.0, 1.0, 2.0)),
+            "timeout_per_ki_token": rng.choice((0.25, 20.0)),
         }
     by = {"policy": rng.choice(policies(rules))} if rng.random() < 0.2 else {}
     return {"host": host, **by}

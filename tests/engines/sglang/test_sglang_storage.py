@@ -113,15 +113,18 @@ def test_a_host_as_large_as_the_device_never_prefetches() -> None:
     assert (0, ["last-token", "not-fetched"]) == send(engine, A)
 
 
-@pytest.mark.parametrize(("policy", "cached"), [("best_effort", 0), ("wait_complete", 64)])
-def test_who_waits_for_a_slow_storage(policy: str, cached: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "looks", "cached"),
+    [("best_effort", 0, 0), ("wait_complete", 0, 64), ("timeout", 2, 0), ("timeout", 5, 64)],
+)
+def test_who_waits_for_a_slow_storage(policy: str, looks: int, cached: int) -> None:
     config = {
         "kind": "full",
         "tokens": 400,
         "host": {
             "policy": "write_through",
             "ratio": 2.0,
-            "storage": {"policy": policy, "threshold": 20, "lag": 3},
+            "storage": {"policy": policy, "threshold": 20, "lag": 3, "timeout_base": looks},
         },
     }
     first, again = asked("1-64"), asked("1-70")
@@ -189,7 +192,9 @@ def test_workloads_with_a_storage_are_drawn_for_the_comparison() -> None:
     ids = range(KINDS.index("storage"), 12 * len(KINDS), len(KINDS))
     drawn = [draw(0, number, OLD)["config"]["host"] for number in ids]
 
-    assert {"best_effort", "wait_complete"} == {each["storage"]["policy"] for each in drawn}
+    assert {"best_effort", "wait_complete", "timeout"} == {
+        each["storage"]["policy"] for each in drawn
+    }
 
 
 def asked(prompt: str) -> dict[str, Any]:

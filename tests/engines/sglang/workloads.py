@@ -80,7 +80,9 @@ class Workload:
             return {}
         return {
             "hicache_storage_backend": "file",
-            "hicache_storage_prefetch_policy": self.rng.choice(["best_effort", "wait_complete"]),
+            "hicache_storage_prefetch_policy": self.rng.choice(
+                ["best_effort", "wait_complete", "timeout"]
+            ),
             "prefetch_threshold": self.rng.choice([1, 20]),
         }
 
