@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from cachesim.engines.corner import Corner
 from cachesim.engines.nearest import did_you_mean, near_release
 from cachesim.engines.option import Option, options_of
 from cachesim.errors import OptionError, ProfileError, SpecError
@@ -125,6 +126,7 @@ class Family(Generic[R, S]):
     swept: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Flag -> values to try for a workload that reads too much; see `cachesim tune`."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt
+    corners: tuple[Corner, ...] = ()  # where half of a search's workloads are put
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
 

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from cachesim.engines import Engine, Profile
+from cachesim.engines.corner import Corner
 from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.model.build import build
@@ -44,16 +45,41 @@ def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
     return flags if _accepts(profile, model, flags) else {}
 
 
+@cache
+def corners(profile: Profile, model: str) -> tuple[Corner, ...]:
+    """The corners of an engine that this release and this model have."""
+    layers = frozenset(preset(model).layers)
+    return tuple(
+        each
+        for each in family_of(profile.engine).corners
+        if (not each.layers or each.layers & layers) and _accepts(profile, model, each.flags)
+    )
+
+
+def draw_corner(draws: Draws, profile: Profile, model: str) -> Corner:
+    """One of the engine's corners, or as often none; nothing is drawn where it has none."""
+    found = corners(profile, model)
+    return draws.one_of(found) if found and draws.integer(0, 1) else Corner()
+
+
 def draw_flags(
-    draws: Draws, profile: Profile, model: str, given: Mapping[str, Any]
+    draws: Draws,
+    profile: Profile,
+    model: str,
+    given: Mapping[str, Any],
+    corner: Corner | None = None,
 ) -> dict[str, Any]:
     """Some flags with values other than the default, which go together; often none at all.
 
-    They go with those that are given, too.
+    They go with those that are given, too, and with those of the corner, which are among them.
     """
     chosen: dict[str, Any] = {}
     if preset(model).mtp_depth and draws.integer(0, 1):
         chosen |= drafting(profile, model)
+    if corner is not None:
+        both = chosen | dict(corner.flags)
+        if _go_together(profile, model, tuple((both | dict(given)).items())):
+            chosen = both
     fixed = frozenset(chosen)
     if draws.integer(0, 3) == 0:
         return chosen

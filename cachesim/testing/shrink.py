@@ -96,6 +96,8 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
         if flag in COMPANIONS:  # nobody proposes what the steps bring
             fewer = _with_steps(fewer, tuple(replace(step, drafts=None) for step in fewer.step))
         yield fewer
+    if scenario.model.window:
+        yield replace(scenario, model=replace(scenario.model, window=None))
 
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:

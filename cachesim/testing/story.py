@@ -12,7 +12,9 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
     scenario = found.scenario
     flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
     lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
-    lines.append(f"    a server of {profile}, {flags or 'all flags default'}")
+    window = scenario.model.window
+    looks = f", with windows of {window} tokens" if window else ""
+    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{looks}")
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
         if step.do != "complete":

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from cachesim.engines.corner import Corner
 from cachesim.engines.family import Family, family_of
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.chats import Chats
 from cachesim.testing.draws import Draws
-from cachesim.testing.flags import draw_flags
+from cachesim.testing.flags import draw_corner, draw_flags
 
 FIRST_WORD: Final = 265
 LAST_WORD: Final = 511
@@ -57,7 +58,11 @@ def draw_workload(
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
     family = family_of(profile.engine)
-    options = draw_flags(draws, profile, model, shape.fixed) if shape.flags else {}
+    options: dict[str, Any] = {}
+    corner = draw_corner(draws, profile, model) if shape.flags else Corner()
+    if shape.flags:
+        options = draw_flags(draws, profile, model, shape.fixed, corner)
+        shape = _inside(shape, corner)
     options |= shape.fixed
     slots = options.get("parallel", 1)
     drafting = options.get(family.draft_flag, "none") != "none"
@@ -65,6 +70,7 @@ def draw_workload(
         shape = replace(shape, replies=2 * shape.replies)
     speaks = shape.chats and family.renders_chats and bool(draws.integer(0, 1))
     crowd = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
+    crowd = crowd or corner.crowd
     chats = Chats(draws, strangers=crowd) if speaks else None
     tree = _Tree(draws, shape, may_decline=family.may_decline, chats=chats)
     steps = []
@@ -99,6 +105,16 @@ def draw_workload(
             name=profile.engine, profiles=(str(profile).partition("@")[2],), options=options
         ),
         step=tuple(steps),
+    )
+
+
+def _inside(shape: Shape, corner: Corner) -> Shape:
+    """What workloads in a corner look like; one that holds a single request stays as short."""
+    return replace(
+        shape,
+        window=shape.window or corner.window,
+        replies=max(shape.replies, corner.replies),
+        max_steps=max(shape.max_steps, corner.steps) if shape.max_steps > 1 else 1,
     )
 
 

@@ -1,12 +1,38 @@
 """What tools must know of SGLang."""
 
+from collections.abc import Iterator
 from typing import Final
 
+from cachesim.engines.corner import Corner
 from cachesim.engines.family import Family
 from cachesim.engines.option import Option
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.profiles import PATCHES, RELEASES
 from cachesim.engines.sglang.rules import Rules
+
+_STATES: Final = frozenset({"ssm", "delta", "conv"})
+_WINDOWS: Final = frozenset({"window"})
+
+
+def _corners() -> Iterator[Corner]:
+    """Where states and window slots change hands: while prompts are cut, replies go on, or memory
+    is short.
+    """
+    for strategy in ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"):
+        grid = {strategy: "extra_buffer"}
+        yield Corner(flags=grid | {"max_mamba_cache_size": 64}, layers=_STATES, crowd=True)
+        yield Corner(flags=grid | {"mamba_track_interval": 64}, layers=_STATES, replies=24)
+        ends = {strategy: "no_buffer", "chunked_prefill_size": 64}
+        yield Corner(flags=ends, layers=_STATES)
+    yield Corner(layers=_WINDOWS, window=8, replies=24)
+    yield Corner(flags={"page_size": 16}, layers=_WINDOWS, window=4, replies=24)
+    pairs = {"speculative_algorithm": "EAGLE", "page_size": 16, "chunked_prefill_size": 64}
+    yield Corner(flags=pairs, layers=_WINDOWS)
+    host = {"enable_hierarchical_cache": True, "max_total_tokens": 300, "page_size": 1}
+    yield Corner(flags=host, steps=14)
+    few = host | {"max_total_tokens": 400, "swa_full_tokens_ratio": 0.3}
+    yield Corner(flags=few, layers=_WINDOWS, steps=14)
+
 
 FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     name="sglang",
@@ -35,6 +61,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     has_slots=False,
     may_decline=False,
     hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),
+    corners=tuple(_corners()),
     incidents=("cancel", "arrival"),
     exercised={
         "node-evicted": "eviction",

@@ -1,0 +1,94 @@
+"""`cachesim check` finds the reported defects that move states wrongly, with nothing but a profile.
+
+Each is put back over a release, found among the first 200 workloads, and made small.
+"""
+
+import pytest
+
+from cachesim.cli.check.command import shape_for
+from cachesim.cli.check.plan import EXAMPLES
+from cachesim.engines import Profile
+from cachesim.testing.draws import Seeded
+from cachesim.testing.flags import corners, draw_corner
+from cachesim.testing.search import Counterexample, search
+from cachesim.testing.trial import play
+
+MOST_REQUESTS = 4
+
+
+def found_by_default(profile: str, model: str) -> Counterexample:
+    """What `cachesim check PROFILE --model MODEL` ends with."""
+    shape = shape_for((), goes_on=False)
+    report = search(Profile.parse(profile), model, examples=EXAMPLES, shape=shape)
+    assert report.counterexample is not None, f"nothing in {report.workloads} workloads"
+    return report.counterexample
+
+
+@pytest.mark.parametrize(
+    ("release", "patch", "model"),
+    [
+        ("0.5.9", "no-37836", "hybrid"),
+        ("0.5.23", "no-37836", "hybrid"),
+        ("0.5.9", "no-29368", "hybrid"),
+        ("0.5.23", "no-29368", "hybrid"),
+        ("0.5.9", "24221", "hybrid"),
+        ("0.5.23", "24221", "hybrid"),
+        ("0.5.9", "24380", "hybrid"),
+        ("0.5.23", "24380", "hybrid"),
+        ("0.5.9", "31486", "swa"),
+        ("0.5.23", "31486", "swa"),
+        ("0.5.9", "39830", "dense"),
+        ("0.5.23", "39830", "dense"),
+        ("0.5.23", "39830", "swa"),
+        ("0.5.23", "39830", "hybrid"),
+    ],
+)
+def test_a_wrongly_moved_state_is_found_and_made_small(
+    release: str, patch: str, model: str
+) -> None:
+    found = found_by_default(f"sglang@{release}+{patch}", model)
+    requests = [step for step in found.scenario.step if step.do == "complete"]
+    assert "wrong answer" == found.finding.kind
+    assert len(requests) <= MOST_REQUESTS
+    assert None is play(found.scenario, Profile.parse(f"sglang@{release}")).finding
+
+
+def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
+    found = found_by_default("sglang@0.5.9", "swa")
+    assert "wrong answer" == found.finding.kind
+    assert len(found.scenario.step) <= MOST_REQUESTS
+    assert found.scenario.engine.options["page_size"] > (found.scenario.model.window or 0)
+
+
+@pytest.mark.parametrize("patch", ["no-34870", "27586"])
+def test_a_pool_whose_books_do_not_balance_is_found(patch: str) -> None:
+    found = found_by_default(f"sglang@0.5.23+{patch}", "swa")
+    assert "broken invariant" == found.finding.kind
+    assert len(found.scenario.step) <= MOST_REQUESTS
+    assert None is play(found.scenario, Profile.parse("sglang@0.5.23")).finding
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+@pytest.mark.parametrize("model", ["dense", "hybrid"])
+def test_nothing_is_found_where_no_defect_is_known(release: str, model: str) -> None:
+    shape = shape_for((), goes_on=False)
+    report = search(Profile.parse(f"sglang@{release}"), model, examples=EXAMPLES, shape=shape)
+    assert None is report.counterexample
+
+
+def test_a_corner_is_for_models_and_releases_that_have_its_flags() -> None:
+    def flags(release: str, model: str) -> set[str]:
+        found = corners(Profile.parse(f"sglang@{release}"), model)
+        return {name for each in found for name in each.flags}
+
+    assert "mamba_radix_cache_strategy" in flags("0.5.23", "hybrid")
+    assert "mamba_scheduler_strategy" not in flags("0.5.23", "hybrid")
+    assert "mamba_radix_cache_strategy" not in flags("0.5.23", "dense")
+    assert "enable_hierarchical_cache" not in flags("0.5.9", "hybrid")
+
+
+def test_an_engine_without_corners_draws_nothing_for_them() -> None:
+    asked, fresh = Seeded(0), Seeded(0)
+    corner = draw_corner(asked, Profile.parse("llama.cpp@b11549"), "hybrid")
+    assert {} == corner.flags
+    assert fresh.integer(0, 1 << 30) == asked.integer(0, 1 << 30)
