@@ -51,7 +51,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def sentences(rows: Sequence[Row]) -> Iterator[str]:
-    """What one learns; a sentence that the rows do not bear out raises."""
+    """What the page concludes; a sentence that the rows do not bear out raises."""
     bound, *_ = rows
     known = bound["cached"] + sum(bound["lost"].values())
     small = [
@@ -157,7 +157,7 @@ def picture(rows: Sequence[Row]) -> str:
 def written(rows: Sequence[Row]) -> str:
     """The part of the page that is written here."""
     told = "\n".join(f"{number}. {each}" for number, each in enumerate(sentences(rows), 1))
-    return "\n".join([BEGIN, "", *table(rows), "", "## What one learns", "", told, "", END])
+    return "\n".join([BEGIN, "", *table(rows), "", "## What this shows", "", told, "", END])
 
 
 def page(rows: Sequence[Row], text: str) -> str:

@@ -24,7 +24,7 @@ Profiles = Annotated[
     Parameter(
         name=["--profile", "-p"],
         negative="",
-        help="A profile instead of those listed; may be repeated.",
+        help="A profile to use instead of those listed; may be repeated.",
     ),
 ]
 Arithmetic = Annotated[
@@ -70,7 +70,8 @@ def run(
     settings: Settings = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     timeout: Annotated[
-        float | None, Parameter(help="Seconds after which what was played until then is shown.")
+        float | None,
+        Parameter(help="Stop after this many seconds, and show what was played so far."),
     ] = None,
     brief: Annotated[
         bool, Parameter(negative="", help="A line per engine and class, not one per run.")
@@ -132,10 +133,10 @@ def diff(
     arithmetic: Arithmetic = "float",
     set_one: Annotated[
         list[str] | None,
-        Parameter(negative="", help="A flag of the first server alone, as in ctx_checkpoints=0."),
+        Parameter(negative="", help="A flag of the first server only, as in ctx_checkpoints=0."),
     ] = None,
     set_other: Annotated[
-        list[str] | None, Parameter(negative="", help="A flag of the other server alone.")
+        list[str] | None, Parameter(negative="", help="A flag of the other server only.")
     ] = None,
 ) -> int:
     """Compare two profiles on a scenario: where they first differ, and by which rule.
@@ -195,11 +196,11 @@ def bisect(
     real: Annotated[
         bool, Parameter(negative="", help="Play the real servers, each release's own wheel.")
     ] = False,
-    profile: Annotated[str | None, Parameter(help="Of a log: the release, as b9538.")] = None,
-    model: Annotated[str | None, Parameter(help="Of a log: a preset with its memory.")] = None,
-    window: Annotated[int | None, Parameter(help="Of a log: the sliding window.")] = None,
+    profile: Annotated[str | None, Parameter(help="For a log: the release, as b9538.")] = None,
+    model: Annotated[str | None, Parameter(help="For a log: a preset with its memory.")] = None,
+    window: Annotated[int | None, Parameter(help="For a log: the sliding window.")] = None,
 ) -> int:
-    """Play every release: the first bad one, the first good one, what landed between.
+    """Play every release: the first bad one, the first good one, and what landed in between.
 
     NAME is a scenario, or a server's log: then its worst miss, as `cachesim why` finds it.
 
@@ -216,7 +217,7 @@ def list_(
     what: str = "scenarios",
     *,
     symptom: Annotated[
-        str, Parameter(help="Scenarios whose report sounds like this, the nearest first.")
+        str, Parameter(help="Scenarios whose report sounds like this, the closest first.")
     ] = "",
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
 ) -> int:
@@ -270,7 +271,7 @@ def new(
 
 
 def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
-    """Print a script by which a shell completes commands and options.
+    """Print a script that lets a shell complete commands and options.
 
     Example: cachesim completion bash > ~/.local/share/bash-completion/completions/cachesim
     """
@@ -294,10 +295,10 @@ def learn(
     *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
     check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
     whole: Annotated[
-        bool, Parameter(name="--all", negative="", help="Print it all, and do not ask.")
+        bool, Parameter(name="--all", negative="", help="Print the whole lesson without asking.")
     ] = False,
 ) -> int:
-    """Show a lesson; its code runs as you read, and you are asked what will come of it.
+    """Show a lesson: its code runs as you read, and it asks you to predict the results.
 
     Without a number the lessons are listed. In a pipe nothing is asked.
 

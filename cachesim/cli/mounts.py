@@ -18,7 +18,7 @@ from cachesim.errors import InputError
 MOUNTED: Final[Mapping[str, tuple[str, str]]] = {
     "check": (
         "cachesim.cli.check:check",
-        "Search random workloads for an answer that is not the cold answer.",
+        "Search random workloads for an answer that differs from the cold answer.",
     ),
     "hunt": (
         "cachesim.cli.hunt:hunt_command",

@@ -39,7 +39,7 @@ def record(
         "127.0.0.1:8081"
     ),
     output: Annotated[
-        Path, Parameter(name=["--output", "-o"], help="The file to write, one line a request.")
+        Path, Parameter(name=["--output", "-o"], help="The file to write, one line per request.")
     ] = Path("recorded.jsonl"),
     keep_text: Annotated[
         bool, Parameter(negative="", help="Keep prompts and replies as text, not as hashes.")
@@ -49,7 +49,7 @@ def record(
     ] = False,
     quiet: Annotated[bool, Parameter(negative="", help="No table: for services.")] = False,
     ask: Annotated[
-        bool, Parameter(help="Ask a llama-server for exact tokens beside its requests.")
+        bool, Parameter(help="Ask a llama-server for the exact tokens of each request.")
     ] = True,
     profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
     model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,

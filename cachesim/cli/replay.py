@@ -37,25 +37,25 @@ def replay_command(
     ] = None,
     model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
     scale: Annotated[
-        int | None, Parameter(help="Tokens that become one; silent: a block is played as 16.")
+        int | None, Parameter(help="Tokens that become one; if left out, a block is played as 16.")
     ] = None,
-    unit: Annotated[int, Parameter(help="Tokens of a block; 0: as the first request has it.")] = 0,
-    first: Annotated[int | None, Parameter(help="So many requests; all if left out.")] = None,
+    unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0,
+    first: Annotated[int | None, Parameter(help="How many requests; all if left out.")] = None,
     replies: Annotated[
-        int | None, Parameter(help="Tokens of every reply; as the trace has them if left out.")
+        int | None, Parameter(help="Tokens of every reply; as in the trace if left out.")
     ] = None,
     turn: Annotated[
-        int, Parameter(help="Milliseconds of a turn of the server; 0: only the order counts.")
+        int, Parameter(help="Milliseconds per turn of the server; 0: only the order counts.")
     ] = 0,
     remember: Annotated[
-        int | None, Parameter(help="Blocks that count as asked for before; all if left out.")
+        int | None, Parameter(help="How many blocks count as seen before; all if left out.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of the server, as num_gpu_blocks_override=9."),
     ] = None,
     verify: Annotated[
-        int | None, Parameter(help="So many answers are computed, with the cache and without.")
+        int | None, Parameter(help="How many answers to compute, with the cache and without.")
     ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     format: Annotated[Format, Parameter(help="How to print.")] = "text",
@@ -64,9 +64,10 @@ def replay_command(
 
     A trace is a file of JSON Lines with `input_length`, `output_length` and `hash_ids`, as Mooncake
     and Bailian publish them; `made:1000` makes one up. Requests come one after the other, or with
-    --turn when their time has come; how long anything takes is not claimed. The first row is the
-    bound that no cache can beat. With --verify a sample of the answers is computed too, from the
-    cache and cold. A wrong answer, or a server that ends before the trace, is exit status 1.
+    --turn at their time in the trace; this makes no claim about how long anything takes. The first
+    row is the bound that no cache can beat. With --verify a sample of the answers is computed too,
+    from the cache and cold. The exit status is 1 if an answer is wrong, or if a server ends before
+    the trace does.
 
     Example: cachesim replay conversation_trace.jsonl -p vllm@0.33.0 --model dense
     """

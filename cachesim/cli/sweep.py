@@ -24,10 +24,10 @@ def sweep_command(
     plan: Annotated[Path, Parameter(help="A TOML file.")],
     *,
     traces: Annotated[
-        Path | None, Parameter(help="Where the plan's files are; beside the plan if left out.")
+        Path | None, Parameter(help="Where the plan's files are; next to the plan if left out.")
     ] = None,
     store: Annotated[
-        Path | None, Parameter(help="Where outcomes are kept; beside the plan if left out.")
+        Path | None, Parameter(help="Where results are kept; next to the plan if left out.")
     ] = None,
     jobs: Annotated[int | None, Parameter(help="Processes; all processors if left out.")] = None,
     dask: Annotated[
@@ -38,11 +38,11 @@ def sweep_command(
     report: Annotated[Path | None, Parameter(help="Write an HTML page with plots.")] = None,
     format: Annotated[Format, Parameter(help="How to print.")] = "text",
 ) -> int:
-    """Play every trace of a plan on every server with every flag, and keep what came of it.
+    """Play every trace of a plan on every server with every flag, and keep the results.
 
-    What was played before with the same code is not played again: an interrupted sweep goes on, and
-    a plan that has grown plays what is new. The outcomes do not depend on how many processes or
-    machines there are.
+    What was played before with the same code is not played again: an interrupted sweep resumes, and
+    a plan that has grown plays only what is new. The results do not depend on the number of
+    processes or machines.
 
     Example: cachesim sweep plan.toml --report sweep.html
     """

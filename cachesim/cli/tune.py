@@ -65,7 +65,7 @@ def tune(
         Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
     ] = None,
 ) -> int:
-    """Play requests with other settings, and recommend those that read fewest tokens.
+    """Play requests with other settings, and recommend those that process the fewest tokens.
 
     Example: cachesim tune server.log
     """

@@ -43,7 +43,9 @@ LOOKS_AGAIN: Final = 1.0
 
 def why(
     *files: Annotated[str, Parameter(help="Logs of one server, in order; - for standard input.")],
-    follow: Annotated[bool, Parameter(negative="", help="Wait for more, and tell it.")] = False,
+    follow: Annotated[
+        bool, Parameter(negative="", help="Wait for new lines, and explain them.")
+    ] = False,
     request: Annotated[
         list[int] | None, Parameter(negative="", help="Only this request; may be repeated.")
     ] = None,
@@ -56,7 +58,7 @@ def why(
         ),
     ] = None,
     scenario: Annotated[
-        Path | None, Parameter(help="Write the worst miss as a scenario, as short as it gets.")
+        Path | None, Parameter(help="Write the worst miss as a scenario, as short as possible.")
     ] = None,
     trace: Annotated[
         Path | None, Parameter(help="Write the requests as a trace for `replay` and `sweep`.")

@@ -25,7 +25,15 @@ BANNED: Final = {
     r"memory begins at": "the state is at",
     r"worth something at": "valid at",
     r"this much is equal": "equal",
+    r"held against": "compared with",
+    r"told apart": "distinguished",
+    r"otherwise than": "differently from, or unlike",
+    r"foretold": "predicted",
+    r"what one (sees|learns|looks at)": "what you see",
+    r"place to go on (at|from)": "place to resume from",
 }
+EXAMPLE: Final = "Example: cachesim "
+"""What the help of each command has."""
 PATTERN: Final = re.compile(rf"(?<![-\w])({'|'.join(BANNED)})(?![-\w])", re.IGNORECASE)
 
 READ: Final = sorted(
@@ -47,7 +55,7 @@ def found(text: str) -> list[str]:
 
 
 def spoken(path: Path) -> Iterator[str]:
-    """The texts of a module that it may print: all but docstrings; of commands those too."""
+    """The texts of a module that it may print: all but docstrings; a command's are its help."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     silent = {
         id(node.body[0].value)
@@ -57,11 +65,10 @@ def spoken(path: Path) -> Iterator[str]:
         and isinstance(node.body[0], ast.Expr)
     }
     notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    is_help = path.name == "app.py"
     for node in ast.walk(tree):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
-        if is_help or id(node) not in silent | notes:
+        if EXAMPLE in node.value or id(node) not in silent | notes:
             yield node.value
 
 

@@ -254,7 +254,7 @@ def test_the_lesson_on_batches_says_on_which_side_the_servers_pad() -> None:
         first["prompt_tokens"] - 1 == first["explanation"]["fault"]["matches"]
     )  # all but its last
     assert first["explanation"]["fault"]["padding"] > 0
-    assert "padded at their right" in page(told(lesson(8)))
+    assert "padded on the right" in page(told(lesson(8)))
 
 
 RULE: Final = re.compile(

@@ -27,8 +27,8 @@ from cachesim.testing.workloads import Shape
 def check(
     *profiles: Annotated[str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal.")],
     model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
-    examples: Annotated[int | None, Parameter(help="Workloads at most.")] = None,
-    minutes: Annotated[float | None, Parameter(help="Minutes at most.")] = None,
+    examples: Annotated[int | None, Parameter(help="At most this many workloads.")] = None,
+    minutes: Annotated[float | None, Parameter(help="At most this many minutes.")] = None,
     seed: Annotated[int, Parameter(help="Another seed plays other workloads.")] = 0,
     arithmetic: Annotated[ArithmeticName, Parameter(help="ring is fast, float is real.")] = "ring",
     against: Annotated[
@@ -45,12 +45,12 @@ def check(
     emit: Annotated[Path | None, Parameter(help="Where counterexamples are written.")] = None,
     everything: Annotated[
         bool,
-        Parameter("--all", negative="", help="Go on past findings, and group them by their cause."),
+        Parameter("--all", negative="", help="Continue past findings, and group them by cause."),
     ] = False,
     find: Annotated[
         Find,
         Parameter(
-            help="wrong: wrong answers and crashes; lost: reuse lost though states were there."
+            help="wrong: wrong answers and crashes; lost: reuse lost although states were there."
         ),
     ] = "wrong",
     require: Annotated[
@@ -58,7 +58,7 @@ def check(
         Parameter(negative="", help=f"Fail unless exercised; one of {', '.join(WORDS)}."),
     ] = None,
 ) -> int:
-    """Search random workloads for an answer that is not the cold answer.
+    """Search random workloads for an answer that differs from the cold answer.
 
     Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
     """

@@ -3,7 +3,7 @@
 real server of one release   ->   its log, its answers
 log -> workload -> replay    ->   the same `cached`?
 real server of another       ->   its answers to the same requests
-workload on its profile      ->   the same `cached`, foretold?
+workload on its profile      ->   the same `cached`, predicted?
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ DEFAULT, MORE = 3, 4
 """`-lv`: what a server prints unasked, and what October's prints of its caches."""
 
 Column: TypeAlias = tuple[Release, int, Release]
-"""Whose log, at which verbosity, and the release that is foretold from it."""
+"""Whose log, at which verbosity, and the release that is predicted from it."""
 
 COLUMNS: Final[Sequence[Column]] = (
     ("b9093", DEFAULT, "b9538"),
@@ -52,8 +52,8 @@ HEADS: Final = (
     "proven",
     "reused as logged",
     "other release",
-    "foretold",
-    "foretold of all",
+    "predicted",
+    "predicted of all",
     "settled",
     "settled and right",
     "within bounds",
@@ -85,11 +85,11 @@ class Agreement:
             f"{self.share('sure', 'requests'):.1f} %",
             f"{self.share('right', 'comparable'):.1f} %",
             self.other,
-            f"{self.share('foretold', 'foretellable'):.1f} %",
+            f"{self.share('predicted', 'predictable'):.1f} %",
             f"{self.share('right of all', 'answered'):.1f} %",
-            f"{self.share('settled', 'foretellable'):.1f} %",
+            f"{self.share('settled', 'predictable'):.1f} %",
             f"{self.share('rightly settled', 'settled'):.1f} %",
-            f"{self.share('within', 'foretellable'):.1f} %",
+            f"{self.share('within', 'predictable'):.1f} %",
         )
 
 
@@ -156,7 +156,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             return file.read(), workload, outcomes
 
     def count(self, seed: int, number: int) -> None:
-        """Play one workload, replay its log, foretell the other release; count what agrees."""
+        """Play one workload, replay its log, predict the other release; count what agrees."""
         log, workload, outcomes = self.play(seed, number)
         replay = replay_of(log, workload, told=self.agreement.verbosity == DEFAULT)
         counts = self.agreement.counts
@@ -168,9 +168,9 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             counts["sure"] += sure
             if each.is_comparable and not each.agrees:
                 self.agreement.wrong.append(f"{workload.name} request {each.observed.number}")
-        self._foretell(replay, workload, outcomes)
+        self._predict(replay, workload, outcomes)
 
-    def _foretell(self, replay: Replay, workload: Workload, outcomes: Sequence[Outcome]) -> None:
+    def _predict(self, replay: Replay, workload: Workload, outcomes: Sequence[Outcome]) -> None:
         """Ask the other release the same, and hold what the workload said beforehand against it."""
         if any(step.abandoned for step in workload.steps):
             return
@@ -183,16 +183,16 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             if name not in default_step(replay.settings)
         }
         options = options_for(other, values)
-        foretold = [
+        predicted = [
             play_workload(each, f"llama.cpp@{other}", options).replayed
             for each in workloads_of(replay)
         ]
-        bounds, counts = cached_over(foretold), self.agreement.counts
+        bounds, counts = cached_over(predicted), self.agreement.counts
         otherwise = False  # from the first prompt on that the other release renders otherwise
         for number, answer in enumerate(real):
             if number >= len(outcomes) or answer.cached is None:
                 continue
-            said, settled = foretold[0].get(number), bounds.get(number)
+            said, settled = predicted[0].get(number), bounds.get(number)
             right = said is not None and said.cached == answer.cached
             counts["answered"] += 1
             counts["right of all"] += right
@@ -200,8 +200,8 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             otherwise |= is_chat and tokens_of(answer) != tokens_of(outcomes[number])
             if otherwise:
                 continue
-            counts["foretellable"] += 1
-            counts["foretold"] += right
+            counts["predictable"] += 1
+            counts["predicted"] += right
             if settled is not None:
                 counts["settled"] += settled.is_sure
                 counts["rightly settled"] += settled.is_sure and right
@@ -239,7 +239,7 @@ def tokens_of(outcome: Outcome) -> int | None:
 
 
 def columns_of(release: Release) -> tuple[Column, ...]:
-    """One release's logs at both levels; the newest release is foretold from them, or June's."""
+    """One release's logs at both levels; the newest release is predicted from them, or June's."""
     newest = FAMILY.real()[-1]
     other = newest if release != newest else "b9538"
     return (release, DEFAULT, other), (release, MORE, other)
