@@ -16,6 +16,9 @@ LATER: Final = "8337e4cd3"
 MOST: Final = parent.MOST
 MOST_CELLS: Final = 1 << 20
 
+LEAST_OF_A_SLOT: Final = 4
+"""A shift keeps `min(n_keep, n_ctx - 4)` tokens (`context_shift`): less than none below this."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -144,7 +147,14 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        """What the server refuses when it starts."""
+        """What the server refuses when it starts, and a context that it cannot shift."""
+        if self.ctx_size < LEAST_OF_A_SLOT * self.parallel:
+            msg = (
+                f"ctx_size is {self.ctx_size}, {self.ctx_size // self.parallel} for each of "
+                f"{self.parallel} slots; a slot with less than {LEAST_OF_A_SLOT} keeps a negative "
+                "number of tokens at a context shift, and reads outside its list"
+            )
+            raise OptionError(msg)
         if self.companion != "none" and self.parallel > 1:
             msg = (
                 "a companion works with parallel = 1 only: the server refuses -mtp with more slots"

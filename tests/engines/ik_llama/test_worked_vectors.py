@@ -247,3 +247,12 @@ def test_reasoning_is_left_out_of_the_choice_not_of_the_count(
 def test_two_empty_tags_are_refused() -> None:
     with pytest.raises(OptionError, match="two empty tags"):
         Played("dense", reasoning_tokens=",")
+
+
+def test_a_slot_too_small_to_shift_is_refused() -> None:
+    """A shift would keep -2 of 2 tokens: the token list grew by half with each token."""
+    with pytest.raises(OptionError, match="4 keeps a negative number of tokens"):
+        Played("dense", ctx_size=7, parallel=2)
+    slots = Played("dense", ctx_size=8, parallel=2).server.slots
+
+    assert [4, 4] == [slot.n_ctx for slot in slots]
