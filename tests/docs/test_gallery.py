@@ -1,10 +1,12 @@
 """A report for each scenario of the site, written once for the same source."""
 
 from pathlib import Path
+from typing import Any
 
 import make_gallery
 import pytest
 
+from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
 
 NAME = "llama.cpp-three-requests"
@@ -24,6 +26,24 @@ def test_a_report_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert [NAME] == played
     assert "gets a wrong answer" in (tmp_path / "reports" / f"{NAME}.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("seconds", "arithmetic"), [(1, "float"), (600, "ring")])
+def test_a_report_that_would_take_minutes_is_played_in_ring(
+    seconds: int, arithmetic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    play = make_gallery.run
+
+    def seen(*args: Any, **named: Any) -> Run:
+        asked.append(named["arithmetic"])
+        return play(*args, **named)
+
+    monkeypatch.setattr(make_gallery, "seconds_of", lambda _: seconds)
+    monkeypatch.setattr(make_gallery, "run", seen)
+    make_gallery.write_report(shipped_file(NAME), tmp_path / "report.html", "")
+
+    assert {arithmetic} == set(asked)
 
 
 def test_a_report_whose_scenario_is_gone_is_removed(
