@@ -34,7 +34,7 @@ pages:
 	@$(BIN)/python -m pytest -q -rs tests/traces/test_cluster.py
 
 sentences:
-	@nice -n 10 $(BIN)/cachesim run scenarios --format json > /dev/null
+	@nice -n 10 $(BIN)/python -m tests.in_float
 	@nice -n 10 $(BIN)/python -m tests.claims
 
 engines:

@@ -1,0 +1,40 @@
+"""`python -m tests.in_float`: every shipped scenario in float arithmetic, as expected.
+
+Those that would take minutes are named and left to `make run`, which plays all in ring.
+"""
+
+import contextlib
+import io
+import sys
+from typing import Final
+
+from cachesim.cli.jobs import Job
+from cachesim.cli.main import main as cachesim
+from cachesim.cli.pace import seconds_of
+from cachesim.scenario import full_profile, load
+from cachesim.scenario.shipped import shipped_files
+
+LONGEST: Final = 100.0
+"""Seconds, at most, of what is played."""
+
+
+def main() -> int:
+    """The exit status of `cachesim run`."""
+    short: list[str] = []
+    for file in shipped_files():
+        told = load(file)
+        profiles = [full_profile(told.engine.name, each) for each in told.engine.profiles]
+        if seconds_of([Job(source="", scenario=told, profile=each) for each in profiles]) < LONGEST:
+            short.append(str(file))
+        else:
+            sys.stdout.write(f"in float: {file.stem} is left to make run\n")
+    with contextlib.redirect_stdout(io.StringIO()) as told_of_it:
+        status = cachesim(["run", *short, "--format", "json"])
+    if status:
+        sys.stdout.write(told_of_it.getvalue())
+    sys.stdout.write(f"in float: {len(short)} scenarios, exit status {status}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
