@@ -140,6 +140,16 @@ def _released_rule(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoints, "ERASURES", wrong)
 
 
+def _cut_one_token_further(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is said to be cut to one token more than match."""
+    made = checkpoints.CheckpointCut
+
+    def told(*, cut_tokens: int, **fields: Any) -> Any:
+        return made(cut_tokens=cut_tokens + 1, **fields)
+
+    patch.setattr(checkpoints, "CheckpointCut", told)
+
+
 def _similar_although_off(patch: pytest.MonkeyPatch) -> None:
     """A slot is said to share too little, where sharing was not looked at."""
     apply = Ledger.apply
@@ -198,6 +208,8 @@ LIES: Final = (
     Lie("the token came from another step", THREE, "whose",
         changed(evidence, "origin", lambda _: lambda *_: "step B, b")),
     Lie("the released rule is printed for a patch", THREE, "erased", _released_rule),
+    Lie("a checkpoint is cut one token too far up", "llama.cpp-24797-labels-for-contents", "cut",
+        _cut_one_token_further),
     Lie("somebody else made the checkpoint", THREE, "made by", _first_maker),
     Lie("the next token there is the one here", THREE, "parting", _what_followed_anywhere),
     Lie("the threshold is one too high", THREE, "depth", _threshold_off_by_one),
