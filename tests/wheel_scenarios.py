@@ -107,7 +107,11 @@ def write(rows: Sequence[Played]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play what is not known yet; 1 if a real server differs anywhere."""
+    """Play what is not known yet; 1 if a real server differs anywhere, 2 for a wrong word."""
+    unknown = [each for each in arguments if each not in {"--all", *PLAYERS}]
+    if unknown:
+        OUT.print(f"unknown: {' '.join(unknown)}; there are --all, {', '.join(PLAYERS)}")
+        return 2
     anew = "--all" in arguments
     engines = [each for each in arguments if not each.startswith("--")] or [*PLAYERS]
     before, rows = known(), dict[tuple[str, str], Played]()
