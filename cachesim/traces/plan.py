@@ -13,7 +13,7 @@
     num_gpu_blocks_override = [1000, 2000, 4000]
 
 Every trace is played on every server; where a key has a list, each of its values is a cell of its
-own. That are 12 cells here.
+own. This plan has 12 cells.
 """
 
 import tomllib
@@ -152,7 +152,7 @@ def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Sour
 def _numbers(
     told: Mapping[str, Any], key: str, place: str, default: int | None
 ) -> list[int | None]:
-    values = _several(told.get(key, default))
+    values = _several(told.get(key, default), f"{place}: {key}")
     for value in values:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             msg = f"{place}: {key} is {value!r}; write a whole number, or a list of them"
@@ -164,7 +164,8 @@ def _servers(
     told: Mapping[str, Any], place: str
 ) -> Iterator[tuple[str, str, tuple[tuple[str, Any], ...]]]:
     _known(told, SERVER_KEYS, place)
-    profiles, models = _several(told.get("profile")), _several(told.get("model", "hybrid"))
+    profiles = _several(told.get("profile"), f"{place}: profile")
+    models = _several(told.get("model", "hybrid"), f"{place}: model")
     for key, values in (("profile", profiles), ("model", models)):
         if not all(isinstance(each, str) for each in values):
             msg = f"{place}: {key} is {told.get(key)!r}; write a name in quotes, or a list of them"
@@ -178,15 +179,17 @@ def _servers(
         raise PlanError(msg)
     if BOUND in profiles:
         models = models[:1]  # it knows of no layers
-    for flag, value in flags.items():
-        if any(isinstance(each, list | dict) for each in _several(value)):
+    each_flag = [_several(value, f"{place}: {flag}") for flag, value in flags.items()]
+    for (flag, value), choices in zip(flags.items(), each_flag, strict=True):
+        if any(isinstance(each, list | dict) for each in choices):
             msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
             raise PlanError(msg)
-    for profile, model, values in product(
-        profiles, models, product(*map(_several, flags.values()))
-    ):
+    for profile, model, values in product(profiles, models, product(*each_flag)):
         yield profile, model, tuple(zip(flags, values, strict=True))
 
 
-def _several(value: Any) -> list[Any]:  # noqa: ANN401 - a value of TOML
+def _several(value: Any, place: str) -> list[Any]:  # noqa: ANN401 - a value of TOML
+    if value == []:
+        msg = f"{place} is an empty list; write one value, or a list of values"
+        raise PlanError(msg)
     return value if isinstance(value, list) else [value]

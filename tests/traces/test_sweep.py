@@ -113,6 +113,14 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
             {"server": [{"profile": "llama.cpp@b11549", "set": {"batch_size": 1}}]},
             "with a hybrid model does not start: llama_context::decode: the real process aborts",
         ),
+        ({"trace": [{"made": []}]}, "trace 1: made is an empty list; write one value"),
+        ({"trace": [{"made": 3, "scale": []}]}, "trace 1: scale is an empty list"),
+        ({"server": [{"profile": []}]}, "server 1: profile is an empty list; write one value"),
+        ({"server": [{"profile": "bound", "model": []}]}, "server 1: model is an empty list"),
+        (
+            {"server": [{"profile": "vllm@0.33.0", "set": {"block_size": []}}]},
+            "server 1: block_size is an empty list",
+        ),
         ({"trace": [{key: list(range(1, 5000)) for key in ("made", "first", "turn")}]}, "cells"),
     ],
 )
