@@ -2,14 +2,16 @@
 
 One line per scenario and release: `agrees` where the real server says of every step what the
 simulator says, `differs` where it does not, `cannot` with the reason where the real server is not
-handed such requests. The table is kept in `docs/wheels.csv`; what was played from the same file is
-not played again, unless `--all` asks for it. A night's work: some seconds for each line. Answers
+handed such requests. The table is kept in `docs/wheels.csv`; a scenario that plays the same as then
+is not played again, unless `--all` asks for it. A night's work: some seconds for each line. Answers
 are proven by `cachesim real ENGINE --scenario NAME`, which takes longer.
 """
 
 import csv
 import hashlib
+import json
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -33,6 +35,9 @@ TABLE: Final = Path(__file__).parents[1] / "docs" / "wheels.csv"
 PATIENCE: Final = 240.0
 """Seconds for one call of a real server that has the machine not to itself."""
 
+UNPLAYED: Final = frozenset({"about", "class", "source", "shows", "expect"})
+"""Tables of a scenario that no server is handed: its story, and what is expected."""
+
 OUT: Final = Console(highlight=False, soft_wrap=True)
 
 PLAYERS: Final[Mapping[str, Callable[[Scenario, str], Sequence[Any]]]] = {
@@ -51,7 +56,7 @@ class Played:
     release: str
     result: str  # agrees, differs, cannot
     why: str  # the steps that differ, or why it cannot be played
-    file: str  # what was played: the beginning of the file's digest
+    file: str  # what was played: the beginning of its digest
 
 
 def wanted() -> Iterator[tuple[Path, str, str]]:
@@ -63,8 +68,11 @@ def wanted() -> Iterator[tuple[Path, str, str]]:
 
 
 def digest(file: Path) -> str:
-    """The beginning of a file's digest."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    """The beginning of the digest of what a file has played: no story, no other releases."""
+    told = tomllib.loads(file.read_text(encoding="utf-8"))
+    played = {key: value for key, value in told.items() if key not in UNPLAYED}
+    played["engine"] = {key: each for key, each in told["engine"].items() if key != "profiles"}
+    return hashlib.sha256(json.dumps(played, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def play(file: Path, engine: str, release: str) -> Played:
