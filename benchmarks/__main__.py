@@ -12,8 +12,8 @@ from typing import Final
 from rich.console import Console
 
 MODULES: Final = (
-    "model", "memory", "server", "search", "logs", "recorder", "vllm_manager", "sglang_tree",
-    "traces", "sweep",
+    "profile", "model", "memory", "server", "search", "logs", "recorder", "vllm_manager",
+    "sglang_tree", "traces", "sweep",
 )  # fmt: skip
 """Every table, in the order they are printed."""
 
