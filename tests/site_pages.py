@@ -22,7 +22,7 @@ LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (
     "index.html",
     LESSON,
-    "_generated/lessons/10-server-log.html",
+    "_generated/lessons/11-server-log.html",
     "_generated/causes.html",
     "_generated/scenarios.html",
     "_generated/python.html",

@@ -91,7 +91,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_builds_without_a_warning(site: Path) -> None:
     assert (site / "index.html").is_file()
-    assert 10 == len(list((site / "_generated" / "lessons").glob("*.html")))
+    assert 11 == len(list((site / "_generated" / "lessons").glob("*.html")))
 
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:

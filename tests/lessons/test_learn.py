@@ -104,7 +104,7 @@ def test_at_a_terminal_each_question_is_asked(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["learn", "11"], "there is no lesson 11"),
+        (["learn", "12"], "there is no lesson 12"),
         (["learn", "--check"], "say which lesson"),
         (["learn", "4", "8"], "write cachesim learn 4 --check 8"),
         (["learn", "4", *["--check", *"123456789" * 2]], "asks for"),

@@ -47,8 +47,8 @@ def blocks(chosen: Lesson) -> list[str]:
     return [part.text for part in parts if part.kind in {"code", "answer"}]
 
 
-def test_there_are_ten_and_their_files_are_numbered() -> None:
-    assert list(range(1, 11)) == NUMBERS
+def test_there_are_eleven_and_their_files_are_numbered() -> None:
+    assert list(range(1, 12)) == NUMBERS
 
 
 def typed_in(text: str) -> bool:
@@ -211,8 +211,8 @@ def test_lessons_4_and_5_ask_for_the_cached_counts_of_three_requests() -> None:
 
 
 def test_a_lesson_that_is_not_there_is_named() -> None:
-    with pytest.raises(InputError, match="there is no lesson 11; there are 1, 2"):
-        lesson(11)
+    with pytest.raises(InputError, match="there is no lesson 12; there are 1, 2"):
+        lesson(12)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The log of the tenth lesson: its lines, and the requests that are played once more."""
+"""The log of the last lesson: its lines, and the requests that are played once more."""
 
 import tomllib
 
