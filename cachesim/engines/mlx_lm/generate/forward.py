@@ -9,6 +9,7 @@ what it may look at; then the network computes the columns that are tokens and f
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -137,13 +138,16 @@ class _Call:
         ends = np.arange(1, len(rows) + 1) * length - 1
         ubatch = Ubatch(
             tokens=self.inputs[np.array(rows)[:, None], columns].reshape(-1),
-            positions=positions.reshape(-1) + self.late,
+            positions=positions.reshape(-1),
             sets=len(rows),
             outputs=(ends[:, None] + np.arange(1 - outputs, 1)).reshape(-1),
             padding=next((each.padding(rows, columns) for each in self.recurrent.values()), None),
         )
         store = _GroupStore(self, rows, columns, positions)
         self.several = self.network.run(ubatch, store).logits
+        if self.late:  # layers behind these turn their queries so, and keep no keys of their own
+            late = replace(ubatch, positions=ubatch.positions + self.late)
+            self.several = self.network.run(late, replace(store, writes=False)).logits
         for row, logits in zip(rows, self.several[outputs - 1 :: outputs], strict=True):
             self._rows[row] = logits
 
@@ -156,48 +160,47 @@ class _Call:
         self.logits = np.stack([self._rows.get(row, blank) for row in range(batch)])
 
 
+@dataclass(frozen=True, slots=True)
 class _GroupStore:
     """The `Store` of rows that run together, `length` tokens each."""
 
-    def __init__(
-        self, call: _Call, rows: Sequence[int], columns: Integers, positions: Integers
-    ) -> None:
-        self._call = call
-        self._rows = rows
-        self._columns = columns
-        self._positions = positions
-        self.planes = 1
+    call: _Call
+    rows: Sequence[int]
+    columns: Integers
+    positions: Integers
+    planes: int = 1
+    writes: bool = True
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Fill the placeholders of these columns; every row sees what its cache's mask allows."""
-        cached = self._call.attention[layer]
-        length = self._columns.shape[1]
-        shifts = cached.offsets[list(self._rows)] - self._call.first[list(self._rows)]
+        cached = self.call.attention[layer]
+        length = self.columns.shape[1]
+        shifts = cached.offsets[list(self.rows)] - self.call.first[list(self.rows)]
         found: list[Lanes] = []
-        for index, row in enumerate(self._rows):
+        for index, row in enumerate(self.rows):
             mine = slice(index * length, (index + 1) * length)
             shift = int(shifts[index])
             written = keys[mine]
-            if shift != self._call.late:
-                back = np.full(length, shift - self._call.late)
-                written = self._call.network.rotate(layer, written, back)
-            positions = self._positions[index] + shift
-            cached.write(row, self._columns[index], positions, written, values[mine])
-            if not self._call.computes:
+            if shift:
+                written = self.call.network.rotate(layer, written, np.full(length, shift))
+            positions = self.positions[index] + shift
+            if self.writes:
+                cached.write(row, self.columns[index], positions, written, values[mine])
+            if not self.call.computes:
                 continue
-            seen = cached.seen(row, self._columns[index])
+            seen = cached.seen(row, self.columns[index])
             if shift:
                 back = np.full(len(seen.keys), -shift)
-                seen = seen.moved(self._call.network.rotate(layer, seen.keys, back), -shift)
+                seen = seen.moved(self.call.network.rotate(layer, seen.keys, back), -shift)
             rows = np.arange(mine.start, mine.stop)
-            low = cached.lowest(self._positions[index])
-            found.append(lanes_of(seen, rows, low, self._positions[index]))
+            low = cached.lowest(self.positions[index])
+            found.append(lanes_of(seen, rows, low, self.positions[index]))
         return tuple(lane for lanes in found for lane in lanes)
 
     def states(self, layer: int) -> Array:
         """The state that each row starts from."""
-        return self._call.recurrent[layer].before[list(self._rows)]
+        return self.call.recurrent[layer].before[list(self.rows)]
 
     def keep_states(self, layer: int, states: Array) -> None:
         """The states after the tokens, (rows, planes, row)."""
-        self._call.recurrent[layer].keep(self._rows, states)
+        self.call.recurrent[layer].keep(self.rows, states)
