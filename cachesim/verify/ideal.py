@@ -1,20 +1,35 @@
 """The ideal cache: one that has every state of every prefix that its server ever computed."""
 
+from dataclasses import dataclass, field
+
 from cachesim.engines.base import Reply
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.adapters import Strengths
 from cachesim.units import Count, Token, Tokens
 
 
+@dataclass(slots=True)
+class _Stretch:
+    """Tokens in a row after which histories end or part; what follows, oldest first."""
+
+    tokens: Tokens
+    children: "dict[Token, _Stretch]" = field(default_factory=dict)
+
+    def part_at(self, count: int) -> None:
+        """Its tokens from `count` on become a stretch of their own."""
+        rest = _Stretch(self.tokens[count:], self.children)
+        self.tokens, self.children = self.tokens[:count], {rest.tokens[0]: rest}
+
+
 class IdealCache:
-    """A trie for each set of adapters, of all tokens that went through; each node is a prefix.
+    """A tree for each set of adapters, of all tokens that went through; any prefix is in it.
 
     What it would reuse is the measure of every policy: the longest prefix computed before, but for
     the last token of the prompt, which is always processed because its logits are wanted.
     """
 
     def __init__(self) -> None:
-        self._children: list[dict[Token, int]] = []
-        self._roots: dict[Strengths, int] = {}
+        self._roots: dict[Strengths, _Stretch] = {}
 
     def due(self, reply: Reply) -> Count:
         """What it would have reused for a request; at least what the server itself found equal.
@@ -29,41 +44,44 @@ class IdealCache:
 
     def common(self, tokens: Tokens, strengths: Strengths = ()) -> Count:
         """How many leading tokens were computed before, in this order, under these adapters."""
-        node, count = self._root(strengths), 0
-        for token in tokens:
-            child = self._children[node].get(token)
-            if child is None:
-                break
-            node, count = child, count + 1
-        return Count(count)
+        return Count(self._follow(tokens, strengths)[1])
 
     def others(self, tokens: Tokens, index: int, strengths: Strengths = ()) -> tuple[Token, ...]:
         """What else followed `tokens[:index]` so far under these adapters, oldest first."""
-        node = self._root(strengths)
-        for token in tokens[:index]:
-            child = self._children[node].get(token)
-            if child is None:
-                return ()
-            node = child
-        return tuple(token for token in self._children[node] if token != tokens[index])
+        last, known, within = self._follow(tokens[:index], strengths)
+        if known < index:
+            return ()
+        following = last.tokens[within : within + 1] or tuple(last.children)
+        return tuple(token for token in following if token != tokens[index])
 
     def remember(self, reply: Reply) -> None:
         """Learn what a request computed: its prompt and all it generated but the last token."""
         if reply.error is None:
             self._learn(reply.prompt + reply.generated[:-1], reply.strengths)
 
-    def _root(self, strengths: Strengths) -> int:
-        """The first node of a set's trie."""
-        if strengths not in self._roots:
-            self._roots[strengths] = len(self._children)
-            self._children.append({})
-        return self._roots[strengths]
-
     def _learn(self, tokens: Tokens, strengths: Strengths) -> None:
-        node = self._root(strengths)
-        for token in tokens:
-            children = self._children[node]
-            if token not in children:
-                children[token] = len(self._children)
-                self._children.append({})
-            node = children[token]
+        last, known, within = self._follow(tokens, strengths)
+        if known == len(tokens):
+            return
+        if within < len(last.tokens):
+            last.part_at(within)
+        last.children[tokens[known]] = _Stretch(tokens[known:])
+
+    def _follow(self, tokens: Tokens, strengths: Strengths) -> tuple[_Stretch, int, int]:
+        """The stretch where tokens end or part from all known ones; how many are known.
+
+        And how many of them lie within that stretch.
+        """
+        node = self._roots.setdefault(strengths, _Stretch(()))
+        known = within = 0
+        while known < len(tokens):
+            child = node.children.get(tokens[known])
+            if child is None:
+                break
+            node = child
+            end = known + len(node.tokens)
+            within = get_common_prefix(node.tokens, tokens[known:end])
+            known += within
+            if within < len(node.tokens):
+                break
+        return node, known, within

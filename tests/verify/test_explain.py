@@ -76,6 +76,19 @@ def test_the_ideal_cache_reuses_the_longest_prefix_ever_computed_but_for_the_las
     assert min(longest, len(prompt) - 1) == ideal.due(reply(prompt))
 
 
+@given(st.lists(short), short, st.data())
+def test_the_ideal_cache_knows_what_else_followed_oldest_first(
+    seen: list[Tokens], prompt: Tokens, data: st.DataObject
+) -> None:
+    ideal, index = IdealCache(), data.draw(st.integers(0, len(prompt) - 1))
+    for tokens in seen:
+        ideal.remember(reply(tokens))
+
+    followed = [t[index] for t in seen if len(t) > index and t[:index] == prompt[:index]]
+    expected = tuple(dict.fromkeys(each for each in followed if each != prompt[index]))
+    assert expected == ideal.others(prompt, index)
+
+
 def test_what_was_generated_was_computed_but_for_the_last_token() -> None:
     ideal = IdealCache()
     ideal.remember(reply((as_tokens([1, 2])), generated=as_tokens([3, 4])))
