@@ -9,7 +9,7 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, family_of
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
@@ -129,9 +129,18 @@ class Engine(ABC):
     def snapshot(self) -> dict[str, Any]:
         """What the server holds now, as plain data: slots, cells, checkpoints, prompt cache."""
 
+    def books(self) -> dict[str, Any]:
+        """Of `snapshot` the slots and the prompt cache, which are told of every step; no cell."""
+        found = self.snapshot()
+        return {name: found[name] for name in ("slots", "prompt_cache")}
+
     def held(self) -> Held:
         """What the server holds now, and whose it is where the network is traced."""
         return Held()
+
+    def texts(self) -> Texts:
+        """Of `held` the tokens of slots and parked conversations, asked for after every step."""
+        return self.held().texts
 
     def amounts(self) -> Amounts:
         """How much it holds of each kind: quick enough to be asked while a trace is played."""

@@ -136,6 +136,22 @@ class Held:
     entries: tuple[EntryHeld, ...] = ()
     tree: TreeHeld | None = None
 
+    @property
+    def texts(self) -> "Texts":
+        """The tokens alone."""
+        return Texts(
+            slots=tuple((each.id, each.tokens) for each in self.slots),
+            entries=tuple(each.tokens for each in self.entries),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """The tokens that slots, by their numbers, and parked conversations hold; no cell is drawn."""
+
+    slots: tuple[tuple[int, Tokens], ...] = ()
+    entries: tuple[Tokens, ...] = ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:

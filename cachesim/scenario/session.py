@@ -319,7 +319,7 @@ class Session:
         """Take replies, events and what the server holds now."""
         new = tuple(self.engine.events[self.seen :])
         self.seen += len(new)
-        snapshot = self.engine.snapshot() if self.looks else {}
+        snapshot = self.engine.books() if self.looks else {}
         self.known = tuple(holders(self.engine)) if self.looks else ()
         holds = tuple(tokens for _, tokens in self.known)
         for record in records:
@@ -337,11 +337,11 @@ class Session:
 
 def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:
     """Every slot and every parked conversation, by the names that accounts give them."""
-    held = engine.held()
-    yield from ((f"slot {each.id}", each.tokens) for each in held.slots)
-    for index, entry in enumerate(held.entries):
-        yield f"prompt cache entry {index}", entry.tokens
-        yield f"a stored prompt of {len(entry.tokens)} tokens", entry.tokens
+    texts = engine.texts()
+    yield from ((f"slot {number}", tokens) for number, tokens in texts.slots)
+    for index, tokens in enumerate(texts.entries):
+        yield f"prompt cache entry {index}", tokens
+        yield f"a stored prompt of {len(tokens)} tokens", tokens
 
 
 class EndlessError(Exception):

@@ -1,14 +1,21 @@
 """Cells as runs, with the marks that say whose they are."""
 
+from itertools import islice
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines import Engine, Request
 from cachesim.engines.held import UNKNOWN, Marks, Run, runs_of
+from cachesim.engines.profile import Profile
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
+from cachesim.scenario.session import Session
+from cachesim.testing.search import workloads
+from cachesim.testing.workloads import Shape
 from cachesim.units import as_tokens
 
 NUMBERS = st.lists(st.integers(0, 3), min_size=0, max_size=30)
@@ -60,6 +67,34 @@ def test_a_network_without_a_trace_has_no_ledgers_and_its_memory_no_origins() ->
     assert {} == Marks.of(network).layers
     assert [Run(0, 0, 11, 1, UNKNOWN)] == list(held.cells[0].runs)
     assert [(10, UNKNOWN)] == [(row.position, row.node) for row in held.rows]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        "llama.cpp@b11549",
+        "ik_llama.cpp@8337e4cd3",
+        "mlx-lm@0.32.2",
+        "vllm@0.33.0",
+        "sglang@0.5.23",
+        "marconi@paper",
+    ],
+)
+def test_what_is_told_after_every_step_is_a_part_of_all_that_is_held(profile: str) -> None:
+    parsed, texts = Profile.parse(profile), 0
+    shape = Shape(fixed={"enable_hierarchical_cache": True} if "sglang" in profile else {})
+    for scenario in islice(workloads(parsed, "hybrid", shape=shape), 4):
+        session = Session(scenario, parsed, arithmetic="ring")
+        for _ in session.run():
+            server = session.engine
+            snapshot, books = server.snapshot(), server.books()
+            assert snapshot["prompt_cache"] == books["prompt_cache"]
+            assert len(snapshot["slots"]) == len(books["slots"])
+            for whole, told in zip(snapshot["slots"], books["slots"], strict=True):
+                assert told.items() <= whole.items()
+            assert server.held().texts == server.texts()
+            texts += len(server.texts().slots) + len(server.texts().entries)
+    assert bool(texts) == (parsed.engine not in {"vllm", "marconi"})
 
 
 def test_two_moments_that_hold_the_same_are_equal_and_hash_alike() -> None:

@@ -194,8 +194,8 @@ class Context:
         full = not partial
         rows = {layer: rows[seq].copy() for layer, rows in self.rows.items()}
         return SequenceState(
-            positions=tuple(Pos(int(p)) for p in self.cells.pos[cells]),
-            born=tuple(Pos(int(p)) for p in self.cells.born[cells]),
+            positions=tuple(map(Pos, self.cells.pos[cells].tolist())),
+            born=tuple(map(Pos, self.cells.born[cells].tolist())),
             keys={n: k[cells] for n, k in self.keys.items()} if full else None,
             values={n: v[cells] for n, v in self.values.items()} if full else None,
             rows={} if self.recurrent and partial else rows,

@@ -14,6 +14,7 @@ from cachesim.engines.held import (
     Marks,
     RowHeld,
     SlotHeld,
+    Texts,
     runs_of,
 )
 from cachesim.engines.ik_llama.context import Context
@@ -34,6 +35,14 @@ def held(server: "IkLlama") -> Held:
             EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
             for each in server.cache.entries
         ),
+    )
+
+
+def texts(server: "IkLlama") -> Texts:
+    """The tokens alone."""
+    return Texts(
+        slots=tuple((int(slot.id), tuple(slot.cache_tokens)) for slot in server.slots),
+        entries=tuple(tuple(each.tokens) for each in server.cache.entries),
     )
 
 

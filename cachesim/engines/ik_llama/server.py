@@ -9,7 +9,7 @@ import numpy as np
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.batching import Batching
 from cachesim.engines.ik_llama.checkpointing import Checkpointing
@@ -22,6 +22,7 @@ from cachesim.engines.ik_llama.companion import (
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.held import amounts, held
+from cachesim.engines.ik_llama.held import texts as texts_held
 from cachesim.engines.ik_llama.matching import texts
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation
@@ -30,7 +31,7 @@ from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.selection import Selection
 from cachesim.engines.ik_llama.slot import GONE, Command, Slot, State
 from cachesim.engines.ik_llama.slot_actions import SlotActions
-from cachesim.engines.ik_llama.snapshot import snapshot
+from cachesim.engines.ik_llama.snapshot import books, snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
@@ -277,9 +278,17 @@ class IkLlama(Engine):
         """Slots, cells, rows, checkpoints, prompt cache, companion, as plain data."""
         return snapshot(self)
 
+    def books(self) -> dict[str, Any]:
+        """Slots with checkpoints, and the prompt cache."""
+        return books(self)
+
     def held(self) -> Held:
         """The same with the ledgers of a traced network."""
         return held(self)
+
+    def texts(self) -> Texts:
+        """The tokens of slots and of the prompt cache."""
+        return texts_held(self)
 
     def amounts(self) -> Amounts:
         """How much it holds of each kind."""

@@ -12,8 +12,21 @@ if TYPE_CHECKING:
 
 def snapshot(server: "IkLlama") -> dict[str, Any]:
     """Slots with checkpoints, cells, the prompt cache, the companion's tail."""
+    found = books(server)
     return {
-        "slots": [_slot(server, slot) for slot in server.slots],
+        **found,
+        "slots": [
+            {**told, "cells": _cells(server, slot)}
+            for told, slot in zip(found["slots"], server.slots, strict=True)
+        ],
+        "companion": None if server.companion is None else {"tail": int(server.companion.tail)},
+    }
+
+
+def books(server: "IkLlama") -> dict[str, Any]:
+    """Slots with checkpoints, and the prompt cache."""
+    return {
+        "slots": [_slot(slot) for slot in server.slots],
         "prompt_cache": [
             {
                 "n_tokens": int(entry.length),
@@ -22,19 +35,20 @@ def snapshot(server: "IkLlama") -> dict[str, Any]:
             }
             for entry in server.cache.entries
         ],
-        "companion": None if server.companion is None else {"tail": int(server.companion.tail)},
     }
 
 
-def _slot(server: "IkLlama", slot: Slot) -> dict[str, Any]:
+def _cells(server: "IkLlama", slot: Slot) -> list[list[int]]:
     cells = server.primary.cells
-    mine = cells.of(SeqId(slot.id))
+    return [[int(i), int(cells.pos[i])] for i in cells.of(SeqId(slot.id))]
+
+
+def _slot(slot: Slot) -> dict[str, Any]:
     return {
         "id": int(slot.id),
         "state": slot.state.value,
         "tokens": [int(token) for token in slot.cache_tokens],
         "checkpoints": [_checkpoint(checkpoint) for checkpoint in slot.checkpoints],
-        "cells": [[int(i), int(cells.pos[i])] for i in mine],
     }
 
 

@@ -13,6 +13,7 @@ from cachesim.engines.held import (
     RowHeld,
     Runs,
     SlotHeld,
+    Texts,
     runs_of,
 )
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
@@ -41,6 +42,16 @@ def held(server: ServerContext) -> Held:
         entries=tuple(
             EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
             for each in (server.cache.entries if server.cache else ())
+        ),
+    )
+
+
+def texts(server: ServerContext) -> Texts:
+    """The tokens alone."""
+    return Texts(
+        slots=tuple((int(slot.id), tuple(slot.prompt.tokens)) for slot in server.slots),
+        entries=tuple(
+            tuple(each.tokens) for each in (server.cache.entries if server.cache else ())
         ),
     )
 

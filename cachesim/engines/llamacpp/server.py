@@ -7,11 +7,11 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
 from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.llamacpp.held import amounts, held
+from cachesim.engines.llamacpp.held import amounts, held, texts
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.lora import parse_lora, set_lora, take_over
 from cachesim.engines.llamacpp.options import Options
@@ -22,7 +22,7 @@ from cachesim.engines.llamacpp.selection import choose_slot
 from cachesim.engines.llamacpp.server_context import CANCELLED, ServerContext
 from cachesim.engines.llamacpp.server_events import ServerRestarted, ServerSlept
 from cachesim.engines.llamacpp.slot import Slot, SlotState
-from cachesim.engines.llamacpp.snapshot import snapshot
+from cachesim.engines.llamacpp.snapshot import books, snapshot
 from cachesim.engines.llamacpp.spans import Start
 from cachesim.engines.llamacpp.swap import save_idle_slots
 from cachesim.engines.llamacpp.task import PROMPTED, Task, TaskKind
@@ -191,9 +191,17 @@ class LlamaCpp(Engine):
         """What the server holds now, as plain data."""
         return snapshot(self._server)
 
+    def books(self) -> dict[str, Any]:
+        """Slots and prompt cache alone."""
+        return books(self._server)
+
     def held(self) -> Held:
         """The same with the ledgers of a traced network."""
         return held(self._server)
+
+    def texts(self) -> Texts:
+        """The tokens of slots and of the prompt cache."""
+        return texts(self._server)
 
     def amounts(self) -> Amounts:
         """How much it holds of each kind."""

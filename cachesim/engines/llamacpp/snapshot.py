@@ -11,12 +11,19 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 
 
+def books(server: ServerContext) -> dict[str, Any]:
+    """Slots and prompt cache."""
+    return {
+        "slots": [_slot(server, slot) for slot in server.slots],
+        "prompt_cache": _prompt_cache(server),
+    }
+
+
 def snapshot(server: ServerContext) -> dict[str, Any]:
     """Slots, prompt cache, and every part of both memories."""
     companion = server.contexts.companion
     return {
-        "slots": [_slot(server, slot) for slot in server.slots],
-        "prompt_cache": _prompt_cache(server),
+        **books(server),
         "memory": _parts(server.contexts.target),
         "companion": None if companion is None else _parts(companion),
     }

@@ -10,7 +10,7 @@ from cachesim.engines import base
 from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.marconi import causes
@@ -329,6 +329,14 @@ class Marconi(Engine):
     def held(self) -> Held:
         """The tree's nodes, with the marks of a traced network."""
         return held(self.tree, self.network)
+
+    def books(self) -> dict[str, Any]:
+        """There are no slots here, and nothing is parked."""
+        return {"slots": [], "prompt_cache": []}
+
+    def texts(self) -> Texts:
+        """No slot has tokens, and none are parked."""
+        return Texts()
 
     def amounts(self) -> Amounts:
         """How much of each kind the tree has."""

@@ -6,7 +6,7 @@ from typing import Any
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.job import Jobs
 from cachesim.engines.mlx_lm.events import ModelCalled
 from cachesim.engines.mlx_lm.families import family_of
@@ -15,7 +15,7 @@ from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PAD
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
-from cachesim.engines.mlx_lm.server.held import amounts, held
+from cachesim.engines.mlx_lm.server.held import amounts, held, texts
 from cachesim.engines.mlx_lm.server.integrity import check_books, entries_of
 from cachesim.engines.mlx_lm.server.request import Job, job_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
@@ -149,6 +149,10 @@ class MlxLm(Engine):
     def held(self) -> Held:
         """The stored prompt caches, with the ledgers of a traced network."""
         return held(self.server.store, self.model.network)
+
+    def texts(self) -> Texts:
+        """The keys of the stored prompt caches."""
+        return texts(self.server.store)
 
     def amounts(self) -> Amounts:
         """The bytes of the stored prompt caches."""

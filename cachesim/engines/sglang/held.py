@@ -16,6 +16,7 @@ from cachesim.engines.held import (
     NodeHeld,
     RowHeld,
     Runs,
+    Texts,
     TreeHeld,
     runs_of,
     sizes_of,
@@ -102,6 +103,11 @@ def _own_cells(node: Node, contents: Contents, marks: Marks) -> Runs:
     )
 
 
+def texts(tree: Tree) -> Texts:
+    """The tokens of what the host has."""
+    return Texts(entries=tuple(_tokens(tree, path) for path in _paths_of_parked(tree)))
+
+
 def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
     """The same in numbers."""
     sizes = _sizes(spec, tree)
@@ -123,12 +129,7 @@ def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]
     """
     counted: set[int] = set()
     sizes = _sizes(network.spec, tree)
-    for node in tree.nodes():
-        if node.host_full is None or any(
-            each.host_full is not None for each in node.children.values()
-        ):
-            continue
-        path = list(node.path())[::-1]
+    for path in _paths_of_parked(tree):
         mine = [each for each in path if each.id not in counted and each.host_full is not None]
         counted.update(each.id for each in mine)
         tokens = _tokens(tree, path)
@@ -139,6 +140,15 @@ def _parked(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]
             kind="host",
             held=tuple(_astray(network, host, path, tokens)),
         )
+
+
+def _paths_of_parked(tree: Tree) -> Iterator[list[Node]]:
+    """From the root to each node that the host has, where it has none of its children."""
+    for node in tree.nodes():
+        if node.host_full is not None and all(
+            each.host_full is None for each in node.children.values()
+        ):
+            yield list(node.path())[::-1]
 
 
 def _tokens(tree: Tree, path: Sequence[Node]) -> Tokens:

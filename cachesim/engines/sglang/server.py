@@ -9,7 +9,7 @@ from cachesim.engines import base
 from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.job import Jobs
 from cachesim.engines.profile import Profile
 from cachesim.engines.sglang import causes
@@ -19,7 +19,7 @@ from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.engines.sglang.held import amounts, held
+from cachesim.engines.sglang.held import amounts, held, texts
 from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
 from cachesim.engines.sglang.host_pool import Deed
 from cachesim.engines.sglang.integrity import check_books
@@ -405,6 +405,10 @@ class Sglang(Engine):
     def held(self) -> Held:
         """The tree's nodes, with the ledgers of a traced network."""
         return held(self.tree, self.contents, self.runner.host, self.network)
+
+    def texts(self) -> Texts:
+        """The prompts that the host has."""
+        return texts(self.tree)
 
     def amounts(self) -> Amounts:
         """How much of each kind the tree and the host have."""

@@ -7,7 +7,7 @@ from cachesim.engines import base
 from cachesim.engines.base import Engine, Reply, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.job import Jobs
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.profile import Profile
@@ -399,6 +399,14 @@ class Vllm(Engine):
     def held(self) -> Held:
         """Cached blocks, with the ledgers of a traced network."""
         return held(self.manager, self.runner)
+
+    def books(self) -> dict[str, Any]:
+        """There are no slots here, and nothing is parked."""
+        return {"slots": [], "prompt_cache": []}
+
+    def texts(self) -> Texts:
+        """No slot has tokens, and none are parked."""
+        return Texts()
 
     def amounts(self) -> Amounts:
         """How much of each kind is cached."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cachesim.engines.held import Amounts, EntryHeld, Held, NodeHeld, TreeHeld
+from cachesim.engines.held import Amounts, EntryHeld, Held, NodeHeld, Texts, TreeHeld
 from cachesim.engines.mlx_lm.server.provenance import holdings as proof_of
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry
@@ -49,6 +49,11 @@ def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[
         for each in proof_of(network, entry.prompt_cache, tokens)
         if not each.sound
     )
+
+
+def texts(store: ServerStore) -> Texts:
+    """The keys of the entries alone."""
+    return Texts(entries=tuple(as_tokens(tokens) for _, tokens, _ in store.cache.trie.items()))
 
 
 def amounts(store: ServerStore) -> Amounts:

@@ -201,12 +201,12 @@ class PromptTrie(Generic[V]):
         """All values, depth first, children in the order of their creation."""
         found: list[tuple[Hashable, list[int], V]] = []
         for model, root in self._trie.items():
-            stack: list[tuple[_Node[V], list[int]]] = [(root, [])]
+            stack: list[tuple[_Node[V], _Way]] = [(root, None)]
             while stack:
-                node, tokens = stack.pop()
+                node, way = stack.pop()
                 if not isinstance(node.value, _Nothing):
-                    found.append((model, tokens, node.value))
-                children = [(child, [*tokens, token]) for token, child in node.children.items()]
+                    found.append((model, _tokens_of(way), node.value))
+                children = [(child, (way, token)) for token, child in node.children.items()]
                 stack += reversed(children)
         return found
 
