@@ -5,7 +5,7 @@ A position names one token; a count says how many there are. `Count(n)` covers
 position with a count.
 """
 
-from typing import TYPE_CHECKING, Any, Final, NewType, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NewType, TypeAlias, cast
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,4 +40,4 @@ else:  # NumPy is not loaded for a name: tables of releases and options are read
 
 def as_tokens(ids: "tuple[int, ...] | list[int] | range") -> Tokens:
     """Read plain integers as a prompt."""
-    return tuple(Token(i) for i in ids)
+    return cast("Tokens", tuple(ids))  # a token is an integer: nothing is made of it

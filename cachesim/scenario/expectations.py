@@ -37,6 +37,12 @@ def mismatches(
     return found
 
 
+def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
+    """Whether a scenario says that some answer of a profile diverges."""
+    mine = (each.answer for each in scenario.expect if _is_for(scenario, each, profile))
+    return any("diverged" in answer for answer in mine if answer is not None)
+
+
 def _unshown(
     scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
 ) -> Iterator[str]:

@@ -12,8 +12,11 @@ from cachesim.scenario.spans import draw_spans
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.explain import Part
 
-Renderer: TypeAlias = Callable[[Sequence[Message]], tuple[Tokens, Sequence[tuple[str, int]]]]
-"""What a server makes of a chat: the prompt, and role and first token of every message."""
+Rendered: TypeAlias = tuple[Tokens, Sequence[tuple[str, int]]]
+"""A chat as the server reads it: the prompt, and role and first token of every message."""
+
+Renderer: TypeAlias = Callable[[Sequence[Message]], Rendered]
+"""What a server makes of a chat."""
 
 REPLY: Final = ".reply"
 WORD: Final = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<start>\d{0,6}):(?P<end>\d{0,6})\])?")
@@ -31,6 +34,7 @@ class Vocabulary:
     spans: dict[str, Tokens]
     replies: dict[str, Tokens] = field(default_factory=dict)
     server: Renderer | None = None  # where the server renders chats in a way of its own
+    _shown: tuple[object, Rendered] | None = None  # the last chat, which is asked for twice
 
     @classmethod
     def of(cls, scenario: Scenario, *, vocabulary: int) -> "Vocabulary":
@@ -76,8 +80,14 @@ class Vocabulary:
             return self._rendered(step)[0]
         return self.tokens(step.prompt or "")
 
-    def _rendered(self, step: Step) -> tuple[Tokens, Sequence[tuple[str, int]]]:
+    def _rendered(self, step: Step) -> Rendered:
         messages = self.messages(step.messages)
+        key = messages, repr(step.options)
+        if self._shown is None or self._shown[0] != key:
+            self._shown = key, self._render(step, messages)
+        return self._shown[1]
+
+    def _render(self, step: Step, messages: tuple[Message, ...]) -> Rendered:
         if self.server is not None:
             return self.server(messages)
         tools = step.options.get("tools", ())

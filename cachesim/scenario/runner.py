@@ -11,7 +11,7 @@ from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.detail import Watcher, with_details
 from cachesim.scenario.evidence import Evidence, Witness
-from cachesim.scenario.expectations import mismatches
+from cachesim.scenario.expectations import expects_wrong, mismatches
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Finding, Run, Saved, SlotCount, Step, as_json
 from cachesim.scenario.session import TIMEOUT, Record, Session
@@ -49,16 +49,17 @@ def run(
 
     Several runs of one scenario may share an oracle: cold answers are computed once. Where an
     answer diverged the run is played once more with every memory keeping, beside its data, whose
-    data it is; so the wrong state can be named. With `detail` it is played so at once, and what
-    the server held after each event is told too.
+    data it is; so the wrong state can be named. Where the scenario expects that it is played so at
+    once; with `detail` too, and what the server held after each event is told.
     """
-    session = Session(scenario, profile, arithmetic=arithmetic, traced=detail)
+    traced = detail or (verify and expects_wrong(scenario, profile))
+    session = Session(scenario, profile, arithmetic=arithmetic, traced=traced)
     oracle = oracle or Oracle(session.network)
     watcher = Watcher(session) if detail else None
     steps = run_steps(session, oracle, verify=verify, watcher=watcher, pace=pace)
-    if watcher is None and any(step.answer == "diverged" for step in steps):
-        traced = Session(scenario, profile, arithmetic=arithmetic, traced=True)
-        again = run_steps(traced, oracle, pace=pace)
+    if session.trace is None and any(step.answer == "diverged" for step in steps):
+        session = Session(scenario, profile, arithmetic=arithmetic, traced=True)
+        again = run_steps(session, oracle, pace=pace)
         steps = steps if again[-1].error == TIMEOUT else again
     unmet = tuple(mismatches(scenario, profile, steps, verified=verify))
     done = Run(

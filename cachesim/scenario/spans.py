@@ -7,20 +7,25 @@ with different spans part exactly where the spans begin.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
+
+import numpy as np
 
 from cachesim.engines.byte_tokenizer import FIRST_WORD, THINK_MARKS, ByteTokenizer
-from cachesim.units import Token, Tokens, as_tokens
+from cachesim.units import Array, Token, Tokens, as_tokens
+
+Word = TypeVar("Word", int, Array)
 
 _WORD: Final = 2**64 - 1
 _STEP: Final = 0x9E3779B97F4A7C15
 
 
-def mixed(value: int) -> int:
+def mixed(value: Word) -> Word:
     """A 64-bit word in which every bit of the value has its say (splitmix64)."""
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
-    return value ^ value >> 31
+    word: Word = value ^ value >> 31
+    return word
 
 
 def stream_of(seed: int, name: str) -> int:
@@ -33,8 +38,10 @@ def stream_of(seed: int, name: str) -> int:
 
 def drawn(seed: int, name: str, length: int, low: int, high: int) -> list[int]:
     """`length` tokens in `[low, high)` for one name."""
-    start, width = stream_of(seed, name), high - low
-    return [low + mixed(start + _STEP * i & _WORD) % width for i in range(1, length + 1)]
+    steps = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(_STEP)
+    words = mixed(steps + np.uint64(stream_of(seed, name)))
+    tokens: list[int] = (words % np.uint64(high - low) + np.uint64(low)).tolist()
+    return tokens
 
 
 def plain_tokens(vocabulary: int, *, thinks: bool = False) -> range:
