@@ -85,7 +85,7 @@ class UpstreamAbort(CachesimError):  # noqa: N818 - upstream's word for it
 class UpstreamEndless(UpstreamAbort):
     """The real process would go on for ever from here, and answer nobody."""
 
-    fate: ClassVar[str] = "turns for ever"
+    fate: ClassVar[str] = "loops forever"
 
 
 class OutOfTimeError(CachesimError):

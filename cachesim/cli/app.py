@@ -295,7 +295,7 @@ def learn(
     *answers: Annotated[str, Parameter(help="With --check: what you predict, in order.")],
     check: Annotated[bool, Parameter(negative="", help="Mark the exercises.")] = False,
     whole: Annotated[
-        bool, Parameter(name="--all", negative="", help="Print the whole lesson without asking.")
+        bool, Parameter(name="--all", negative="", help="Print the whole lesson without questions.")
     ] = False,
 ) -> int:
     """Show a lesson: its code runs as you read, and it asks you to predict the results.

@@ -35,7 +35,7 @@ def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]
     """What `make` makes of a file's text and parts; what is damaged or foreign is refused."""
     if len(data) < HEAD.size or data[:4] != magic:
         begins = magic.decode()
-        msg = f"this is no slot file of {engine}: it does not begin with {begins}; save one anew"
+        msg = f"this is no slot file of {engine}: it does not begin with {begins}; save it again"
         raise BlobError(msg)
     _, version, checksum, length = HEAD.unpack_from(data)
     body = data[HEAD.size :]

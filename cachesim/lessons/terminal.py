@@ -26,7 +26,7 @@ def contents(lessons: Iterable[Lesson]) -> RenderableType:
     table.add_column(overflow="fold")
     for each in lessons:
         table.add_row(str(each.number), Group(Text(each.title, style="name"), Text(each.about)))
-    hint = "cachesim learn 4 tells the fourth; cachesim learn 4 --check marks your answers"
+    hint = "cachesim learn 4 shows the fourth lesson; cachesim learn 4 --check marks your answers"
     return Group(table, Text(""), Text(hint, style="quiet"))
 
 

@@ -75,7 +75,7 @@ def causes_of(live: Live) -> list[dict[str, Any]]:
 
 
 def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The same requests on other engines and releases: tokens read, and requests that reuse."""
+    """The same requests on other engines, releases: tokens prefilled, and requests that reuse."""
     if live.rerun is None or live.profile is None:
         return
     for profile in map(full_name, asked) if asked else others(live.profile):

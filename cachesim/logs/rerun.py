@@ -339,7 +339,7 @@ def elsewhere(
     options: Mapping[str, Any],
     prompts: Sequence[Prompt],
 ) -> dict[str, Any]:
-    """The same requests on another server: tokens read, and requests that reuse something."""
+    """The same requests on another server: tokens prefilled, and requests that reuse something."""
     try:
         rerun = Rerun(profile, model, opened(profile, model, window, known(profile, options)))
     except CachesimError as error:

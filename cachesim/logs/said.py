@@ -13,7 +13,7 @@ from cachesim.logs.observed import Observed
 
 ROADS: Final[Mapping[str, str]] = {
     "age": "Slot {slot} was chosen because it was used least recently.",
-    "id": "Slot {slot} was asked for by number.",
+    "id": "Slot {slot} was requested by number.",
 }
 SHOWN: Final = 6
 """Checkpoints that are listed one by one."""
@@ -37,14 +37,14 @@ def says_of(
 def _filled(after: int | None) -> Iterator[str]:
     if after is not None:
         yield (
-            f"Its slot held as much as one did after request {after}, and not what it held last: "
-            "taken for a slot file that was read back."
+            f"Its slot held as much as a slot did after request {after}, and not what it held "
+            f"last: assumed to be restored from a slot file."
         )
 
 
 def _choice(o: Observed) -> Iterator[str]:
     if o.started_before:
-        yield "Its launch is not in the log: what it met is unknown."
+        yield "Its launch is not in the log: what its slot held is unknown."
     if o.sim is not None:
         yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
     elif o.road in ROADS:
@@ -66,7 +66,7 @@ def _memory(o: Observed) -> Iterator[str]:
     if o.forced:
         yield "No checkpoint qualified: forcing full prompt re-processing."
     if o.refused_cut:
-        yield "Memory refused to be cut, and was cleared."
+        yield "Memory could not be cut, and was cleared."
     if o.moved:
         tokens = sum(size for _, _, size in o.moved)
         yield f"{tokens:,} tokens were moved into place (`--cache-reuse`)."
@@ -86,9 +86,9 @@ def _parting(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
     held = held_by(o, common)
     if at is None or held is None or at >= held or (whole is not None and at >= whole):
         return
-    lines = f"The prompt and the slot's {_roughly(held)} tokens part at token {at:,}"
+    lines = f"The prompt and the slot's {_roughly(held)} tokens diverge at token {at:,}"
     if at < held / 10:
-        yield f"{lines}: this is another conversation."
+        yield f"{lines}: this is a different conversation."
     else:
         yield f"{lines}: the client changed its history there, or a template did."
 
@@ -149,12 +149,12 @@ def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
 
 def _none_qualifies(o: Observed, equal: int) -> str:
     if not o.prints_tries:
-        return f"Memory could not be cut back to token {equal:,}, and no checkpoint was of use"
+        return f"Memory could not be cut back to token {equal:,}, and no checkpoint helped"
     if not o.checked:
-        return f"No checkpoint lies at or before token {equal:,}: the slot had none"
+        return f"No checkpoint is at or before token {equal:,}: the slot had none"
     lowest = min(low for low, _, _ in o.checked)
     return (
-        f"No checkpoint lies at or before token {equal:,}: the nearest of {len(o.checked)} that "
+        f"No checkpoint is at or before token {equal:,}: the nearest of {len(o.checked)} that "
         f"were tried begins at position {lowest:,}"
     )
 

@@ -104,7 +104,9 @@ def missing_of(replay: Replay) -> list[str]:
         return [f"{settings.engine}'s log is not replayed. {TOLD[settings.engine]}"]
     missing = []
     if not replay.log.begins_at_start:
-        missing.append("The log does not begin with the server's start: what was held is unknown.")
+        missing.append(
+            "The log does not begin with the server's start: what was cached is unknown."
+        )
     quiet = not any(each.is_told for each in replay.requests)
     if quiet:
         missing.append(

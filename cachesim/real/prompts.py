@@ -10,7 +10,7 @@ class Writer:
         self.rng, self.unit, self.longest = rng, unit, longest
         self.next = 10
         self.recent = 6  # prompts that the next one may grow out of
-        self.novelty = 0.2  # how many begin anew
+        self.novelty = 0.2  # how many start over
         self.known: list[tuple[list[int], list[int]]] = []
 
     def fresh(self, count: int) -> list[int]:

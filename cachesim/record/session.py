@@ -142,7 +142,7 @@ class Session:
         if not self._file.write(entry) and was_well:
             self._complain(
                 f"RECORDING STOPPED: {self._file.path}: {self._file.problem}; "
-                f"{self._file.lines} requests are in it. Requests go on passing through."
+                f"{self._file.lines} requests are in it. Requests still pass through."
             )
 
     def _told(

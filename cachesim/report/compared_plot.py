@@ -84,4 +84,4 @@ def _legend(entries: Sequence[tuple[str, int]], top: int) -> Iterator[str]:
         yield f'<text x="18" y="{y + 9}">{escape(name)}</text>'
     y = top + LABEL * len(entries)
     yield f'<line class="g" x1="0" x2="12" y1="{y + 5}" y2="{y + 5}"/>'
-    yield f'<text x="18" y="{y + 9}">new: nobody could have reused it</text>'
+    yield f'<text x="18" y="{y + 9}">new: no cache could have reused it</text>'

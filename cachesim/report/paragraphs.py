@@ -19,7 +19,7 @@ HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
     "wrong": ("the answer is WRONG, the reuse unsound", "wrong"),
     "by-design": ("the answer differs, by design of the server", "lost"),
     "aborted": ("the server process ENDS", "wrong"),
-    "hung": ("the server HANGS, nobody is answered", "wrong"),
+    "hung": ("the server HANGS, no request is answered", "wrong"),
     "refused": ("refused, {step.error}", "wrong"),
     "failed": ("{step.do} failed, {step.error}", "wrong"),
     "not-run": ("not run, {step.message}", "wrong"),

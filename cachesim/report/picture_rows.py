@@ -33,7 +33,7 @@ def request(run: Run, index: int) -> Iterator[Row]:
     for start, end, look, word in (
         (0, right, "shared", "reused"),
         (right, cached, "wrong", "reused, and wrong"),
-        (cached, equal, "again", "matched, and processed again"),
+        (cached, equal, "again", "matched, but reprocessed"),
         (equal, total, "held", "new"),
     ):
         for piece in cut([own], start, end):

@@ -78,7 +78,7 @@ def legend(picture: Picture) -> list[str]:
     named = [name if sign == name else f"{sign} {name}" for sign, name in pairs]
     few = ", ".join(named[: len(ORDER)])
     wide = f"a column is {scale} tokens" if scale > 1 else "a column is one token"
-    lines = [f"{wide}; = reused, ~ processed again, ^ wrong or missing;", f"written by {few}"]
+    lines = [f"{wide}; = reused, ~ reprocessed, ^ wrong or missing;", f"written by {few}"]
     if any(row.branch is not None for row in picture.rows):
         lines.append(
             "a node begins at its parent's end: ● to resume from, ○ nothing, ✗ wrong, / evicted"

@@ -2,7 +2,7 @@
 
 R  reused: computed for an earlier request and taken from cache
 F  reused, but foreign: memory holds something else than this token, or nothing
-r  matches what was held, yet processed again
+r  matches what was held, but reprocessed
 C  computed: new
 X  cut: held before, not part of this prompt
 .  held, untouched by this step
@@ -24,7 +24,7 @@ LETTERS: Final = {
     ".": "quiet",
 }
 LEGEND: Final = (
-    "R reused  F reused, but foreign  r matches, but processed again  C computed"
+    "R reused  F reused, but foreign  r matched, but reprocessed  C computed"
     "\nX cut away  . untouched  x7: a letter is 7 tokens; astray: computed on wrong memory"
 )
 WIDEST: Final = 58

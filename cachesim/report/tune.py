@@ -1,4 +1,4 @@
-"""A sweep of settings: what they read and hold, the best of them, and a plot."""
+"""A sweep of settings: what they prefill and hold, the best of them, and a plot."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -46,7 +46,7 @@ def _table(
 ) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("settings", overflow="fold")
-    for head in ("tokens read", "than now", "MiB held", "than now"):
+    for head in ("prefilled", "than now", "MiB held", "than now"):
         table.add_column(head, justify="right")
     rows = list(front)
     if own not in rows:
@@ -94,7 +94,7 @@ def _plot(
     lines = [f"{high:>12,} |{''.join(grid[0])}"]
     lines += [f"{'':>12} |{''.join(row)}" for row in grid[1:-1]]
     lines.append(f"{low:>12,} |{''.join(grid[-1])}")
-    lines.append(f"{'tokens read':>12} +{'-' * WIDTH}")
+    lines.append(f"{'prefilled':>12} +{'-' * WIDTH}")
     ends = f"{left / MIB:,.0f} MiB held"
     lines.append(f"{'':>14}{ends}{f'{right / MIB:,.0f}':>{WIDTH - len(ends)}}")
     lines.append(f"{'':>14}o now   * recommended")
@@ -105,11 +105,15 @@ def _verdict(own: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     saved = own["processed"] - best["processed"]
     cost = (held(best) - held(own)) / MIB
     if not best["changes"]:
-        return "The settings as they are: nothing that was tried reads clearly fewer tokens."
+        return "The settings as they are: none of the settings tried prefills clearly fewer tokens."
     if saved <= 0:
-        return f"The same tokens are read with {-cost:,.0f} MiB less: {words_of(best['changes'])}."
+        return (
+            f"The same number of tokens is prefilled with {-cost:,.0f} MiB less: "
+            f"{words_of(best['changes'])}."
+        )
     part = 100 * saved / max(1, own["processed"])
     more = f"{cost:,.0f} MiB more" if cost >= 0 else f"{-cost:,.0f} MiB less"
     return (
-        f"{saved:,} tokens fewer are read ({part:.0f} %) for {more}: {words_of(best['changes'])}."
+        f"{saved:,} fewer tokens are prefilled ({part:.0f} %) for {more}: "
+        f"{words_of(best['changes'])}."
     )

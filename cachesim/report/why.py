@@ -13,6 +13,9 @@ MIB: Final = 1 << 20
 NAMED: Final = 6
 """Differing requests that are named one by one."""
 
+COUNTS: Final = {"prompt_tokens": "prompt", "cached": "cached", "processed": "prefilled"}
+"""The counts of a request, and what they are called."""
+
 KINDS: Final = {
     "design": "by design",
     "client": "the client",
@@ -120,8 +123,8 @@ def totals_in_words(totals: Mapping[str, int]) -> str:
     words = f" ({count(untold, 'request')} without a count)" if untold else ""
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{totals['processed']:,} processed{words}. Of these {totals['again']:,} were equal to "
-        "what the server held, and were reprocessed all the same."
+        f"{totals['processed']:,} processed{words}. Of these {totals['again']:,} matched what the "
+        f"server held, and were reprocessed anyway."
     )
 
 
@@ -155,7 +158,11 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="quiet", no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, word in (("prompt_tokens", "prompt"), ("cached", "cached"), ("processed", "read")):
+    for name, word in (
+        ("prompt_tokens", "prompt"),
+        ("cached", "cached"),
+        ("processed", "prefilled"),
+    ):
         value = each[name]
         how = f"{known[name]}{_bounds(each, name)}"
         facts.add_row(word, "unknown" if value is None else f"{value:,} tokens ({how})")
@@ -192,7 +199,7 @@ def what_if(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The same requests elsewhere; the first row is the server of the log."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what if")
-    for head in ("tokens read", "than now", "hits", "wrong", "MiB held"):
+    for head in ("prefilled", "than now", "hits", "wrong", "MiB held"):
         table.add_column(head, justify="right")
     cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
     table.add_row(f"{cells[0][0]} (the log)", *cells[0][1:])
@@ -208,10 +215,10 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
     held = f"{each['peak_bytes'] / MIB:,.1f}"
     wrong = each["wrong_answers"]
     judged = "not judged" if wrong is None else str(wrong)
-    return (f"{tokens_read(each)}{failed}", difference, str(each["hits"]), judged, held)
+    return (f"{tokens_prefilled(each)}{failed}", difference, str(each["hits"]), judged, held)
 
 
-def tokens_read(each: Mapping[str, Any]) -> str:
+def tokens_prefilled(each: Mapping[str, Any]) -> str:
     """The likeliest number, and the bounds that the log leaves."""
     low, high = each["processed_bounds"]
     bounds = "" if low == high else f" ({low:,} to {high:,})"

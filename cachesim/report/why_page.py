@@ -6,7 +6,7 @@ from html import escape
 from typing import Any, Final
 
 from cachesim.printable import printable
-from cachesim.report.why import KINDS, MIB, shown, tokens_read, totals_in_words
+from cachesim.report.why import KINDS, MIB, shown, tokens_prefilled, totals_in_words
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -65,7 +65,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         )
     if found["what_if"]:
         yield "<h2>What if</h2>" + _table(
-            ("", "tokens read", "hits", "wrong answers", "MiB held"), map(_row, found["what_if"])
+            ("", "prefilled", "hits", "wrong answers", "MiB held"),
+            map(_row, found["what_if"]),
         )
     yield "<h2>Requests</h2>" + _table(
         ("request", "prompt", "cached", "processed", "slot", "reused", "why"),
@@ -90,7 +91,7 @@ def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
 def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
     wrong = "not judged" if each["wrong_answers"] is None else each["wrong_answers"]
     held = round(each["peak_bytes"] / MIB, 1)
-    return each["name"], tokens_read(each), each["hits"], wrong, held
+    return each["name"], tokens_prefilled(each), each["hits"], wrong, held
 
 
 def _request(each: Mapping[str, Any]) -> tuple[object, ...]:

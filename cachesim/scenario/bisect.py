@@ -48,7 +48,7 @@ class Seen:
         if self.error in {ABORTED, ENDLESS, NOT_RUN, "crash"}:
             return "the server ends"
         if self.error is not None and self.error.startswith(WORKER_GONE):
-            return "nobody is served any more"
+            return "no request is served any more"
         return "wrong answer" if self.answer == "diverged" else ""
 
 

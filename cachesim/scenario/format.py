@@ -123,7 +123,7 @@ class Shows:
 
     symptom: Annotated[str, Text(300), "What a user sees, in the words that users write."] = ""
     before: Annotated[Seen, "The step that shows it."] = field(default_factory=Seen)
-    after: Annotated[Seen, "The same where it is cured, if it is anywhere."] = field(
+    after: Annotated[Seen, "The same where it is fixed, if it is fixed anywhere."] = field(
         default_factory=Seen
     )
 
@@ -228,7 +228,9 @@ class Step:
         Text(limits.NAME, FILE_SHAPE, "a plain file name"),
         "Under which name a slot is saved or restored.",
     ] = None
-    of: Annotated[str | None, _word, "Which step a cancel ends; silent: the one before."] = None
+    of: Annotated[str | None, _word, "Which step a cancel ends; if not given, the one before."] = (
+        None
+    )
     turns: Annotated[
         int | None,
         Whole(0, limits.TURNS),
@@ -246,7 +248,7 @@ class Step:
 class Expect:
     """What a profile is expected to show, one item per step (or one word for all)."""
 
-    profile: Annotated[str | None, Text(200), "The profile; silent: every profile."] = None
+    profile: Annotated[str | None, Text(200), "The profile; if not given, every profile."] = None
     cached: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Cached tokens."] = None
     processed: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Processed tokens."] = None
     answer: Annotated[Words, _per_step_word, "The verdict on the answer."] = None

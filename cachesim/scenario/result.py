@@ -58,7 +58,7 @@ class Culprit:
     layer: Annotated[int, "The first layer of that kind."]
     place: Annotated[str, "attention, window or recurrent."]
     read_by: Annotated[int, "The position of the token whose computation read it."]
-    position: Annotated[int, "Where what it holds and what it should hold part."]
+    position: Annotated[int, "The first position where what it holds is not what it should hold."]
     holds: Annotated[int | None, "The token it holds there; null where it holds none."]
     expected: Annotated[int | None, "The token that belongs there; null where none does."]
     holds_tokens: Annotated[int, "How many tokens its history has."]

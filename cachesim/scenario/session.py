@@ -205,7 +205,7 @@ class Session:
                 record.error, record.message = ABORTED, f"{abort.where}: {abort.why}"
             return True
         except EndlessError:
-            message = f"not at rest after {limits.TURNS} turns of the loop"
+            message = f"still busy after {limits.TURNS} turns of the loop"
             return self._never_ends(records, message)
         return False
 

@@ -73,7 +73,7 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         yield Fact(
             word="together",
             sentence=(
-                f"step {computed.name}, which came in together with this one, computed these"
+                f"step {computed.name}, which arrived together with this one, computed these"
                 f" {len(wanted)} tokens"
             ),
             fields={"computed": computed.name, "n_tokens": len(wanted)},
@@ -106,7 +106,7 @@ def _gone(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         word="gone",
         sentence=(
             f"step {computed.name} computed these {len(wanted)} tokens;"
-            f" nothing has held them since step {names}"
+            f" they have been gone since step {names}"
         ),
         fields={"computed": computed.name, "n_tokens": len(wanted), "since": names},
     )

@@ -95,7 +95,7 @@ def _of_cell(fault: Culprit) -> str:
             f" its history is right up to {fault.matches}"
         )
     if fault.expected_tokens <= fault.position:
-        return f"holds token {fault.holds}{whose} {at}, which is no place of this request"
+        return f"holds token {fault.holds}{whose} {at}, where this request has no token"
     return f"holds token {fault.holds}{whose} {at}, where this request has {fault.expected}"
 
 

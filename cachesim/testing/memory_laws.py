@@ -103,7 +103,7 @@ class _Player:
         if got != cold:
             self._story.broken(
                 "cold answers",
-                f"a fresh memory fed {list(self._held[act.seq])} answers otherwise",
+                f"a fresh memory fed {list(self._held[act.seq])} answers differently",
             )
 
     def _remove(self, act: Act) -> None:

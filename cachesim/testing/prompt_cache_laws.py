@@ -100,8 +100,8 @@ def _ask(cache: PromptCacheUnderTest, tokens: Tokens, story: Story) -> None:
     if state.tokens != list(tokens[:covered]):
         story.broken(
             "true states",
-            f"the state should have folded in {list(tokens[:covered])}: going on from it gives"
-            " another answer than a cold run",
+            f"the state should have folded in {list(tokens[:covered])}: resuming from it gives a "
+            f"different answer than a cold run",
         )
     before = list(state.tokens)
     state.feed([*tokens[covered:], 7])

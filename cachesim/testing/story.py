@@ -58,8 +58,8 @@ def _deed(step: Step) -> str:
         "slot-restore": f"then slot {slot} is filled from that file",
         "slot-erase": f"then slot {slot} is erased",
         "restart": "then the server is started again",
-        "sleep": "then nobody asks anything, and the server sleeps",
-        "set-lora": "then the server's own adapters get other strengths",
+        "sleep": "then no request comes, and the server sleeps",
+        "set-lora": "then the strengths of the server's own adapters are changed",
     }[step.do]
 
 

@@ -211,7 +211,7 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
     """Which memory was wrong, how, and what had brought it back."""
     step = played.steps[index]
     if _named_while_at_work(scenario, index):
-        yield "a request that names the slot came while it was at work"
+        yield "a request that names the slot came while it was busy"
         return
     fault = None if step.explanation is None else step.explanation.fault
     if fault is None:

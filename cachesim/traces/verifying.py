@@ -66,7 +66,7 @@ class Verified:
             f"and without the cache: {self.sampled - len(self.wrong)} answers are the same"
         )
         if self.otherwise:
-            told += f"; {self.otherwise:,} of {self.played:,} requests were decided otherwise"
+            told += f"; {self.otherwise:,} of {self.played:,} requests were decided differently"
         return told
 
     @property

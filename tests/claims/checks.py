@@ -421,7 +421,7 @@ def _consumed(case: Case, fact: Fact) -> None:
 
 def _gone(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*) computed these (\d+) tokens; nothing has held them since step (.*)$",
+        r"step (.*) computed these (\d+) tokens; they have been gone since step (.*)$",
         fact.sentence,
     )
     assert found, fact.sentence
@@ -445,7 +445,7 @@ def _gone(case: Case, fact: Fact) -> None:
 
 def _together(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*), which came in together with this one, computed these (\d+) tokens$",
+        r"step (.*), which arrived together with this one, computed these (\d+) tokens$",
         fact.sentence,
     )
     assert found, fact.sentence
@@ -576,7 +576,7 @@ def _cell_claim(case: Case, text: str, said: str, held: Tokens, expected: Tokens
         case.claim("cell", (held[-1], expected[-1]) == (int(found[1]), int(found[2])), text)
         case.claim("cell", len(expected) == position + 1, text)
         return len(held) - 1
-    assert said.endswith("which is no place of this request"), text
+    assert said.endswith("where this request has no token"), text
     case.claim("cell", len(expected) <= position, text)
     return None
 

@@ -31,6 +31,18 @@ BANNED: Final = {
     r"foretold": "predicted",
     r"what one (sees|learns|looks at)": "what you see",
     r"place to go on (at|from)": "place to resume from",
+    r"(go|goes|going|gone) on from": "resume from, or continue",
+    r"parts? from": "diverges from",
+    r"part(s|ed)? at token": "diverges at token",
+    r"(lie|lies|lay) (after|at|before|beyond|close|elsewhere|exactly|here|near|there|within)": "is",
+    r"anew": "again, or restarted",
+    r"for ever": "forever",
+    r"(slots?|still) at work": "busy, or running",
+    r"cured": "fixed",
+    r"tokens read": "tokens prefilled, or reprocessed",
+    r"the most tokens": "maximum tokens",
+    r"no checkpoint was of use": "no checkpoint helped",
+    r"comes? to rest": "is idle",
 }
 EXAMPLE: Final = "Example: cachesim "
 """What the help of each command has."""
@@ -79,6 +91,10 @@ def spoken(path: Path) -> Iterator[str]:
         ("search-read-again and `b11549+resume-behind` are names", []),
         ("a patch that mends; behind it", ["mends", "behind"]),
         ("it shares\nnothing with B, by luck", ["shares nothing with", "by luck"]),
+        (
+            "they part at token 5; a slot at work goes on from there",
+            ["part at token", "slot at work", "goes on"],
+        ),
     ],
 )
 def test_a_banned_word_is_found_across_lines_and_a_name_is_none(

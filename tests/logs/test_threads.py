@@ -70,7 +70,7 @@ def test_infill_583_of_1099_tokens_match_and_all_are_read() -> None:  # llama.cp
     assert (request["cached"], request["common"], request["again"]) == (0, 583, 583)
     assert rules(request) == [("full-reprocessing", 583, 0)]
     assert "at or before token 583" in request["why"][0]["sentence"]
-    assert any("part at token 583" in line for line in request["log_says"])
+    assert any("diverge at token 583" in line for line in request["log_says"])
 
 
 def test_85490_of_88675_match_and_every_checkpoint_lies_above() -> None:  # llama.cpp#23013
@@ -211,7 +211,7 @@ def test_no_checkpoint_at_or_before_260() -> None:  # llama.cpp#24714
 
     assert (request["common"], request["cached"], request["prompt_tokens"]) == (134, 0, 268)
     assert rules(request) == [("full-reprocessing", 134, 0)]
-    assert any("another conversation" in line for line in request["log_says"])
+    assert any("a different conversation" in line for line in request["log_says"])
 
 
 def test_a_checksum_in_the_system_prompt() -> None:  # llama.cpp#21793
@@ -229,7 +229,7 @@ def test_a_checksum_in_the_system_prompt() -> None:  # llama.cpp#21793
 
     assert (request["common"], request["cached"], request["processed"]) == (18_577, 18_577, 41_543)
     assert any(
-        "part at token 18,577" in line and "client changed its history" in line
+        "diverge at token 18,577" in line and "client changed its history" in line
         for line in request["log_says"]
     )
 
@@ -252,7 +252,7 @@ def test_history_rewritten_at_32379(  # can1357/oh-my-pi#3541
     assert request["bounds"]["prompt_tokens"] == [111_078, 111_459]
     assert (request["common"], request["cached"]) == (32_379, 0)
     assert rules(request) == [("full-reprocessing", 32_379, 0)]
-    assert any("part at token 32,379" in line for line in request["log_says"])
+    assert any("diverge at token 32,379" in line for line in request["log_says"])
 
 
 def test_another_conversation_on_the_only_slot() -> None:  # can1357/oh-my-pi#3593
@@ -274,4 +274,4 @@ def test_another_conversation_on_the_only_slot() -> None:  # can1357/oh-my-pi#35
 def test_a_request_whose_launch_is_cut_off_says_so(lines: str) -> None:
     request = the_request(f"{lines}, truncated = 0\n", model="dense", profile="b9538")
 
-    assert "Its launch is not in the log: what it met is unknown." in request["log_says"]
+    assert "Its launch is not in the log: what its slot held is unknown." in request["log_says"]

@@ -154,7 +154,7 @@ def test_a_wheel_that_does_not_start_is_new_too(
 def test_the_log_of_a_server_that_never_answers_is_not_shown(
     pair: type[Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It turns for ever, and wrote 22 million lines in a minute."""
+    """It loops forever, and wrote 22 million lines in a minute."""
     pair.difference = Difference(
         workload=WORKLOAD, step=0, real=Outcome(error="endless"), simulated=OUTCOME, outcomes=()
     )

@@ -131,7 +131,7 @@ def test_a_full_disk_stops_the_recording_loudly_and_nothing_else(tmp_path: Path)
     assert 1 == process.returncode
     said = " ".join(notes.split())
     assert "RECORDING STOPPED: " in said
-    assert "Requests go on passing through" in said
+    assert "Requests still pass through" in said
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from cachesim.engines.llamacpp import causes as parent
 SLOT_TOKENS: Final = parent.SLOT_TOKENS
 LIST_MOVED_OUT: Final = Cause(
     id="list-moved-out",
-    sentence="searching the prompt cache took slot {slot}'s token list away",
+    sentence="searching the prompt cache emptied slot {slot}'s token list",
     about=(
-        "Without tags for reasoning the search moves every token list out to compare it, the "
-        "slot's own too, and none is put back: the tokens are still in memory, and not known."
+        "Without reasoning tags the search moves every token list out to compare it, the slot's "
+        "own too, and puts none back: the tokens are still in memory, but no longer listed."
     ),
     fields=("slot",),
 )
@@ -24,8 +24,8 @@ TEXT_MATCH: Final = Cause(
     id="text-match",
     sentence="compared as text, {exact} tokens of the prompt match exactly and {tolerant} loosely",
     about=(
-        "The server compares texts, not token ids: a text cut into other tokens still matches, "
-        "and the loose comparison skips white space."
+        "The server compares text, not token ids: text that was tokenised differently still "
+        "matches, and the loose comparison ignores white space."
     ),
     fields=("exact", "tolerant"),
 )
@@ -38,27 +38,29 @@ CACHE_RAM_N_MIN: Final = Cause(
 LAST_TOKEN: Final = parent.LAST_TOKEN
 MEMORY_DEPTH: Final = replace(
     parent.MEMORY_DEPTH,
-    about="A recurrent state stands at one position and cannot go back. Only a checkpoint helps.",
+    about=(
+        "A recurrent state is valid at one position and cannot be rewound. Only a checkpoint helps."
+    ),
     fields=("pos_min", "threshold", "checkpoints"),
 )
 FULL_REPROCESSING: Final = replace(
     parent.FULL_REPROCESSING,
-    about="The state cannot go back, and none of the checkpoints can be resumed from.",
+    about="The state cannot be rewound, and no checkpoint qualifies.",
     fields=("pos_min", "threshold", "checkpoints"),
 )
 CHECKPOINT_RESTORED: Final = parent.CHECKPOINT_RESTORED
 FULL_RESET: Final = Cause(
     id="full-reset",
     sentence=(
-        "the {who} context cannot be cut at position {p0}, so both are cleared and the prompt is "
-        "processed from its start"
+        "the {who} context cannot be cut at position {p0}, so both are cleared and the whole "
+        "prompt is reprocessed"
     ),
-    about="A refused trim of one context empties both, the reset site of #1860 and #1889.",
+    about="If one context refuses a trim, both are emptied: the reset site of #1860 and #1889.",
     fields=("who", "p0"),
 )
 PROMPT_TRUNCATED: Final = Cause(
     id="prompt-truncated",
-    sentence="the prompt is too long for the context: {dropped} tokens are left out",
+    sentence="the prompt is too long for the context: {dropped} tokens are dropped",
     about="With context shift on, whole blocks after `n_keep` are dropped until the prompt fits.",
     fields=("dropped",),
 )

@@ -244,7 +244,7 @@ class Context:
             for layer, row in state.rows.items()
         )
         if not fits:
-            msg = "the saved state has other layers than this model"
+            msg = "the saved state has different layers than this model"
             raise BlobError(msg)
 
     def _write(self, start: int, count: int, state: SequenceState) -> None:

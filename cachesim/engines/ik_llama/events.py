@@ -11,7 +11,7 @@ from cachesim.engines.llamacpp import events as parent
 class SlotSelected(
     Event,
     tone="plain",
-    says="slot {slot} is chosen by {by}: similarity {similarity}, keep {f_keep}",
+    says="slot {slot} is chosen by {by}: similarity {similarity}, f_keep {f_keep}",
 ):
     """A slot was chosen: by its id, by similarity, or because it was idle longest."""
 
@@ -68,8 +68,8 @@ class PromptLoadFailed(
     Event,
     tone="loss",
     says=(
-        "the parked {n_tokens} tokens find no room: slot {slot} keeps its token list "
-        "over an empty memory"
+        "there is no room for the parked {n_tokens} tokens: slot {slot} keeps its token list, and "
+        "its memory is empty"
     ),
 ):
     """The entry's state found no room; the slot keeps its token list over an empty memory."""
@@ -182,7 +182,7 @@ class CheckpointReset(
     Event,
     tone="loss",
     says=(
-        "no checkpoint qualifies: the whole prompt is processed again (memory starts at "
+        "no checkpoint qualifies: the whole prompt is reprocessed (memory starts at "
         "{pos_min}, threshold {thold})"
     ),
 ):
@@ -268,7 +268,7 @@ class ContextShifted(Event, tone="loss", says=parent.ContextShifted.says):
 class BatchRetried(
     Event,
     tone="plain",
-    says="no room: tried again with up to {n_batch} tokens at once",
+    says="no room: retried with at most {n_batch} tokens at once",
 ):
     """No room: the same tokens are tried in smaller pieces."""
 

@@ -30,7 +30,7 @@ class Options:
     ctx_size: int = like(
         parent.Options,
         "ctx_size",
-        about="the whole context, of which each slot may fill an equal share",
+        about="total context, shared equally by the slots",
         high=MOST_CELLS,
         tried=(4096, 1024),
     )
@@ -38,14 +38,14 @@ class Options:
     ubatch_size: int = like(
         parent.Options,
         "ubatch_size",
-        about="the most tokens that go through the network at once",
+        about="maximum tokens per ubatch",
         low=1,
         high=MOST_CELLS,
     )
     ctx_checkpoints: int = like(parent.Options, "ctx_checkpoints", flag="--ctx-checkpoints")
     ctx_checkpoints_interval: int = option(
         "--ctx-checkpoints-interval",
-        "the distance at which checkpoints are made; 0 makes none by distance",
+        "tokens between checkpoints; 0: none by distance",
         default=512,
         low=0,
         high=MOST,
@@ -54,7 +54,7 @@ class Options:
     )
     ctx_checkpoints_tolerance: int = option(
         "--ctx-checkpoints-tolerance",
-        "so many tokens before a prompt's end a checkpoint is made; 0: at its end",
+        "a checkpoint is made this many tokens before a prompt's end; 0: at its end",
         default=5,
         low=0,
         high=MOST,
@@ -63,7 +63,8 @@ class Options:
     )
     ctx_checkpoints_eviction: Eviction = option(
         "--ctx-checkpoints-eviction",
-        "which checkpoint makes room: the oldest, or the one whose loss spreads the rest best",
+        "which checkpoint is evicted: the oldest, or the one whose loss leaves the rest best "
+        "spread",
         default="fifo",
         choices=get_args(Eviction),
         since=LATER,
@@ -75,7 +76,7 @@ class Options:
     cache_ram: int = like(parent.Options, "cache_ram", tried=(8192, 1, 0))
     cache_ram_similarity: float = option(
         "--cache-ram-similarity",
-        "a slot that keeps less than this share of its tokens is parked first",
+        "a slot that would keep less than this share of its tokens is parked first",
         default=0.5,
         low=0,
         high=1,
@@ -83,7 +84,7 @@ class Options:
     )
     cache_ram_n_min: int = option(
         "--cache-ram-n-min",
-        "the least tokens that are parked; -1 parks nothing (it is compared as unsigned)",
+        "fewest tokens worth parking; -1 parks nothing (it is compared as unsigned)",
         default=0,
         low=-1,
         high=MOST,
@@ -91,7 +92,7 @@ class Options:
     )
     cache_ram_reuse_n_min: int = option(
         "--cache-ram-reuse-n-min",
-        "the least common prefix for which a parked conversation is fetched",
+        "shortest common prefix for which a parked conversation is loaded",
         default=0,
         low=0,
         high=MOST,
@@ -100,7 +101,7 @@ class Options:
     )
     reasoning_tokens: str = option(
         "--reasoning-tokens",
-        "what is left out when token lists are compared: auto, none, or BEGIN,END",
+        "what is skipped when token lists are compared: auto, none, or BEGIN,END",
         default="auto",
     )
     context_shift: bool = like(parent.Options, "context_shift", default=True, tried=())
@@ -112,14 +113,14 @@ class Options:
     )
     companion: Companion = option(  # the memory model of the MTP companion; none: no -mtp
         "-mtp",
-        "the memory of the companion that drafts; none: the server drafts nothing",
+        "memory of the companion that drafts; none: no drafts",
         default="none",
         choices=get_args(Companion),
         arrived={"window": LATER},
     )
     companion_window: int = option(
         "--swa-compress",
-        "the window of a companion whose memory is one",
+        "window of the companion, if its memory is a window",
         default=128,
         low=1,
         high=MOST_CELLS,
@@ -127,14 +128,18 @@ class Options:
         since=LATER,
     )
     draft_max: int = option(
-        "--draft-max", "the most tokens of a draft", default=16, low=0, high=1024
+        "--draft-max", "maximum tokens of a draft", default=16, low=0, high=1024
     )
     draft_min: int = option(
-        "--draft-min", "a shorter draft is not used", default=0, low=0, high=1024
+        "--draft-min",
+        "minimum tokens of a draft; a shorter one is not used",
+        default=0,
+        low=0,
+        high=1024,
     )
     draft_p_min: float = option(
         "--draft-p-min",
-        "a draft ends where its likeliest token is less likely",
+        "minimum probability: a draft ends before a token below it",
         default=0.75,
         low=0,
         high=1,
@@ -163,7 +168,7 @@ class Options:
         if self.tags == ("", ""):
             msg = (
                 f"reasoning_tokens is {self.reasoning_tokens!r}, two empty tags, which the search "
-                'for blocks would find for ever; write "<think>,</think>", "auto" or "none"'
+                'for blocks would match forever; write "<think>,</think>", "auto" or "none"'
             )
             raise OptionError(msg)
 
@@ -185,7 +190,10 @@ FIELDS: Final = (
         low=-1,
         high=MOST,
         unit="tokens",
-        about="what a context shift spares; silent: what the slot's last request said (an oddity)",
+        about=(
+            "tokens that a context shift keeps; if not given, those of the slot's last request "
+            "(an oddity)"
+        ),
     ),
     Option(
         name="n_discard",
@@ -194,7 +202,7 @@ FIELDS: Final = (
         low=0,
         high=MOST,
         unit="tokens",
-        about="what a context shift drops; 0: half of what is not spared",
+        about="tokens that a context shift drops; 0: half of what is not kept",
     ),
     Option(name="cancel_after_ubatches", kind="whole number", low=0, high=MOST, internal=True),
 )

@@ -94,7 +94,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="1673",
         pull=1673,
-        about="a decode begins with no stop of an earlier client; before, a late one ended it",
+        about="a decode starts without an earlier client's stop flag; before, a late one ended it",
         fits=(),
         lay=_set(stop_flag_stays=False),
         landed="d2da6da05",

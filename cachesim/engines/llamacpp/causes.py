@@ -9,7 +9,7 @@ from cachesim.engines.causes import Cause, declared
 SLOT_BUSY: Final = Cause(
     id="slot-busy",
     sentence="slot {slot} is busy with another request",
-    about="A slot at work is not looked at. More slots, or waiting, would have helped.",
+    about="A busy slot is not considered. More slots, or waiting, would have helped.",
     fields=("slot",),
 )
 SLOT_PINNED: Final = Cause(
@@ -27,13 +27,13 @@ SLOT_SIMILARITY: Final = Cause(
 SLOT_AGE: Final = Cause(
     id="slot-age",
     sentence="slot {chosen} was used least recently and is taken; slot {slot} is not considered",
-    about="With `--slot-prompt-similarity 0` only the time of the last use decides.",
+    about="With `--slot-prompt-similarity 0` the server picks the least recently used slot.",
     fields=("slot", "chosen"),
 )
 CACHE_UNSEEN: Final = Cause(
     id="cache-unseen",
     sentence="slot {chosen} is taken as it is: the prompt cache is not searched",
-    about="A pinned request does not always look at the prompt cache (`--cache-ram`).",
+    about="A pinned request does not always search the prompt cache (`--cache-ram`).",
     fields=("chosen",),
 )
 F_KEEP: Final = Cause(
@@ -50,7 +50,7 @@ CACHE_KEEP: Final = Cause(
     sentence=(
         "only {f_keep} of the parked {n_tokens} tokens would be kept, below {below}: not loaded"
     ),
-    about="A parked conversation is not loaded for a small part of it.",
+    about="A parked conversation is not loaded if only a small part of it would be kept.",
     fields=("n_tokens", "f_keep", "below"),
 )
 CACHE_NOT_BETTER: Final = Cause(
@@ -73,26 +73,28 @@ CACHE_BETTER_ENTRY: Final = Cause(
 )
 CACHE_OBSOLETE_ENTRY: Final = Cause(
     id="cache-obsolete-entry",
-    sentence="the parked {n_tokens} tokens begin a longer conversation that is parked instead",
-    about="Saving a prompt erases every entry that it begins with.",
+    sentence=(
+        "the parked {n_tokens} tokens are a prefix of a longer conversation that is parked instead"
+    ),
+    about="Saving a prompt erases every entry that is a prefix of it.",
     fields=("n_tokens",),
 )
 CACHE_MAKING_ROOM: Final = Cause(
     id="cache-making-room",
     sentence="the parked {n_tokens} tokens ({size} bytes) were evicted to make room",
-    about="The oldest entries go before a new one is appended, even the one needed next.",
+    about="The oldest entries are evicted before a new one is added, even the one needed next.",
     fields=("n_tokens", "size"),
 )
 CACHE_LOAD_FAILED: Final = Cause(
     id="cache-load-failed",
     sentence="the parked state of {n_tokens} tokens does not load",
-    about="Memory had no room for the state, or it does not fit; the request starts from nothing.",
+    about="Memory had no room for the state, or it does not fit; nothing of it is reused.",
     fields=("n_tokens",),
 )
 SLOT_CLEARED: Final = Cause(
     id="slot-cleared",
     sentence="slot {slot} was cleared after a failed load",
-    about="A load that fails leaves the slot empty; its own tokens are lost with it.",
+    about="A failed load leaves the slot empty; its own tokens are lost too.",
     fields=("slot",),
 )
 
@@ -106,7 +108,7 @@ ADAPTERS_CHANGED: Final = Cause(
 )
 READ_WHOLE: Final = Cause(
     id="read-whole",
-    sentence="a prompt to be embedded is read in one piece, from its start (--pooling {pooling})",
+    sentence="a prompt to be embedded is processed whole, from its start (--pooling {pooling})",
     about="All embeddings of a prompt come from one ubatch, unless only the last one is wanted.",
     fields=("pooling",),
 )
@@ -118,7 +120,7 @@ CACHE_PROMPT_OFF: Final = Cause(
 SERVER_REUSES_NOTHING: Final = Cause(
     id="server-reuses-nothing",
     sentence="the server reuses nothing unless a request asks for it (--no-cache-prompt)",
-    about="The server was started with `--no-cache-prompt`, and the request says nothing else.",
+    about="The server was started with `--no-cache-prompt`, and the request does not override it.",
 )
 EMBEDDING_REUSES_NOTHING: Final = Cause(
     id="embedding-reuses-nothing",
@@ -146,8 +148,8 @@ MEMORY_DEPTH: Final = Cause(
         "memory reaches back only to position {pos_min}; resuming here needs one below {threshold}"
     ),
     about=(
-        "A recurrent state stands at one position and cannot go back; a window has dropped what "
-        "lies further back. Only a checkpoint helps."
+        "A recurrent state is valid at one position and cannot be rewound; a window has dropped "
+        "older positions. Only a checkpoint helps."
     ),
     fields=("pos_min", "threshold", "n_swa", "checkpoints"),
 )
@@ -159,14 +161,14 @@ FULL_REPROCESSING: Final = Cause(
     ),
     about=(
         'The server\'s log says "forcing full prompt re-processing due to lack of cache data": '
-        "the state cannot go back, and each checkpoint failed the test that is shown with it."
+        "the state cannot be rewound, and each checkpoint failed the test shown with it."
     ),
     fields=("pos_min", "threshold", "n_swa", "checkpoints"),
 )
 CHECKPOINT_RESTORED: Final = Cause(
     id="checkpoint-restored",
     sentence="checkpoint {n_tokens}[{pos_min}..{pos_max}] was restored",
-    about="A saved state brings back a part of what the memory could not.",
+    about="A checkpoint recovers part of what memory alone could not.",
     fields=("n_tokens", "pos_min", "pos_max"),
 )
 CHECKPOINT_FALLBACK: Final = Cause(
@@ -175,12 +177,12 @@ CHECKPOINT_FALLBACK: Final = Cause(
         "memory cannot be cut at position {p0}; the newest checkpoint before it, "
         "{n_tokens}[{pos_min}..{pos_max}], was restored"
     ),
-    about="With #20428 a refused cut goes back to a checkpoint instead of starting over.",
+    about="With #20428 a refused cut falls back to a checkpoint instead of starting over.",
     fields=("p0", "n_tokens", "pos_min", "pos_max"),
 )
 LAST_TOKEN: Final = Cause(
     id="last-token",
-    sentence="all {n_tokens} tokens are there; the last one is processed again for its logits",
+    sentence="all {n_tokens} tokens are there; the last one is reprocessed for its logits",
     about="Sampling needs the logits of the last token, so one token is always processed.",
     fields=("n_tokens",),
 )
@@ -193,7 +195,7 @@ SEQ_RM_REFUSED: Final = Cause(
 REQUEST_REFUSED: Final = Cause(
     id="request-refused",
     sentence="the request ended with {error}: nothing counts as reused",
-    about="An error leaves no count of cached tokens.",
+    about="A request that fails reports no cached tokens.",
     fields=("error",),
 )
 

@@ -93,8 +93,8 @@ class CheckpointCut(
     Event,
     tone="warn",
     says=(
-        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is called "
-        "{cut_tokens}[{cut_min}..{cut_max}] from now on; the state that it saved is not cut"
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is relabelled "
+        "{cut_tokens}[{cut_min}..{cut_max}]; the state that it saved is not cut"
     ),
 ):
     """A checkpoint beyond the new prompt's prefix gets smaller numbers, and keeps its state."""

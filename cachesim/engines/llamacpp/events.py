@@ -6,7 +6,7 @@ from cachesim.engines.events import Event, Tone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotChosenById(Event, tone="plain", says="slot {slot} is the one that the request names"):
+class SlotChosenById(Event, tone="plain", says="slot {slot} is chosen: the request names it"):
     """The request named its slot."""
 
 
@@ -117,7 +117,7 @@ class DepthTested(
 class FullReprocessing(
     Event,
     tone="loss",
-    says="no saved state is usable: the whole prompt is processed again",
+    says="no saved state is usable: the whole prompt is reprocessed",
 ):
     """Nothing usable was found: the whole prompt is processed again."""
 
@@ -126,7 +126,7 @@ class FullReprocessing(
 class OneTokenNeeded(
     Event,
     tone="plain",
-    says="all {n_tokens} tokens are there; the last one is processed again",
+    says="all {n_tokens} tokens are there; the last one is reprocessed",
 ):
     """Everything is cached; the last token is processed again for its logits."""
 
@@ -169,7 +169,7 @@ class ContextShifted(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDecoded(Event, tone="quiet", says="the network reads {n_tokens} tokens"):
+class BatchDecoded(Event, tone="quiet", says="the network processes {n_tokens} tokens"):
     """A piece of the batch went through the network."""
 
     n_tokens: int
@@ -180,7 +180,7 @@ class BatchDecoded(Event, tone="quiet", says="the network reads {n_tokens} token
 class BatchRetried(
     Event,
     tone="plain",
-    says="no room (decode returns {ret}): tried again with up to {n_batch} tokens at once",
+    says="no room (decode returns {ret}): retried with at most {n_batch} tokens at once",
 ):
     """There was no room: the piece is tried again, after a purge or in half."""
 

@@ -103,7 +103,7 @@ NAMES: Final = (
 LANDED: Final[tuple[Merged, ...]] = (
     Merged(
         pull=5420,
-        about="a last token to be computed again is taken back before the memory is cut",
+        about="a last token to be reprocessed is taken back before the memory is cut",
         landed="b8672",
         sets={"reuse.last_token_after_cut": False},
     ),
@@ -145,7 +145,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=18391,
-        about="a slot at work may be cleared: a refused cut no longer ends the process",
+        about="a busy slot may be cleared: a refused cut no longer ends the process",
         landed="b8672",
         sets={"reuse.seq_rm_failure": "clear"},
     ),
@@ -157,7 +157,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=22288,
-        about="with --swa-full the server reckons with no window",
+        about="with --swa-full the server assumes no window",
         landed="b8929",
         sets={"reuse.swa_full_hides_window": True},
     ),
@@ -248,7 +248,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=24755,
-        about="a request that names its slot looks into the prompt cache too",
+        about="a request that names its slot searches the prompt cache too",
         landed="b9873",
         sets={"selection.pinned_slot_uses_cache": True},
     ),
@@ -261,7 +261,9 @@ LANDED: Final[tuple[Merged, ...]] = (
     Merged(
         name="empty-batches-turn",
         perhaps=(24843,),
-        about="a slot at work with nothing to decode turns for ever; four turns ended the process",
+        about=(
+            "a busy slot with nothing to decode loops forever; before, four turns ended the process"
+        ),
         landed="b9873",
         sets={"loop.empty_batches_abort": False},
     ),
@@ -324,14 +326,14 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="rank-in-pieces",
-        about="a prompt to be ranked may be read in pieces; a prompt to be embedded reuses nothing",
+        about="a prompt to be ranked may be processed in pieces; one to be embedded reuses nothing",
         landed="b11549",
         sets={"requests.rank_is_last": True, "requests.embeddings_reuse": False},
     ),
     Merged(
         name="unseen-before-b11549",
         perhaps=(24843, 26221),
-        about="what no random workload turned on: looked at in b11549",
+        about="rules that no random workload exercised, taken from b11549",
         landed="b11549",
         sets={
             "slots.cleared_after_bad_restore": True,

@@ -32,7 +32,7 @@ class Options:
 
     parallel: int = option(
         "-np, --parallel",
-        "how many slots; -1 is automatic: four, with a unified cache",
+        "number of slots; -1: automatic, four with a unified cache",
         default=1,
         low=-1,
         high=256,
@@ -47,7 +47,7 @@ class Options:
     )
     kv_unified_per_slot: int = option(
         "--kv-unified-per-slot",
-        "the most that one slot may fill of a unified cache; 0 is no limit",
+        "the largest share of a unified cache that one slot may fill, in tokens; 0: no limit",
         default=0,
         low=0,
         high=MOST,
@@ -56,7 +56,7 @@ class Options:
     )
     ctx_size: int = option(
         "-c, --ctx-size",
-        "the whole context, rounded up to a multiple of 256; 0 is what the model was trained with",
+        "total context, rounded up to a multiple of 256; 0: what the model was trained with",
         default=4096,
         low=0,
         high=MOST,
@@ -65,7 +65,7 @@ class Options:
     )
     batch_size: int = option(
         "-b, --batch-size",
-        "the most tokens of one decode call",
+        "maximum tokens per decode call",
         default=2048,
         low=1,
         high=MOST,
@@ -74,7 +74,7 @@ class Options:
     )
     ubatch_size: int = option(
         "-ub, --ubatch-size",
-        "the most tokens that go through the network at once; 0 is the batch size",
+        "maximum tokens per ubatch; 0: the batch size",
         default=512,
         low=0,
         high=MOST,
@@ -83,7 +83,7 @@ class Options:
     )
     ctx_checkpoints: int = option(
         "-ctxcp, --ctx-checkpoints",
-        "the most checkpoints a slot keeps; 0 makes none",
+        "maximum checkpoints per slot; 0: none",
         default=32,
         low=0,
         high=1 << 16,
@@ -92,7 +92,7 @@ class Options:
     )
     checkpoint_min_step: int = option(
         "-cms, --checkpoint-min-step",
-        "the least distance of a checkpoint from the one before",
+        "minimum distance between checkpoints",
         default=256,
         low=0,
         high=MOST,
@@ -103,7 +103,7 @@ class Options:
     )
     checkpoint_every_nt: int = option(
         "-cpent, --checkpoint-every-n-tokens",
-        "the distance at which checkpoints are made while a prompt is read; -1 makes none",
+        "tokens between the checkpoints made during prefill; -1: none",
         default=8192,
         low=-1,
         high=MOST,
@@ -113,7 +113,7 @@ class Options:
     )
     slot_prompt_similarity: float = option(
         "-sps, --slot-prompt-similarity",
-        "the share of a prompt that a slot must hold to be chosen for it; 0 never looks",
+        "share of a prompt that a slot must hold to be chosen for it; 0: never compared",
         default=0.1,
         low=0,
         high=1,
@@ -121,7 +121,7 @@ class Options:
     )
     cache_ram: int = option(
         "-cram, --cache-ram",
-        "what the prompt cache in host memory may take; 0 is none, -1 has no limit",
+        "size of the prompt cache in host memory; 0: no prompt cache, -1: no limit",
         default=8192,
         low=-1,
         high=MOST,
@@ -130,7 +130,7 @@ class Options:
     )
     cache_reuse: int = option(
         "--cache-reuse",
-        "the least length of a moved chunk that is kept; 0 moves none",
+        "minimum length of a chunk that is moved and reused; 0: none is",
         default=0,
         low=0,
         high=MOST,
@@ -139,7 +139,7 @@ class Options:
     )
     context_shift: bool = option(
         "--context-shift",
-        "drop old tokens where the context is full, instead of ending the reply",
+        "drop old tokens when the context is full, instead of ending the reply",
         default=False,
         tried=(False, True),
     )
@@ -157,31 +157,31 @@ class Options:
     )
     cache_type_k: CacheType = option(
         "-ctk, --cache-type-k",
-        "how keys are kept: it decides bytes here, and no value",
+        "type of stored keys; here it changes sizes only, not values",
         default="f16",
         choices=get_args(CacheType),
     )
     cache_type_v: CacheType = option(
         "-ctv, --cache-type-v",
-        "how values are kept: it decides bytes here, and no value",
+        "type of stored values; here it changes sizes only, not values",
         default="f16",
         choices=get_args(CacheType),
     )
     embedding: bool = option(
         "--embeddings",
-        "embed prompts too; what is embedded shares the slots",
+        "serve embedding requests too; they share the slots",
         default=False,
     )
     pooling: Pooling = option(
         "--pooling",
-        "what is made of a prompt's embeddings; with last, prompts are reused, with rank, reranked",
+        "how a prompt's embeddings are pooled; last: prompts are reused, rank: reranking",
         default="none",
         choices=get_args(Pooling),
     )
     sleep_idle_seconds: int = option(
         "--sleep-idle-seconds",
-        "after so long without a request all is given up until the next; -1 never. "
-        "No clock runs here: a step says that the server sleeps",
+        "after this long without a request the server unloads everything until the next one; -1: "
+        "never. No clock runs here: a step says that the server sleeps",
         default=-1,
         low=-1,
         high=MOST,
@@ -189,17 +189,17 @@ class Options:
     )
     cache_prompt: bool = option(
         "--cache-prompt",
-        "reuse what a slot holds; a request may say otherwise",
+        "reuse what a slot holds; a request may override it",
         default=True,
     )
     cont_batching: bool = option(
         "-cb, --cont-batching",
-        "read new prompts while other slots generate",
+        "prefill new prompts while other slots generate",
         default=True,
     )
     keep: int = option(
         "--keep",
-        "tokens at the start that a context shift spares; -1 spares the whole prompt",
+        "tokens at the start that a context shift keeps; -1: the whole prompt",
         default=0,
         low=-1,
         high=MOST,
@@ -207,7 +207,7 @@ class Options:
     )
     predict: int = option(
         "-n, --predict",
-        "the most tokens of a reply, where the request does not say; -1 has no limit",
+        "maximum tokens of a reply, unless the request says; -1: no limit",
         default=-1,
         low=-1,
         high=MOST,
@@ -227,18 +227,18 @@ class Options:
     )
     spec_type: SpecType = option(
         "--spec-type",
-        "what drafts tokens: the model's own MTP head, or a second model; of n-grams, ngram-cache "
-        "where a reply is given, and that a map of them ends the process after a shift",
+        "what drafts tokens: the model's own MTP head, or a second model; of the n-gram types, "
+        "ngram-cache with given replies, and the maps' crash after a shift",
         default="none",
         choices=("none", *get_args(Drafting), *get_args(Ngrams)),
         since="b9294",
     )
     spec_draft_n_max: int = option(
-        "--spec-draft-n-max", "the most tokens of a draft", default=3, low=0, high=64, since="b9294"
+        "--spec-draft-n-max", "maximum tokens of a draft", default=3, low=0, high=64, since="b9294"
     )
     spec_draft_n_min: int = option(
         "--spec-draft-n-min",
-        "a shorter draft is not used",
+        "minimum tokens of a draft; a shorter one is not used",
         default=0,
         low=0,
         high=64,
@@ -246,7 +246,7 @@ class Options:
     )
     lora: str = option(
         "--lora",
-        "adapters, by names of their own, separated by commas; all at strength 1 from the start",
+        "adapters, by names of their own, separated by commas; all at strength 1 at the start",
         default="",
         kind="text",
     )
@@ -339,7 +339,7 @@ FIELDS: Final = (
         kind="choice",
         default="completion",
         choices=get_args(Endpoint),
-        about="what is asked: only completions look into the prompt cache and make checkpoints",
+        about="what is asked: only completions search the prompt cache and make checkpoints",
     ),
     Option(
         name="n_predict",
@@ -347,22 +347,22 @@ FIELDS: Final = (
         low=-MOST,
         high=MOST,
         unit="tokens",
-        about="as `predict`, in the server's own words: below -1 is one token, or refused",
+        about="like `predict`, passed to the server as it is: below -1 is one token, or refused",
     ),
     Option(
         name="cache_prompt",
         kind="yes or no",
-        about="said by the request itself: it counts more than the flag --cache-prompt",
+        about="set by the request itself; overrides the flag --cache-prompt",
     ),
     Option(
         name="add_generation_prompt",
         kind="yes or no",
-        about="of a chat: whether the template opens the reply",
+        about="for a chat: whether the template opens the reply",
     ),
     Option(
         name="tools",
         kind="texts",
-        about="of a chat: what the model may call, which a template shows before the messages",
+        about="for a chat: what the model may call; a template shows it before the messages",
     ),
     Option(
         name="n_keep",
@@ -370,7 +370,7 @@ FIELDS: Final = (
         low=-1,
         high=MOST,
         unit="tokens",
-        about="as the flag --keep, for one request",
+        about="like the flag --keep, for this request",
     ),
     Option(
         name="n_discard",
@@ -379,7 +379,7 @@ FIELDS: Final = (
         low=0,
         high=MOST,
         unit="tokens",
-        about="what a context shift drops; 0: half of what --keep does not spare",
+        about="tokens that a context shift drops; 0: half of what --keep does not keep",
     ),
     Option(
         name="n_cache_reuse",
@@ -387,17 +387,17 @@ FIELDS: Final = (
         low=0,
         high=MOST,
         unit="tokens",
-        about="as the flag --cache-reuse, for one request",
+        about="like the flag --cache-reuse, for this request",
     ),
     Option(
         name="ignore_eos",
         kind="yes or no",
-        about="as the flag --ignore-eos, for one request",
+        about="like the flag --ignore-eos, for this request",
     ),
     Option(
         name="prompt_string",
         kind="yes or no",
-        about="the prompt is sent as a text, which may be empty, instead of token ids",
+        about="the prompt is sent as text, which may be empty, instead of token ids",
     ),
     Option(
         name="lora",

@@ -201,7 +201,7 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     Patch(
         name="26893",
         pull=26893,
-        about="idle slots are parked after completions only, which alone look parked prompts up",
+        about="idle slots are parked after completions only; nothing else looks parked prompts up",
         fits=ALL,
         lay=_completions_only,
     ),
@@ -221,7 +221,7 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     ),
     Patch(
         name="erase-equal",
-        about="a checkpoint whose last token lies exactly at the next position is erased too",
+        about="a checkpoint whose last token is exactly at the next position is erased too",
         fits=ALL,
         lay=_reuse(erasure="equal"),
         cures="a checkpoint stays whose last token is not the prompt's, and is restored",

@@ -18,7 +18,7 @@ class PromptCacheUpdateBegun(
 class PromptSaving(
     Event,
     tone="gain",
-    says="slot {slot}'s {n_tokens} tokens go into the prompt cache",
+    says="slot {slot}'s {n_tokens} tokens are saved to the prompt cache",
 ):
     """A slot's prompt goes into the prompt cache."""
 
@@ -42,7 +42,7 @@ class PromptAlreadyCached(
 class CacheEntryObsolete(
     Event,
     tone="plain",
-    says="the parked {n_tokens} tokens begin the prompt that is saved, and are erased",
+    says="the parked {n_tokens} tokens are a prefix of the prompt that is saved, and are erased",
 ):
     """A cached prompt is a prefix of the one being saved and goes."""
 
@@ -53,7 +53,7 @@ class CacheEntryObsolete(
 class CacheEntryTooLarge(
     Event,
     tone="loss",
-    says="the prompt needs {size} bytes, the prompt cache holds {limit}: not saved",
+    says="the prompt needs {size} bytes, and the prompt cache may hold {limit}: not saved",
 ):
     """The prompt alone is larger than the cache."""
 

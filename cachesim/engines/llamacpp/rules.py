@@ -18,7 +18,7 @@ ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "l
 """How a checkpoint of an exact state (recurrent, hybrid) is found acceptable."""
 
 SearchLimit: TypeAlias = Literal["none", "beyond", "read-again"]
-"""Where a checkpoint must not end: behind the position to go on at, or where that is taken back."""
+"""Where a checkpoint must not end: after the position to resume at, or where that is taken back."""
 
 Erasure: TypeAlias = Literal[
     "beyond", "equal", "pos_end", "diverged", "prefix", "prompt", "trimmed"

@@ -125,7 +125,7 @@ class LlamaCpp(Engine):
     def _begin_anew(self, event: Event) -> None:
         old = self._server
         if old.queue or any(slot.is_processing for slot in old.slots):
-            msg = "the server is at work; let it come to rest first"
+            msg = "the server is busy; let it finish first"
             raise OptionError(msg)
         old.emit(event)
         new = open_server(old.rules, self.network, old.options)

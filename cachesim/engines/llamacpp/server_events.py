@@ -19,7 +19,9 @@ class AdaptersChanged(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptersSet(Event, tone="plain", says="the server's own adapters get other strengths"):
+class AdaptersSet(
+    Event, tone="plain", says="the strengths of the server's own adapters are changed"
+):
     """The server's own set of adapters was replaced."""
 
     lora: Strengths

@@ -80,7 +80,7 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
     Upstream: `if (++n_empty_consecutive > 3)` (#20277). A pass that leaves no slot at work starts
     the count again: any number of empty or overlong prompts may follow one another (seen on all
     wheels). Trap: from b9873 on the test stands where an empty batch never gets. Such a server
-    turns for ever and answers nobody, which is reported after some passes.
+    loops forever and answers nothing, which is reported after some passes.
     """
     at_work = any(slot.is_processing for slot in server.slots)
     empty = at_work and not len(batch)
@@ -89,7 +89,7 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
     if server.n_empty_consecutive > EMPTY_TURNS and server.rules.loop.empty_batches_abort:
         raise UpstreamAbort(where, "too many consecutive empty batches")
     if server.n_empty_consecutive > VAIN_TURNS:
-        raise UpstreamEndless(where, "a slot is at work, and has nothing to decode")
+        raise UpstreamEndless(where, "a slot is busy and has nothing to decode")
 
 
 # -- pre_decode ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from cachesim.units import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatched(
-    Event, tone="plain", says="nodes of {cached} tokens agree to their end; {agreed} tokens agree"
+    Event, tone="plain", says="nodes of {cached} tokens match to their end; {agreed} tokens match"
 ):
     """A request was looked up."""
 
@@ -17,7 +17,11 @@ class PrefixMatched(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BranchSaved(Event, tone="gain", says="a state is saved where two part, at {tokens} tokens"):
+class BranchSaved(
+    Event,
+    tone="gain",
+    says="a state is saved where two prompts diverge, after {tokens} tokens",
+):
     """An edge was divided, and got a state."""
 
     tokens: Count

@@ -11,15 +11,15 @@ class MarconiOptions:
 
     capacity_bytes: int = option(
         "",
-        "bytes of keys, values and states",
+        "size of the cache: keys, values and states",
         default=100_000_000_000,
         kind="size",
         tried=(100_000_000_000, 200_000_000),
     )
     policy: str = option(
         "",
-        "what goes first: weighed with a tuned weight, with a given one, or the leaf used longest "
-        "ago (the paper's SGLang+)",
+        "what is evicted first: by score with a tuned weight, by score with a given one, or the "
+        "least recently used leaf (the paper's SGLang+)",
         default="tuned",
         choices=("tuned", "weighed", "lru"),
         tried=("tuned", "weighed", "lru"),
@@ -33,7 +33,8 @@ class MarconiOptions:
     )
     bootstrap_multiplier: int = option(
         "",
-        "the weight is tuned after so many times the requests that fitted before anything went",
+        "the weight is tuned after this many times the requests that fitted before the first "
+        "eviction",
         default=5,
         low=1,
         high=1000,
@@ -50,4 +51,4 @@ class MarconiOptions:
     num_attn_layers: int = option("", "attention layers", default=4, low=0, high=10_000)
     num_mlp_layers: int = option("", "MLP layers", default=28, low=0, high=10_000)
     d: int = option("", "the model's width", default=4096, low=1, high=1 << 20)
-    n: int = option("", "numbers of state per channel", default=128, low=1, high=1 << 20)
+    n: int = option("", "state size per channel", default=128, low=1, high=1 << 20)

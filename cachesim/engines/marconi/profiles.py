@@ -26,7 +26,7 @@ RELEASES: Final = (
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="strict-match",
-        about="a match ends where an edge does not agree to its end",
+        about="a match ends where an edge does not match to its end",
         fits=("artifact",),
         lay=lambda rules: replace(rules, descends_partial=False),
     ),

@@ -41,7 +41,7 @@ class RequestAdmitted(Event, tone="plain"):
     def sentence(self) -> str:
         """How much was found, and whether its state is the right one."""
         found = f"{self.cached} of {self.prompt_tokens} tokens are found in the store"
-        astray = "; the state handed over is not that of these tokens"
+        astray = "; the state that comes with them is not that of these tokens"
         return found + (astray if self.sound is False else "")
 
 
@@ -143,8 +143,10 @@ class RequestDropped(Event, tone="loss"):
 class WorkerStuck(
     Event,
     tone="loss",
-    says="the generation thread waits for ever: {left_over} requests that a stop word ended are "
-    "still in the books of the batch that is to end first",
+    says=(
+        "the generation thread waits forever: {left_over} requests that a stop word ended are "
+        "still listed in the batch that must end first"
+    ),
 ):
     """Before #741 the generation thread could wait for a batch that is never empty."""
 
@@ -153,7 +155,7 @@ class WorkerStuck(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDied(Event, tone="loss", says="the generation thread ended: {error}"):
-    """The generation thread ended with an exception: nobody is served any more."""
+    """The generation thread ended with an exception: no request is served any more."""
 
     error: str
     why: str

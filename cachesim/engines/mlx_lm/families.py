@@ -111,7 +111,7 @@ _CHUNKED: Final = RecurrentRules(chunked=True)
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
     each.name: each
     for each in (
-        ModelFamily(name="llama", about="Llama and its kin", layers=("attention",)),
+        ModelFamily(name="llama", about="Llama and its relatives", layers=("attention",)),
         ModelFamily(name="gemma3_text", about="Gemma 3", layers=("window", "attention")),
         ModelFamily(
             name="gemma3n",

@@ -32,7 +32,7 @@ class MlxOptions:
 
     prompt_cache_size: int = option(
         "--prompt-cache-size",
-        "the most conversations that are stored",
+        "maximum number of stored conversations",
         default=10,
         low=0,
         high=MOST,
@@ -42,7 +42,7 @@ class MlxOptions:
     )
     prompt_cache_bytes: int | None = option(
         "--prompt-cache-bytes",
-        "what stored conversations may take; silent: no limit",
+        "total size of stored conversations; if not given: no limit",
         default=None,
         kind="size",
         low=0,
@@ -53,7 +53,7 @@ class MlxOptions:
     )
     prefill_step_size: int = option(
         "--prefill-step-size",
-        "the most tokens of one prefill step",
+        "maximum tokens per prefill step",
         default=2048,
         low=1,
         high=MOST,
@@ -63,7 +63,7 @@ class MlxOptions:
     )
     prompt_concurrency: int = option(
         "--prompt-concurrency",
-        "the most prompts that are read together",
+        "maximum prompts that are prefilled together",
         default=8,
         low=1,
         high=MOST,
@@ -73,7 +73,7 @@ class MlxOptions:
     )
     decode_concurrency: int = option(
         "--decode-concurrency",
-        "the most replies that are generated together",
+        "maximum replies that are generated together",
         default=32,
         low=1,
         high=MOST,
@@ -83,7 +83,7 @@ class MlxOptions:
     )
     kv_bits: int | None = option(
         "--kv-bits",
-        "bits of a stored key or value; silent: they are not packed. No batches then",
+        "bits per stored key or value; if not given, they are not quantised. With it, no batches",
         default=None,
         kind="whole number",
         low=2,
@@ -103,7 +103,7 @@ class MlxOptions:
     )
     quantized_kv_start: int = option(
         "--quantized-kv-start",
-        "tokens from which on a layer is packed",
+        "number of tokens after which a layer is quantised",
         default=5000,
         low=0,
         high=MOST,
@@ -112,7 +112,7 @@ class MlxOptions:
     )
     draft_model: str | None = option(
         "--draft-model",
-        "a model that guesses ahead: the name of a preset, or self. No batches then",
+        "the draft model: the name of a preset, or self. With it, no batches",
         default=None,
         kind="choice",
         choices=("self", *PRESETS),
@@ -120,7 +120,7 @@ class MlxOptions:
     )
     num_draft_tokens: int = option(
         "--num-draft-tokens",
-        "the most tokens that are guessed at once",
+        "maximum tokens per draft",
         default=3,
         low=0,
         high=64,
@@ -129,7 +129,7 @@ class MlxOptions:
     )
     max_tokens: int = option(
         "--max-tokens",
-        "the most tokens of a reply, where the request does not say",
+        "maximum tokens of a reply, unless the request says",
         default=512,
         low=1,
         high=MOST,
@@ -181,7 +181,7 @@ FIELDS: Final = (
     Option(
         name="seed",
         kind="whole number",
-        about="a seeded request is served alone, on another path",
+        about="a request with a seed is served alone, on a different path",
     ),
     Option(
         name="stop_words",
@@ -191,7 +191,9 @@ FIELDS: Final = (
     Option(
         name="tools",
         kind="texts",
-        about="what a chat's model may call: texts that the template puts before the messages",
+        about=(
+            "for a chat: what the model may call; the template puts these texts before the messages"
+        ),
     ),
     Option(
         name="chat_template_kwargs",

@@ -55,7 +55,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="138",
         pull=138,
-        about="a stored prompt that parts from the new one is cut back to what they share",
+        about="a stored prompt that diverges from the new one is trimmed to what they share",
         fits=(),
         lay=_lay(store={"cuts_to_common_prefix": True}),
         landed=ALL[0],
@@ -64,7 +64,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="183",
         pull=183,
-        about="a stored prompt is cut so that at least one token is left to feed",
+        about="a stored prompt is trimmed so that at least one token is left to feed",
         fits=(),
         lay=_lay(store={"leaves_one_token": True}),
         landed=ALL[0],
@@ -73,7 +73,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="738",
         pull=738,
-        about="a row of a ring is cut out as long as it is, and a padded prefill told its lengths",
+        about="a row leaves a ring at its own length, and a padded prefill is told its lengths",
         fits=BEFORE_738,
         lay=_lay(
             caches={"rotating_merge": "by-index", "rotating_extract": "from-the-end"},
@@ -114,7 +114,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="741",
         pull=741,
-        about="a request that a stop word ended is stored, and leaves the books of its batch",
+        about="a request that a stop word ended is stored, and leaves its batch",
         fits=BEFORE_741,
         lay=_lay(server={"forgets_stopped": True}),
         landed="0.30.6",
@@ -123,7 +123,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="842",
         pull=842,
-        about="fresh recurrent caches are merged without a padding that is none",
+        about="fresh recurrent caches are merged without a padding of zeros",
         fits=BEFORE_741,
         lay=_lay(classes={name: {"merges_slots_as_padding": False} for name in _MAMBAS}),
         landed="0.30.6",
@@ -178,7 +178,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
         name="929.3",
         pull=929,
-        about="#923 with the third fix: each layer is trimmed that can be",
+        about="#923 with the third fix: every layer that can be trimmed is",
         fits=("after-906",),
         lay=_lay(caches=_ON_923, snapshots={_FIXES_929[2]: True}),
     ),
@@ -260,10 +260,10 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="ring-mask",
-        about="the mask on a ring that has turned counts its rows: no padded row loses a token",
+        about="the mask on a wrapped ring counts its rows: no padded row loses a token",
         fits=ALL,
         lay=_lay(caches={"ring_mask_counts_rows": True}),
-        cures="the mask on a ring that has turned hides a token of a padded row",
+        cures="the mask on a wrapped ring hides a token of a padded row",
     ),
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm, with a dot one of several commits."""

@@ -172,7 +172,7 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
     ),
     Release(
         name="0.30.5",
-        about="no checkpoints; a stop word leaves the books of a batch full",
+        about="no checkpoints; a request ended by a stop word stays in its batch",
         rules=MlxRules(caches=_C_0_30_5, store=_G0, server=_R0_30_5),
         date="2026-01-25",
         upstream="v0.30.5",

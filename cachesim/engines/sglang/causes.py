@@ -28,17 +28,19 @@ WHOLE_PAGES: Final = Cause(
 )
 NOT_KEPT: Final = Cause(
     id="not-kept",
-    sentence="what was computed after {kept} tokens never went into the tree",
+    sentence="what was computed after {kept} tokens was never put into the tree",
     about=(
-        "With `extra_buffer` a finished request keeps what lies up to its last saved state, and "
+        "With `extra_buffer` a finished request keeps its tokens up to its last saved state and "
         "frees the rest; a request that was retracted or aborted keeps nothing."
     ),
     fields=("kept",),
 )
 ATTENTION_EVICTED: Final = Cause(
     id="attention-evicted",
-    sentence="the tree had more than {found} tokens of it once; they were evicted",
-    about="Leaves that no request holds go when memory is short, the one used longest ago first.",
+    sentence="the tree once had more than {found} of these tokens; they were evicted",
+    about=(
+        "When memory is short, leaves that no request holds are evicted, least recently used first."
+    ),
     fields=("wanted", "found"),
 )
 WINDOW_GONE: Final = Cause(
@@ -48,8 +50,8 @@ WINDOW_GONE: Final = Cause(
         "they are before {found}"
     ),
     about=(
-        "A node keeps attention's slots when its window part is freed; a match may only end where "
-        "a whole window before it is alive."
+        "A node keeps attention's slots when its window part is freed; a match may end only where "
+        "the whole window before it is still there."
     ),
     fields=("wanted", "found", "window"),
 )
@@ -59,8 +61,8 @@ STATE_EVICTED: Final = Cause(
         "the state that was saved after {saved} tokens was evicted; the nearest is after {found}"
     ),
     about=(
-        "States have slots and a list of last use of their own: an inner node loses its state and "
-        "keeps attention's slots (a tombstone)."
+        "States have their own slots and their own least-recently-used list: an inner node can "
+        "lose its state and keep attention's slots (a tombstone)."
     ),
     fields=("wanted", "found", "saved"),
 )
@@ -69,8 +71,8 @@ STATE_MISSING: Final = Cause(
     sentence=said.NO_STATE,
     about=(
         "`no_buffer` saves states where chunks and requests end, `extra_buffer` at the last "
-        "multiple of the grid, every `mamba_track_interval` generated tokens, and at the point "
-        "where attention would have gone on."
+        "multiple of the grid, every `mamba_track_interval` generated tokens, and where attention "
+        "alone could have resumed."
     ),
     fields=("wanted", "found"),
 )
@@ -78,20 +80,23 @@ NOT_LOADED: Final = Cause(
     id="not-loaded-back",
     sentence="the match ends on the host, after {wanted} tokens; the device has {found} of them",
     about=(
-        "Fewer than ten tokens of attention are computed again instead of being loaded back, and "
+        "Fewer than ten tokens of attention are recomputed instead of being loaded back, and "
         "nothing is loaded where the device has no room for all of it."
     ),
     fields=("wanted", "found"),
 )
 NOT_FETCHED: Final = Cause(
     id="not-fetched",
-    sentence="the storage has {stored} tokens of it; the tree, with what was fetched, has {found}",
+    sentence=(
+        "the storage has {stored} of these tokens; the tree, with what was fetched, has {found}"
+    ),
     about=(
-        "A prefetch is asked for when a request arrives, for what the tree lacks then. There is "
-        "none for less than `prefetch_threshold`, nor while prefetches hold their share of the "
-        "host, nor below a node that has not been copied there. With `best_effort` a request does "
-        "not wait for it. What comes hangs below the node that the match ended at: at the root a "
-        "request with a key of its own does not find it. With EAGLE it is asked for by other keys."
+        "A prefetch starts when a request arrives, for what the tree lacks at that time. There is "
+        "none for fewer tokens than `prefetch_threshold`, none while prefetches hold their share "
+        "of the host, and none below a node that has not been copied to the host. With "
+        "`best_effort` a request does not wait for it. What arrives is attached to the node where "
+        "the match ended: at the root, a request with its own key does not find it. With EAGLE "
+        "the prefetch uses different keys."
     ),
     fields=("stored", "found"),
 )

@@ -21,7 +21,7 @@ class PrefixMatched(Event, tone="plain"):
     @property
     def sentence(self) -> str:
         """What can be used, where it lies, and how far attention alone goes."""
-        words = f"the tree has {self.cached} tokens to go on from"
+        words = f"the tree has {self.cached} tokens to resume from"
         if self.on_host:
             words += f", {self.on_host} of them on the host"
         if self.attention > self.cached:
@@ -125,7 +125,7 @@ class EvictedToHost(HostEvent, tone="plain"):
     @property
     def sentence(self) -> str:
         """What was given up."""
-        return f"{self.subject} on the host only from now on"
+        return f"{self.subject} now on the host only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class CopiedToStorage(HostEvent, tone="gain"):
     @property
     def sentence(self) -> str:
         """What was copied."""
-        return f"{self.subject} copied on to the storage"
+        return f"{self.subject} copied to the storage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ MOVED: Final[dict[Deed, type[HostEvent]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRetracted(
-    Event, tone="loss", says="memory ran out: the request gives all of its back and starts over"
+    Event, tone="loss", says="memory ran out: the request frees all of its memory and starts over"
 ):
     """Memory ran out in decode: the request waits again, and is computed anew."""
 

@@ -46,12 +46,12 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     fields=(
         Option(
             name="extra_key",
-            about="keeps this request's prefixes apart from those of other keys",
+            about="separates this request's prefixes from those of other keys",
             kind="text",
         ),
         Option(
             name="priority",
-            about="under the eviction policy `priority`, nodes of a lower one go first",
+            about="under the eviction policy `priority`, nodes of lower priority are evicted first",
             kind="whole number",
             default=0,
             low=0,

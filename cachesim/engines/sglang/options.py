@@ -33,7 +33,7 @@ class SglangOptions:
     )
     max_total_tokens: int = option(
         "--max-total-tokens",
-        "slots for tokens",
+        "number of token slots",
         default=16384,
         low=2,
         high=MOST,
@@ -42,7 +42,7 @@ class SglangOptions:
     )
     context_length: int = option(
         "--context-length",
-        "the longest request",
+        "maximum tokens of a request",
         default=LONGEST,
         low=2,
         high=MOST,
@@ -50,7 +50,7 @@ class SglangOptions:
     )
     chunked_prefill_size: int = option(
         "--chunked-prefill-size",
-        "tokens of one prefill; -1: prompts are not cut",
+        "maximum tokens per prefill chunk; -1: prompts are not split",
         default=8192,
         low=-1,
         high=MOST,
@@ -59,7 +59,7 @@ class SglangOptions:
     )
     max_prefill_tokens: int = option(
         "--max-prefill-tokens",
-        "tokens of the prompts that are read together",
+        "prompt tokens that are prefilled together",
         default=16384,
         low=1,
         high=MOST,
@@ -67,7 +67,7 @@ class SglangOptions:
     )
     max_running_requests: int = option(
         "--max-running-requests",
-        "requests that run at once",
+        "maximum requests that run at once",
         default=8,
         low=1,
         high=4096,
@@ -76,7 +76,7 @@ class SglangOptions:
     )
     radix_eviction_policy: str = option(
         "--radix-eviction-policy",
-        "which leaf goes first when memory is short",
+        "which leaf is evicted first when memory is short",
         default="lru",
         choices=("lru", "lfu", "slru", "priority"),
         arrived={"slru": "0.5.23", "priority": "0.5.23"},
@@ -100,7 +100,7 @@ class SglangOptions:
     )
     mamba_scheduler_strategy: str = option(
         "--mamba-scheduler-strategy",
-        "where recurrent states are saved: where chunks end, or on a grid in two more slots",
+        "where recurrent states are saved: at chunk ends, or on a grid in two extra slots",
         default="auto",
         choices=STRATEGIES,
         until="0.5.9",
@@ -108,7 +108,7 @@ class SglangOptions:
     )
     mamba_radix_cache_strategy: str = option(
         "--mamba-radix-cache-strategy",
-        "where recurrent states are saved: where chunks end, or on a grid in two more slots",
+        "where recurrent states are saved: at chunk ends, or on a grid in two extra slots",
         default="auto",
         choices=STRATEGIES,
         since="0.5.23",
@@ -143,8 +143,8 @@ class SglangOptions:
 
     strict_mem_check_during_idle: bool = option(
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
-        "a pool whose books do not balance at rest ends the server, as is upstream's default; off "
-        "here, so that one sees what comes of it",
+        "a pool whose counts do not add up when idle ends the server (upstream's default); off "
+        "here, so that you see what follows",
         default=False,
     )
     enable_hierarchical_cache: bool = option(
@@ -171,7 +171,7 @@ class SglangOptions:
     )
     hicache_write_policy: str = option(
         "--hicache-write-policy",
-        "what goes to the host: what is used, what is used twice, or what the device gives up",
+        "what is copied to the host: what is used, what is used twice, or what the device evicts",
         default="write_through",
         choices=("write_through", "write_through_selective", "write_back"),
         tried=("write_through", "write_back", "write_through_selective"),
@@ -186,14 +186,15 @@ class SglangOptions:
     )
     hicache_storage_prefetch_policy: str = option(
         "--hicache-storage-prefetch-policy",
-        "whether a request waits until all that the storage has of it is there",
+        "whether a request waits until everything the storage has of it has arrived",
         default="best_effort",
         choices=("best_effort", "wait_complete", "timeout"),
         until="0.5.9",
     )
     prefetch_threshold: int = option(
         "--hicache-storage-backend-extra-config",
-        "tokens that the storage must have of a prompt to be asked (in the JSON of this flag)",
+        "fewest tokens worth a prefetch: that the tree lacks and the storage has (in the JSON of "
+        "this flag)",
         default=256,
         low=1,
         high=MOST,

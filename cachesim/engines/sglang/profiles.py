@@ -72,7 +72,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="39830",
         pull=39830,
-        about="defect as reported: what the host gets is what lies in the slots when it is needed",
+        about="defect as reported: the host gets whatever is in the slots when the copy is needed",
         fits=ALL,
         lay=laying("runner", host_copy_late=True),
     ),
@@ -86,14 +86,14 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="no-34870",
         pull=34870,
-        about="defect put back: with EAGLE windows are let go by tokens, and inserted by pairs",
+        about="defect put back: with EAGLE windows are freed by tokens, and inserted by pairs",
         fits=("0.5.23",),
         lay=laying("tree", windows_go_by_tokens=True),
     ),
     Patch(
         name="33713",
         pull=33713,
-        about="defect as reported: a state that the device gives up goes from the host as well",
+        about="defect as reported: a state that the device evicts is evicted from the host as well",
         fits=("0.5.23",),
         lay=laying("tree", state_copies_go_too=True),
     ),

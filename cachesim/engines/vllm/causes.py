@@ -20,15 +20,19 @@ WHOLE_BLOCKS: Final = Cause(
     id="whole-blocks",
     sentence="a hit is a multiple of {block} tokens",
     about=(
-        "Ids stand for whole blocks; several groups agree on multiples of the least common "
-        "multiple of their blocks. A smaller `prefix_match_unit` can help hybrid models."
+        "An id stands for a whole block; several groups agree only on multiples of the least "
+        "common multiple of their block sizes. A smaller `prefix_match_unit` can help hybrid "
+        "models."
     ),
     fields=("block",),
 )
 ATTENTION_EVICTED: Final = Cause(
     id="attention-evicted",
-    sentence="attention's blocks after {found} of {wanted} tokens were taken for other requests",
-    about="A free block loses its id when it is taken; the oldest release goes first.",
+    sentence="attention's blocks after {found} of {wanted} tokens were evicted for other requests",
+    about=(
+        "A free block loses its id when another request takes it; the block freed first is taken "
+        "first."
+    ),
     fields=("wanted", "found", "block"),
 )
 ATTENTION_MISSING: Final = Cause(
@@ -43,22 +47,25 @@ ATTENTION_MISSING: Final = Cause(
 WINDOW_EVICTED: Final = Cause(
     id="window-evicted",
     sentence=(
-        "the window before {wanted} tokens is gone: its blocks were taken; "
-        "the nearest ends at {found}"
+        "the window before {wanted} tokens is gone: its blocks were evicted; the nearest ends at "
+        "{found}"
     ),
-    about="A window needs its last blocks in a row; they were freed early and taken.",
+    about="A window needs its last blocks without a gap; they were freed early and evicted.",
     fields=("wanted", "found", "block"),
 )
 WINDOW_MISSING: Final = Cause(
     id="window-missing",
     sentence="no window ends at {wanted} tokens; the nearest complete one ends at {found}",
-    about="Sparse retention keeps the blocks before a few positions only: prompt end and junction.",
+    about="Sparse retention keeps only the blocks before a few positions: prompt end and junction.",
     fields=("wanted", "found", "block"),
 )
 STATE_EVICTED: Final = Cause(
     id="state-evicted",
-    sentence="the state after {wanted} tokens was taken for other requests; {found} is the nearest",
-    about="A state lies in one free block once its request has moved on; eviction takes it whole.",
+    sentence=(
+        "the state after {wanted} tokens was evicted for other requests; the nearest is after "
+        "{found}"
+    ),
+    about="A state is in one free block once its request has moved on; eviction removes all of it.",
     fields=("wanted", "found", "block"),
 )
 STATE_MISSING: Final = Cause(
@@ -94,16 +101,16 @@ GROUPS_DISAGREE: Final = Cause(
 )
 STATE_FORGIVEN: Final = Cause(
     id="state-forgiven",
-    sentence="no state was found, and attention's hit of {answer} tokens stands all the same",
+    sentence="no state was found, but attention's hit of {answer} tokens is used anyway",
     about=(
         "The defect of #43090, and of 0.24 beside a store that brings nothing (#48195): recurrent "
-        "layers go on from what the new block happens to hold."
+        "layers resume from whatever the new block holds."
     ),
     fields=("answer",),
 )
 FROM_STORE: Final = Cause(
     id="from-store",
-    sentence="an external store promises {tokens} further tokens",
+    sentence="an external store promises {tokens} more tokens",
     about="A KV connector brings blocks that the pool does not have.",
     fields=("tokens",),
 )

@@ -15,7 +15,7 @@ from cachesim.units import Count
 class CacheLookup(
     Event,
     tone="plain",
-    says="the cache has {cached} tokens; in turn the groups answered {by_group}",
+    says="the cache has {cached} tokens; the groups answered, in turn, {by_group}",
 ):
     """A waiting request was looked up.
 
@@ -39,7 +39,7 @@ class RequestDeferred(Event, tone="warn"):
     def sentence(self) -> str:
         """What it waits for."""
         if self.same_step:
-            return "the request waits a step: the state it would be given is written in this one"
+            return "the request waits one step: the state that it would get is written in this one"
         return "the request waits: too few blocks are free"
 
 
@@ -77,7 +77,7 @@ class StepWritten(
 class BlockEvicted(
     Event,
     tone="loss",
-    says="{kind} block {block}, which ended {tokens} tokens, is taken and loses its id",
+    says="{kind} block {block}, the last of {tokens} tokens, is evicted and loses its id",
 ):
     """A free block was taken for something else and lost its id."""
 
@@ -112,7 +112,7 @@ class RequestPreempted(Event, tone="loss"):
     @property
     def sentence(self) -> str:
         """What it gave back, and what is left behind."""
-        lost = "blocks ran out: the request gives all of its back and starts over"
+        lost = "blocks ran out: the request frees all of its blocks and starts over"
         if not self.unwritten:
             return lost
         left = "lose their ids" if self.taken_back else "keep their ids until they are taken"
@@ -129,7 +129,7 @@ class DraftsVerified(Event, tone="plain", says="{accepted} of {proposed} drafts 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAborted(Event, tone="warn"):
-    """The client went away; a chunk that was scheduled for it runs all the same, or is skipped."""
+    """The client went away; a chunk that was scheduled for it runs anyway, or is skipped."""
 
     scheduled: bool = False
     skipped: bool = False
@@ -139,7 +139,7 @@ class RequestAborted(Event, tone="warn"):
         """What becomes of its chunk."""
         if not self.scheduled:
             return "the request is aborted"
-        fate = "never runs" if self.skipped else "runs all the same"
+        fate = "never runs" if self.skipped else "runs anyway"
         return f"the request is aborted; its chunk of the scheduled step {fate}"
 
 

@@ -20,7 +20,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     fields=(
         Option(
             name="cache_salt",
-            about="keeps this request's prefixes apart from those of other salts",
+            about="separates this request's prefixes from those of other salts",
             kind="text",
         ),
         Option(
@@ -30,7 +30,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
         ),
         Option(
             name="priority",
-            about="under the policy `priority`: the smaller the number, the earlier it is served",
+            about="under the policy `priority`: smaller numbers are served first",
             kind="whole number",
             low=-(1 << 31),
             high=1 << 31,

@@ -16,7 +16,7 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
     for each in manager.managers:
         for number, table in each.tables.items():
             if number not in requests:
-                _fail(f"a block table of request {number}, which nobody sent")
+                _fail(f"a block table of request {number}, which was never sent")
             holders.update(block for block in table if block != NULL)
     for pinned in manager.pins.values():
         holders.update(pinned)

@@ -51,7 +51,7 @@ class VllmOptions:
     )
     prefix_match_unit: int = option(
         "--prefix-match-unit",
-        "tokens of one id; 0: the greatest common divisor of the groups' blocks",
+        "tokens per block id; 0: the greatest common divisor of the groups' blocks",
         default=0,
         low=0,
         high=MOST,
@@ -60,7 +60,7 @@ class VllmOptions:
     )
     num_gpu_blocks_override: int = option(
         "--num-gpu-blocks-override",
-        "blocks in the pool, the null block included",
+        "number of blocks in the pool, including the null block",
         default=1024,
         low=2,
         high=MOST_BLOCKS,
@@ -69,7 +69,7 @@ class VllmOptions:
     )
     max_model_len: int = option(
         "--max-model-len",
-        "the longest request; 0: what the pool can hold of one, at most 4096",
+        "maximum tokens of a request; 0: what the pool can hold of one, at most 4096",
         default=0,
         low=0,
         high=MOST_BLOCKS,
@@ -77,7 +77,7 @@ class VllmOptions:
     )
     max_num_batched_tokens: int = option(
         "--max-num-batched-tokens",
-        "tokens of one step",
+        "maximum tokens per step",
         default=8192,
         low=1,
         high=MOST,
@@ -86,7 +86,7 @@ class VllmOptions:
     )
     max_num_seqs: int = option(
         "--max-num-seqs",
-        "requests that run at once",
+        "maximum requests that run at once",
         default=256,
         low=1,
         high=MOST,
@@ -94,18 +94,18 @@ class VllmOptions:
         tried=(256, 1),
     )
     enable_prefix_caching: bool = option(
-        "--enable-prefix-caching", "whether prefixes are cached at all", default=True
+        "--enable-prefix-caching", "whether prefixes are cached", default=True
     )
     mamba_cache_mode: str = option(
         "--mamba-cache-mode",
-        "where states are kept: at the ends of prefill chunks, at every block, nowhere",
+        "where states are kept: at the ends of prefill chunks, at every block, or nowhere",
         default="align",
         choices=("align", "all", "none"),
     )
     prefix_cache_retention_interval: int = option(
         "--prefix-cache-retention-interval",
-        "states and window blocks kept beside those at the prompt's end and at junctions: "
-        "one per so many tokens; 0: no others; -1: all",
+        "which states and window blocks are kept besides those at the prompt's end and at "
+        "junctions: one per this many tokens; 0: no others; -1: all",
         default=DENSE,
         low=DENSE,
         high=MOST,
@@ -116,32 +116,33 @@ class VllmOptions:
     )
     scheduler_reserve_full_isl: bool = option(
         "--scheduler-reserve-full-isl",
-        "whether a request is let in only when its whole prompt fits",
+        "whether a request is admitted only when its whole prompt fits",
         default=True,
     )
     scheduling_policy: str = option(
         "--scheduling-policy",
-        "who is served first: who came first, or whose priority is the smaller number",
+        "which request is served first: the one that came first, or the one with the smaller "
+        "priority number",
         default="fcfs",
         choices=("fcfs", "priority"),
         tried=("fcfs", "priority"),
     )
     async_scheduling: bool = option(
         "--async-scheduling",
-        "whether a step is scheduled before the one before it has run: an abort may fall between",
+        "whether a step is scheduled before the previous one has run: an abort may come in between",
         default=False,
         tried=(False, True),
     )
     speculative_method: str = option(
         "--speculative-config.method",
-        "who proposes draft tokens",
+        "what proposes draft tokens",
         default="none",
         choices=("none", "ngram", "eagle", "mtp"),
         tried=("none", "ngram", "eagle"),
     )
     num_speculative_tokens: int = option(
         "--speculative-config.num-speculative-tokens",
-        "tokens proposed in a step, where there is a method",
+        "number of tokens proposed per step, if there is a method",
         default=2,
         low=1,
         high=64,
@@ -280,7 +281,7 @@ class VllmOptions:
         """Chunked local attention; upstream asserts what is refused here."""
         if self.use_eagle:
             msg = (
-                "chunked attention and a drafter do not go together: write speculative_method none"
+                "chunked attention cannot be combined with a drafter: write speculative_method none"
             )
             raise OptionError(msg)
         if self.mamba_block_size not in {0, self.block_size}:

@@ -123,7 +123,7 @@ class Connector:
 
 
 def _ends(group: GroupSpec, local: int, end: int) -> range:
-    """Where the blocks end that a group needs of a store to go on at `end`.
+    """Where the blocks end that a group needs of a store to resume at `end`.
 
     local hit |        |  window   |         a state: the block that ends there
                        ^first     ^end       a window, a chunk: all that are seen from there

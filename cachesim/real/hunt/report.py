@@ -56,7 +56,7 @@ def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator
     else:
         yield f"Cause, as far as it is known: {'; '.join(trophy.cause.marks)}."
     if trophy.angle != profile:
-        yield f"Found with other known defects cured: `{trophy.angle}`."
+        yield f"Found with other known defects fixed: `{trophy.angle}`."
     yield ""
     if profile.engine == LLAMA_CPP.name:
         yield "On a llama-server of your own:"

@@ -240,7 +240,7 @@ def drafts_at(workload: Workload) -> bool:
 def first_difference(
     workload: Workload, outcomes: Sequence[Outcome], trial: Trial | None = None
 ) -> Difference | None:
-    """Play a workload on the simulator with the real replies, until it answers otherwise.
+    """Play a workload on the simulator with the real replies, until it answers differently.
 
     Rules that no release has may be tried in place of those of the workload's own.
     """

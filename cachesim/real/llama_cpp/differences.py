@@ -37,7 +37,7 @@ def show_difference(
     for line in _lines(difference.events):
         out.print(f"  {line}")
     if difference.real.error in {ENDLESS, SILENT}:
-        out.print("the real server did not answer; a log that turns for ever is not shown")
+        out.print("the real server did not answer; a log that loops forever is not shown")
         return
     out.print("the real server's log at that step:")
     lines = real_log_of(workload, difference.step, version=version)

@@ -51,7 +51,7 @@ SECONDS_LONGER: Final = 20
 """The connection waits longer than we do: what a silent server is at is asked of its process."""
 
 SECONDS_WATCHED: Final = 4
-"""How long a silent process is watched: one that computes meanwhile turns for ever."""
+"""How long a silent process is watched: one that computes meanwhile loops forever."""
 
 AT_WORK: Final = 0.1
 """Seconds of processor time meanwhile that make the difference, on a crowded machine too."""
@@ -300,7 +300,7 @@ class Worker:
         return json.loads(line) if line else CRASH
 
     def _why_silent(self) -> str:
-        """Whether the process is gone, turns for ever, or waits for what does not come."""
+        """Whether the process is gone, loops forever, or waits for what does not come."""
         before = self._seconds_computed()
         time.sleep(SECONDS_WATCHED)
         if self._process.poll() is not None:

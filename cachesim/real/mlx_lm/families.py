@@ -31,7 +31,7 @@ class ModelClass:
 
 
 def transformer(spec: ModelSpec, weights: Weights) -> Weights:
-    """Embedding, attention, MLP and norms under the names of Llama and its kin."""
+    """Embedding, attention, MLP and norms under the names of Llama and its relatives."""
     named = {
         "model.embed_tokens.weight": weights["token_embd.weight"],
         "model.norm.weight": weights["output_norm.weight"],

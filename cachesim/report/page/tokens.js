@@ -2,7 +2,7 @@
 
 const CLASSES = {
   R: ["reused", "computed for an earlier request, taken from cache"],
-  r: ["recomputed", "matches what was held, yet processed again"],
+  r: ["recomputed", "matches what was held, but reprocessed"],
   C: ["new", "computed now"],
   F: ["foreign", "memory holds another token here"],
   M: ["missing", "memory holds nothing here"],

@@ -177,7 +177,7 @@ def test_a_request_still_at_work_cannot_be_reused() -> None:
     assert reply is not None
 
     assert [("still-at-work", 18, 0)] == [(e.rule, e.before, e.after) for e in reply.losses]
-    assert "request 0, still at work" == reply.equal_with
+    assert "request 0, still running" == reply.equal_with
 
 
 def test_a_hit_that_is_reported_may_be_unsound() -> None:

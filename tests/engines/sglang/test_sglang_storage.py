@@ -1,4 +1,4 @@
-"""The third tier of 0.5.9: what is copied on to the storage, what a waiting request gets of it."""
+"""The third tier of 0.5.9: what is copied to the storage, what a waiting request gets of it."""
 
 from typing import Any
 

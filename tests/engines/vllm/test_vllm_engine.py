@@ -207,7 +207,7 @@ def judge_of(engine: Engine, reply: Reply) -> str:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"speculative_method": "eagle"}, "chunked attention and a drafter"),
+        ({"speculative_method": "eagle"}, "chunked attention cannot be combined"),
         ({"mamba_block_size": 32}, "all blocks are equal"),
         ({"block_size": 24}, "must be whole blocks"),
     ],

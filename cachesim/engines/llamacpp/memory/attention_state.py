@@ -192,7 +192,7 @@ def _read_rows(
 
 def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Integers) -> None:
     if reader.take(Header) != _header(cache):
-        msg = "the state has other layers, or its values lie otherwise"
+        msg = "the state has other layers, or lays out its values differently"
         raise MisreadError(msg)
     rows = cache.rows[stream]
     rows.cover(int(cells.max()))

@@ -277,7 +277,7 @@ class Cells:
     def check_integrity(self) -> None:
         """Compare the counts and tracks with the cells themselves."""
         if self.used != np.count_nonzero(self.pos != EMPTY):
-            msg = f"used is {self.used}, the cells say otherwise"
+            msg = f"used is {self.used}, but the cells disagree"
             raise ContractError(msg)
         if (self.owners != _bit_counts(self.bits)).any():
             msg = "owner counts differ from the bit sets"
@@ -300,10 +300,10 @@ class Cells:
         held = np.sort(self.pos[self.members(seq)])
         low, high = (int(held[0]), int(held[-1])) if held.size else (EMPTY, EMPTY)
         if (track.lo, track.hi) != (low, high):
-            msg = f"sequence {seq} lies at {low}..{high}, its track says otherwise"
+            msg = f"sequence {seq} is at {low}..{high}, but its track disagrees"
             raise ContractError(msg)
         if track.count + track.spare.size != held.size:
-            msg = f"sequence {seq} has {held.size} cells, its track says otherwise"
+            msg = f"sequence {seq} has {held.size} cells, but its track disagrees"
             raise ContractError(msg)
         if track.irregular or not held.size:
             return

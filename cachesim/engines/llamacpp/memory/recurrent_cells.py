@@ -221,5 +221,5 @@ class RecurrentCells:
                     msg = f"sequence {seq} is in cell {cell}, its tail is not"
                     raise ContractError(msg)
         if not 0 <= self.head <= self.size:
-            msg = f"head {self.head} lies outside of {self.size} cells"
+            msg = f"head {self.head} is outside the {self.size} cells"
             raise ContractError(msg)

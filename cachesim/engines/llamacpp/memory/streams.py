@@ -153,7 +153,7 @@ class Streams:
         for cells, head in zip(self.cells, self.heads, strict=True):
             cells.check_integrity()
             if not 0 <= head <= self.size:
-                msg = f"head {head} lies outside of {self.size} cells"
+                msg = f"head {head} is outside the {self.size} cells"
                 raise ContractError(msg)
 
 

@@ -71,7 +71,7 @@ class ServerStore:
         found = self.cache.fetch(MODEL, list(key))
         cached = Count(len(key) - len(found.rest))
         if ahead > found.equal and other is not None:
-            job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still at work")
+            job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still running")
             job.ledger.apply(causes.STILL_AT_WORK, found.equal, request=int(other.ticket))
         else:
             job.ledger = Ledger(found.equal, _in_words(found))

@@ -22,7 +22,7 @@ from cachesim.engines.mlx_lm.server.store import ServerStore
 DEAD: Final = "generation thread died"
 """What the server says to whoever comes after its worker is gone, where it says anything."""
 
-ENDLESS: Final = "drains for ever"
+ENDLESS: Final = "drains forever"
 """Our word for a thread that waits for a batch whose books keep a request that is over."""
 
 UNANSWERED: Final = "no answer"
@@ -151,7 +151,7 @@ class ResponseGenerator:
         """Requests to a dead worker: refused at once, or left without an answer."""
         turned = bool(self.requests)
         refuses = self.rules.when_dead == "refused"
-        worker = "waits for ever" if self.dead == ENDLESS else "is gone"
+        worker = "waits forever" if self.dead == ENDLESS else "is gone"
         for job in self.requests:
             job.error = DEAD if refuses else UNANSWERED
             job.message = (

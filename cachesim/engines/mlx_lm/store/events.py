@@ -37,7 +37,7 @@ class PromptCacheRefused(
 class PromptCacheReplaced(
     PromptCacheChange,
     tone="plain",
-    says="the stored prompt of {n_tokens} tokens gives way to a new one",
+    says="the stored prompt of {n_tokens} tokens is replaced by a new one",
 ):
     """An entry gave way to a new one under the same key."""
 

@@ -19,7 +19,7 @@ from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import Outcome
 
 Play: TypeAlias = Callable[[Recording, Trial], Difference | None]
-"""Play a recording under rules: where the simulator first answers otherwise."""
+"""Play a recording under rules: where the simulator first answers differently."""
 
 PAIRED: Final = 12
 """So many disagreeing workloads are tried with pairs of changes."""
@@ -164,7 +164,7 @@ class Search:
 
 
 def play_under(recording: Recording, trial: Trial) -> Difference | None:
-    """Where the simulator first answers otherwise than the wheel did."""
+    """Where the simulator first answers differently than the wheel did."""
     try:
         return first_difference(recording.workload, recording.outcomes, trial)
     except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
