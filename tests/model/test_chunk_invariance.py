@@ -170,7 +170,7 @@ def plain_product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     del ladder
     result = np.zeros((len(rows), matrix.columns))
     real = int(np.flatnonzero(rows.any(axis=1))[-1]) + 1
-    result[:real] = rows[:real] @ matrix.turned.T
+    result[:real] = rows[:real] @ matrix.factor
     return result
 
 

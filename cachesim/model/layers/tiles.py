@@ -4,7 +4,9 @@ A BLAS picks its kernel by the shape of a product, and kernels add in different 
 multiplied alone may differ in the last bit from the same row in a crowd. Here every product is
 cut into tiles of few agreed heights, rows of zeros filling the last one. Heights may be mixed
 where all of them give the same bits on the running machine, which `mixes` finds out once per
-shape; where they do not, one height serves for all.
+shape and order of the weights in memory. A BLAS with kernels for small products (OpenBLAS with
+AVX-512) mixes where weights lie row by row, most others also where they lie column by column.
+Where neither does, one height serves for all.
 
 Tiles stay below the size from which a BLAS wakes its threads: for products this small they cost
 more than they bring, and on a busy machine a hundred times more.
@@ -13,19 +15,23 @@ more than they bring, and on a busy machine a hundred times more.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from cachesim.units import Array
 
 Ladder: TypeAlias = tuple[int, ...]
+Order: TypeAlias = Literal["F", "C"]
 
 LADDER: Final[Ladder] = (4, 8, 16, 32)
 """The heights that may be mixed; 1 to 3 rows take other kernels on most machines."""
 
-ATTENTION_LADDER: Final[Ladder] = (*LADDER, 64, 128)
-"""Blocks of keys are narrow, so more rows fit."""
+ATTENTION_LADDER: Final[Ladder] = (2, *LADDER, 64, 128)
+"""Blocks of keys are narrow, so more rows fit; and two rows alone are a token's usual ones."""
+
+ORDERS: Final[tuple[Order, ...]] = ("F", "C")
+"""Columns in one piece, rows in one piece: the quicker first."""
 
 ALONE: Final[Ladder] = (16,)
 """The one height of a machine that cannot mix."""
@@ -42,31 +48,33 @@ SERIAL: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weights (in, out) for `product`, kept as (out, in): columns lie in one piece.
+    """Weights (in, out) for `product`, in the order of memory in which this machine mixes heights.
 
-    Few rows times columns that do take a BLAS a third less time than rows times rows.
+    Few rows times columns that lie in one piece take many a BLAS a third less time than rows times
+    rows, so that order comes first.
     """
 
-    turned: Array
+    factor: Array
 
     @property
     def inner(self) -> int:
         """How deep a product with it is."""
-        return int(self.turned.shape[1])
+        return int(self.factor.shape[0])
 
     @property
     def columns(self) -> int:
         """How wide a product with it is: all columns, and zeros up to a full edge."""
-        return int(self.turned.shape[0])
+        return int(self.factor.shape[1])
 
 
 def packed(*parts: Array) -> Matrix:
     """Weights (out, in) side by side as one matrix (in, out)."""
     joined = np.concatenate([np.asarray(part, np.float64) for part in parts], axis=0)
     columns = -(-joined.shape[0] // COLUMNS) * COLUMNS
-    turned = np.zeros((columns, joined.shape[1]))
-    turned[: joined.shape[0]] = joined
-    return Matrix(turned)
+    order = order_for(joined.shape[1], columns)
+    factor = np.zeros((joined.shape[1], columns), order=order)
+    factor[:, : joined.shape[0]] = joined.T
+    return Matrix(factor)
 
 
 @lru_cache(maxsize=4096)
@@ -78,18 +86,18 @@ def padded(rows: int, ladder: Ladder) -> int:
 
 def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     """Rows (R, in) times a matrix (in, out), R as `padded` says: (R, out)."""
-    turned, height, count = matrix.turned, ladder[-1], rows.shape[0]
-    columns, inner = turned.shape
+    factor, height, count = matrix.factor, ladder[-1], rows.shape[0]
+    inner, columns = factor.shape
     result = np.empty((count, columns))
     full = count // height * height
     if full:
         tiles = rows[:full].reshape(-1, height, inner)
         out = result[:full].reshape(-1, height, columns)
         for some in blocks(height, inner, columns):
-            np.matmul(tiles, turned[some].T, out=out[:, :, some])
+            np.matmul(tiles, factor[:, some], out=out[:, :, some])
     if full < count:
         for some in blocks(count - full, inner, columns):
-            np.matmul(rows[full:], turned[some].T, out=result[full:, some])
+            np.matmul(rows[full:], factor[:, some], out=result[full:, some])
     return result
 
 
@@ -103,15 +111,28 @@ def blocks(height: int, inner: int, columns: int) -> tuple[slice, ...]:
 def ladder_for(matrices: tuple[Matrix, ...]) -> Ladder:
     """The heights that products with these matrices may mix, here and now."""
     shapes = sorted({(matrix.inner, matrix.columns) for matrix in matrices})
-    deepest = max(inner * min(columns, MOST_COLUMNS) for inner, columns in shapes)
-    ladder = below_threads(LADDER, deepest)
-    return ladder if all(mixes(ladder, *shape) for shape in shapes) else ALONE
+    ladder = min(heights(*shape) for shape in shapes)
+    mixable = all(mixes(ladder, *shape, order_for(*shape)) for shape in shapes)
+    return ladder if mixable else ALONE
+
+
+def heights(inner: int, columns: int) -> Ladder:
+    """The heights at which a product of that shape stays in one thread."""
+    return below_threads(LADDER, inner * min(columns, MOST_COLUMNS))
+
+
+@lru_cache(maxsize=1024)
+def order_for(inner: int, columns: int) -> Order:
+    """How weights of that shape lie: column by column where heights mix so, else row by row."""
+    ladder = heights(inner, columns)
+    return next((order for order in ORDERS if mixes(ladder, inner, columns, order)), ORDERS[0])
 
 
 def attention_ladder_for(heads: int, size: int, block: int) -> Ladder:
     """The same for rows times a block of one head's keys, or of its values."""
     ladder = below_threads(ATTENTION_LADDER, block * size)
-    return ladder if sides_mix(ladder, heads, size, block) else ALONE
+    mixable = (each for each in (ladder, ladder[1:]) if sides_mix(each, heads, size, block))
+    return next(mixable, ALONE)
 
 
 def below_threads(ladder: Ladder, deep: int) -> Ladder:
@@ -120,9 +141,9 @@ def below_threads(ladder: Ladder, deep: int) -> Ladder:
 
 
 @lru_cache(maxsize=1024)
-def mixes(ladder: Ladder, inner: int, columns: int) -> bool:
+def mixes(ladder: Ladder, inner: int, columns: int, order: Order) -> bool:
     """True if all heights of tiles give a row the same bits."""
-    matrix = packed(noise(columns, inner))
+    matrix = Matrix(np.asarray(noise(inner, columns), order=order))
     return alike(ladder, inner, lambda rows: product(rows, matrix, ladder))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cachesim.model.build import build
-from cachesim.model.layers import attention
+from cachesim.model.layers import attention, tiles
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import gelu, gelu_table, l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
@@ -18,10 +18,12 @@ from cachesim.model.layers.tiles import (
     ATTENTION_LADDER,
     LADDER,
     MOST_COLUMNS,
+    ORDERS,
     SERIAL,
     below_threads,
     blocks,
     mixes,
+    order_for,
     packed,
     padded,
     product,
@@ -160,10 +162,25 @@ def test_mixing_is_refused_where_one_height_gives_other_bits(
         asked.cache_clear()
     monkeypatch.setattr(np, "matmul", moody)
 
-    assert not mixes(LADDER, 64, 128)
+    assert not any(mixes(LADDER, 64, 128, order) for order in ORDERS)
     assert not sides_mix(ATTENTION_LADDER, 2, 16, BLOCK)
     for asked in (mixes, sides_mix):
         asked.cache_clear()
+
+
+def test_weights_lie_in_the_order_in_which_heights_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(2).normal(size=(30, 8))
+
+    for order in ORDERS:
+        monkeypatch.setattr(tiles, "mixes", lambda *asked, only=order: asked[-1] == only)
+        order_for.cache_clear()
+        factor = packed(weights).factor
+
+        assert order == order_for(8, 32)
+        assert factor.flags[f"{order}_CONTIGUOUS"]
+        assert np.array_equal(weights.T, factor[:, :30])
+        assert not factor[:, 30:].any()
+    order_for.cache_clear()
 
 
 @given(st.sampled_from(LADDER), st.integers(1, 4096), st.integers(1, 500))
