@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
 from cachesim.model.weights import Weights, output_norm_name
 from cachesim.units import Array, Integers
+
+NOT_FINITE: Final = "a row of the network is not finite: a query saw no key, or a state was damaged"
 
 
 class Intake(Protocol):
@@ -112,8 +114,7 @@ class Head:
         rows = rms_norm(x, self.spec.norm_epsilon)
         rows *= self.norm
         if not math.isfinite(float(rows.sum())):
-            msg = "a row of the network is not finite: a query saw no key, or a state was damaged"
-            raise ContractError(msg)
+            raise ContractError(NOT_FINITE)
         return rows
 
     def logits(self, hidden: Array, outputs: Integers | None, ladder: Ladder) -> Array:

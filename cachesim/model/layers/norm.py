@@ -51,9 +51,9 @@ def sigmoid(x: Array) -> Array:
     return result
 
 
-def silu(x: Array) -> Array:
+def silu(x: Array, out: Array | None = None) -> Array:
     """X times its sigmoid."""
-    result = np.negative(x)
+    result: Array = np.negative(x, out=out)
     np.exp(result, out=result)
     result += 1.0
     np.divide(x, result, out=result)

@@ -1,0 +1,182 @@
+"""One token folded into the state of a recurrent layer.
+
+carried   [ k - 1 rows | the token's ]      what the convolution sees, and hands on without the
+oldest row
+"""
+
+import numpy as np
+
+from cachesim.model.layers.conv import ShortConv
+from cachesim.model.layers.delta import Delta
+from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
+from cachesim.model.layers.run import Turns
+from cachesim.model.layers.sight import Sights
+from cachesim.model.layers.ssm import Ssm
+from cachesim.model.one.tile import Tile, root_mean_square
+from cachesim.model.store import Store
+from cachesim.units import Array
+
+
+class Convolution:
+    """The rows that a convolution sees: `newest` is written first."""
+
+    def __init__(self, taps: Array) -> None:
+        self._taps = taps
+        self._rows, self._tapped = np.empty(taps.shape), np.empty(taps.shape)
+        self._former, self._later = self._rows[:-1], self._rows[1:]
+        self.size = self._former.size  # of what is carried
+        self.newest: Array = self._rows[-1]
+
+    def __call__(self, before: Array, after: Array, out: Array) -> None:
+        """Each channel by its taps into out (C,); from one state (row,) into the next."""
+        np.copyto(self._former, before[: self.size].reshape(self._former.shape))
+        np.copyto(after[: self.size].reshape(self._later.shape), self._later)
+        np.multiply(self._rows, self._taps, self._tapped)
+        np.add.reduce(self._tapped, axis=0, out=out)
+
+
+class SsmStep:
+    """As `Ssm`."""
+
+    def __init__(self, layer: Ssm, height: int) -> None:
+        spec = layer.spec
+        self._layer, self._epsilon = layer, spec.norm_epsilon
+        self._wide = spec.inner // spec.state_heads
+        self._entry, self._exit = Tile(layer.entry, height), Tile(layer.exit, height)
+        self._result = self._exit.result[: spec.width]
+        inner, channels, side = spec.inner, spec.conv_channels, spec.groups * spec.state_size
+        mixed = self._entry.result
+        self._open = mixed[: inner + channels]  # z, x, B and C before they are activated
+        self._fresh = mixed[inner : inner + channels]
+        self._steps = mixed[inner + channels : inner + channels + spec.state_heads]
+        self._convolution = Convolution(layer.taps)
+        self._active = active = np.empty(inner + channels)
+        self._z, self._x = active[:inner], active[inner : 2 * inner]
+        self._b = active[2 * inner : 2 * inner + side].reshape(spec.groups, -1, 1)
+        self._c = active[2 * inner + side :].reshape(spec.groups, 1, -1)
+        by_group = (spec.groups, 1, inner // spec.groups)
+        self._state = (spec.groups, spec.state_size, inner // spec.groups)
+        self._faded = np.empty(self._state)
+        self._read, self._skipped = np.empty(by_group), np.empty(inner)
+        self._read_row = self._read.reshape(-1)
+        self._read_groups = self._read.reshape(spec.groups, -1)
+        self._left = self._exit.row.reshape(spec.groups, -1)
+
+    def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
+        """What the layer adds to the row x (d,)."""
+        del sights, turns
+        layer, size = self._layer, self._convolution.size
+        np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
+        self._entry()
+        steps = softplus(self._steps + layer.step_bias)
+        (before,) = store.states(layer.layer)
+        after = np.empty((1, 1, len(before)))
+        np.copyto(self._convolution.newest, self._fresh)
+        self._convolution(before, after[0, 0], self._fresh)
+        self._fresh += layer.bias
+        silu(self._open, self._active)
+        self._fold(steps, before[size:].reshape(self._state), after[0, 0, size:])
+        store.keep_states(layer.layer, after)
+        self._read_row += np.multiply(self._x, layer.skip, self._skipped)
+        self._read_row *= self._z
+        np.copyto(self._left, rms_norm(self._read_groups, self._epsilon))
+        self._exit()
+        return self._result
+
+    def _fold(self, steps: Array, before: Array, after: Array) -> None:
+        """The state (G, N, W) after the token, and what the token reads of it."""
+        decay = np.exp(steps * self._layer.rate).repeat(self._wide)
+        stepped = self._x * steps.repeat(self._wide)
+        state = after.reshape(self._state)
+        np.multiply(self._b, stepped.reshape(self._read.shape), state)
+        state += np.multiply(before, decay.reshape(self._read.shape), self._faded)
+        np.matmul(self._c, state, self._read)
+
+
+class DeltaStep:
+    """As `Delta`."""
+
+    def __init__(self, layer: Delta, height: int) -> None:
+        spec = layer.spec
+        self._layer, self._epsilon = layer, spec.norm_epsilon
+        self._entry, self._exit = Tile(layer.entry, height), Tile(layer.exit, height)
+        self._result = self._exit.result[: spec.width]
+        inner, channels, heads = spec.inner, spec.conv_channels, spec.state_heads
+        size, groups = spec.state_size, spec.groups
+        mixed = self._entry.result
+        self._open = mixed[: channels + inner]  # q, k, v and z before they are activated
+        self._fresh = mixed[:channels]
+        self._beta = mixed[channels + inner : channels + inner + heads]
+        self._alpha = mixed[channels + inner + heads : channels + inner + 2 * heads]
+        self._convolution = Convolution(layer.taps)
+        self._active = active = np.empty(channels + inner)
+        self._pair = active[: 2 * groups * size].reshape(2, groups, size)
+        self._value = active[2 * groups * size : channels].reshape(heads, size)
+        self._z = active[channels:]
+        self._tiled = np.empty((2, heads // groups, groups, size))
+        self._query, self._key = self._tiled.reshape(2, heads, size)
+        self._scale = size**-0.5
+        self._state = (heads, size, size)
+        self._recalled, self._seen = np.empty((heads, 1, size)), np.empty((heads, 1, size))
+        self._missing, self._seen_heads = self._recalled[:, 0], self._seen[:, 0]
+        self._change = np.empty(self._state)
+        self._left = self._exit.row.reshape(heads, size)
+
+    def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
+        """What the layer adds to the row x (d,)."""
+        del sights, turns
+        layer, size = self._layer, self._convolution.size
+        np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
+        self._entry()
+        beta = sigmoid(self._beta)
+        decay = np.exp(softplus(self._alpha + layer.step_bias) * layer.rate)
+        (before,) = store.states(layer.layer)
+        after = np.empty((1, 1, len(before)))
+        np.copyto(self._convolution.newest, self._fresh)
+        self._convolution(before, after[0, 0], self._fresh)
+        silu(self._open, self._active)
+        self._fold(beta, decay, before[size:].reshape(self._state), after[0, 0, size:])
+        store.keep_states(layer.layer, after)
+        np.copyto(self._left, rms_norm(self._seen_heads, self._epsilon))
+        self._exit.row *= self._z
+        self._exit()
+        return self._result
+
+    def _fold(self, beta: Array, decay: Array, before: Array, after: Array) -> None:
+        """The state (H, N, N) after the token, and what the token reads of it."""
+        np.copyto(self._tiled, l2_norm(self._pair, self._epsilon)[:, None])
+        self._query *= self._scale
+        probe = self._key * (beta * decay)[:, None]
+        np.matmul(probe[:, None], before, self._recalled)
+        np.subtract(self._value * beta[:, None], self._missing, self._missing)
+        np.multiply(self._key[..., None], self._recalled, self._change)
+        state = after.reshape(self._state)
+        np.multiply(before, decay[:, None, None], state)
+        state += self._change
+        np.matmul(self._query[:, None], state, self._seen)
+
+
+class ShortConvStep:
+    """As `ShortConv`."""
+
+    def __init__(self, layer: ShortConv, height: int) -> None:
+        spec, width = layer.spec, layer.spec.width
+        self._layer, self._epsilon = layer, spec.norm_epsilon
+        self._entry, self._exit = Tile(layer.entry, height), Tile(layer.exit, height)
+        self._b, self._c, self._x = self._entry.result[: 3 * width].reshape(3, width)
+        self._convolution = Convolution(layer.taps)
+        self._result = self._exit.result[:width]
+
+    def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
+        """What the layer adds to the row x (d,)."""
+        del sights, turns
+        np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
+        self._entry()
+        np.multiply(self._b, self._x, self._convolution.newest)
+        (before,) = store.states(self._layer.layer)
+        after = np.empty((1, 1, len(before)))
+        self._convolution(before, after[0, 0], self._exit.row)
+        store.keep_states(self._layer.layer, after)
+        self._exit.row *= self._c
+        self._exit()
+        return self._result
