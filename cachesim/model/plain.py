@@ -8,7 +8,7 @@ import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
-from cachesim.units import Array
+from cachesim.units import Array, Integers
 
 
 class PlainStore:
@@ -22,14 +22,14 @@ class PlainStore:
         self._sets = sets
         self._cells: dict[int, tuple[_Cells, ...]] = {}
         self._states: dict[int, Array] = {}
+        spec = network.spec
+        views = _View(0, chunked=False), _View(spec.window, chunked=spec.chunked)
         for shape in network.shapes:
             if shape.place == "recurrent":
                 self._states[shape.layer] = np.zeros((sets, shape.row), shape.dtype)
             else:
-                window = network.spec.window if shape.place == "window" else 0
-                cells = tuple(
-                    _Cells(shape, window, chunked=network.spec.chunked) for _ in range(sets)
-                )
+                windowed = shape.place == "window"
+                cells = tuple(_Cells(shape, views[windowed]) for _ in range(sets))
                 self._cells[shape.layer] = cells
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
@@ -52,22 +52,47 @@ class PlainStore:
 class _Cells:
     """The keys and values of one sequence in one layer; cell `i` is position `i`."""
 
-    def __init__(self, shape: LayerShape, window: int, *, chunked: bool) -> None:
+    def __init__(self, shape: LayerShape, view: "_View") -> None:
         self._keys = Growing(shape.key, shape.dtype)
         self._values = Growing(shape.value, shape.dtype)
-        self._window = window
-        self._chunked = chunked
+        self._view = view
 
     def append(self, keys: Array, values: Array, first_row: int) -> Lane:
-        """Add cells for the rows from `first_row` on, and say what they see.
-
-        |  seen by nobody  |   lane, whole blocks    | ABSENT |
-        0                start         first  ...  count     stop
-        """
+        """Add cells for the rows from `first_row` on, and say what they see."""
         first = self._keys.count
         self._keys.append(keys)
         self._values.append(values)
-        count = self._keys.count
+        seen, positions, low, high = self._view.of(first, len(keys))
+        return Lane(
+            rows=np.arange(first_row, first_row + len(keys), dtype=np.int64),
+            keys=self._keys.data[seen],
+            values=self._values.data[seen],
+            positions=positions,
+            low=low,
+            high=high,
+        )
+
+
+class _View:
+    """What new cells see, which is the same in all layers with one kind of window.
+
+    |  seen by nobody  |   lane, whole blocks    | ABSENT |
+    0                start         first  ...  count     stop
+    """
+
+    def __init__(self, window: int, *, chunked: bool) -> None:
+        self._window, self._chunked = window, chunked
+        self._asked = (0, 0)
+        self._told: tuple[slice, Integers, Integers, Integers]
+
+    def of(self, first: int, new: int) -> tuple[slice, Integers, Integers, Integers]:
+        """The cells of a lane, their positions, and the ends of what each new one sees."""
+        if self._asked != (first, new):
+            self._told = self._look(first, first + new)
+            self._asked = (first, new)
+        return self._told
+
+    def _look(self, first: int, count: int) -> tuple[slice, Integers, Integers, Integers]:
         high = np.arange(first, count, dtype=np.int64)
         low = np.maximum(high - self._window + 1, 0) if self._window else np.zeros_like(high)
         if self._window and self._chunked:
@@ -76,14 +101,7 @@ class _Cells:
         stop = -(-count // BLOCK) * BLOCK
         positions = np.arange(start, stop, dtype=np.int64)
         positions[count - start :] = ABSENT
-        return Lane(
-            rows=np.arange(first_row, first_row + len(keys), dtype=np.int64),
-            keys=self._keys.data[start:stop],
-            values=self._values.data[start:stop],
-            positions=positions,
-            low=low,
-            high=high,
-        )
+        return slice(start, stop), positions, low, high
 
 
 class Growing:

@@ -12,6 +12,7 @@ exact zero, and so does a block in which it sees nothing.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -122,14 +123,23 @@ def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
     count, heads, size = queries.shape
     kv_heads = keys.shape[2]
     rows = count * heads // kv_heads
-    height = next((height for height in ladder if height >= rows), ladder[-1])
-    tiles = -(-rows // height)
-    stacked = np.zeros((kv_heads, tiles * height, size))
+    tiles, height = tiling(rows, ladder)
     by_key_head = queries.reshape(count, kv_heads, -1, size).transpose(1, 0, 2, 3)
-    stacked[:, :rows] = by_key_head.reshape(kv_heads, rows, size)
+    stacked = by_key_head.reshape(kv_heads, rows, size)
+    if tiles * height > rows:
+        filled = np.zeros((kv_heads, tiles * height, size))
+        filled[:, :rows] = stacked
+        stacked = filled
     stacked = stacked.reshape(kv_heads, 1, tiles, height, size)
     scores: Array = np.matmul(stacked, keys.transpose(2, 0, 3, 1)[:, :, None])
     return scores
+
+
+@lru_cache(maxsize=4096)
+def tiling(rows: int, ladder: Ladder) -> tuple[int, int]:
+    """How many tiles take so many rows, and their height: the lowest, if one takes all."""
+    height = next((height for height in ladder if height >= rows), ladder[-1])
+    return -(-rows // height), height
 
 
 def hide(scores: Array, hidden: Hidden, count: int, group: int) -> None:
@@ -147,8 +157,8 @@ def gather(scores: Array, values: Array, count: int, group: int) -> Array:
     Two passes: the largest score first, which has no order, then the sums, which have one.
     """
     kv_heads, size = values.shape[2:]
-    largest = np.maximum.reduce(scores, axis=1).max(axis=-1)[:, None, ..., None]
-    scores -= largest
+    largest = scores if scores.shape[1] == 1 else np.maximum.reduce(scores, axis=1, keepdims=True)
+    scores -= np.maximum.reduce(largest, axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     total = np.add.reduce(np.add.reduce(scores, axis=-1), axis=1)
     parts = np.matmul(scores, values.transpose(2, 0, 1, 3)[:, :, None])

@@ -24,14 +24,14 @@ def squares(rows: Array) -> Array:
     return sums
 
 
-def rms_norm(rows: Array, epsilon: float) -> Array:
+def rms_norm(rows: Array, epsilon: float, out: Array | None = None) -> Array:
     """Rows (..., d) at a root mean square of one; a weight, if any, is the caller's."""
     size = rows.shape[-1]
     scale = squares(rows)
     scale *= 1.0 / size
     scale += epsilon
     np.sqrt(scale, out=scale)
-    return np.divide(rows, scale)
+    return np.divide(rows, scale, out=out)
 
 
 def l2_norm(rows: Array, epsilon: float) -> Array:

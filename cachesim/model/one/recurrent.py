@@ -79,7 +79,7 @@ class SsmStep:
         store.keep_states(layer.layer, after)
         self._read_row += np.multiply(self._x, layer.skip, self._skipped)
         self._read_row *= self._z
-        np.copyto(self._left, rms_norm(self._read_groups, self._epsilon))
+        rms_norm(self._read_groups, self._epsilon, self._left)
         self._exit()
         return self._result
 
@@ -137,7 +137,7 @@ class DeltaStep:
         silu(self._open, self._active)
         self._fold(beta, decay, before[size:].reshape(self._state), after[0, 0, size:])
         store.keep_states(layer.layer, after)
-        np.copyto(self._left, rms_norm(self._seen_heads, self._epsilon))
+        rms_norm(self._seen_heads, self._epsilon, self._left)
         self._exit.row *= self._z
         self._exit()
         return self._result
