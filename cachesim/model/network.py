@@ -210,6 +210,9 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
 
 def _outside(numbers: Integers, most: int) -> int | None:
     """The first number that is negative or past the most, if any."""
+    if len(numbers) == 1:  # a decoded token: a comparison is enough
+        only = int(numbers[0])
+        return None if 0 <= only <= most else only
     if int(np.maximum.reduce(numbers.astype(np.uint64))) <= most:  # a negative one is enormous
         return None
     return int(numbers[(numbers < 0) | (numbers > most)][0])

@@ -14,6 +14,7 @@ import numpy as np
 from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import rms_norm, silu, softplus
 from cachesim.model.layers.padded import fold_chunk, fold_tokens, kept_rows, masked, read_former
+from cachesim.model.layers.pieces import in_pieces, is_long
 from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
@@ -63,6 +64,8 @@ class Ssm:
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the layer adds to rows x (R, d)."""
+        if is_long(run):
+            return in_pieces(self, self.layer, x, run)
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
         mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
