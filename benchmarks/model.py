@@ -1,15 +1,18 @@
 """Tokens per second of both arithmetics and of llama.cpp's server, on the same shapes in one run.
 
-The real server runs in one thread, with its defaults, and is timed by its own clock. Decoding adds
-256 tokens to a prompt. Growth is the exponent of prefill from 1,000 to 4,000 tokens: 1 is linear,
-2 is quadratic. The best of some runs counts, because a machine is never slow by itself.
+All run in one thread, with their defaults, and take turns; the median of some turns counts. Time is
+the processor's own on both sides, so that a busy machine counts for less. Decoding adds 256 tokens
+to a prompt; what the prompt takes is measured alone and taken off. Growth is the exponent of
+prefill from 1,000 to 4,000 tokens: 1 is linear, 2 is quadratic.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -27,7 +30,7 @@ from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import drawn_prompt
 from cachesim.real.llama_cpp.server import Played, RealServer
-from cachesim.real.llama_cpp.workload import Outcome, Release, Step
+from cachesim.real.llama_cpp.workload import Release, Step
 from cachesim.units import Tokens
 
 PREFILLS: Final = (100, 1_000, 4_000)
@@ -38,15 +41,34 @@ REPEATS: Final = 5
 MANY: Final = 1_000_000
 ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
 RELEASES: Final[tuple[Release, ...]] = ("b9538", "b11549")
+THEIRS: Final = "llama.cpp"
 SERVER: Final[Mapping[str, Any]] = {"parallel": 1, "ctx_size": 8192, "cache_ram": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of those that take turns."""
+
+    prefill: Callable[[int], float]  # seconds that a prompt of so many tokens takes
+    decode: Callable[[int], float]  # seconds that further tokens take behind it
+
+    def turn(self) -> list[float]:
+        """Every column once."""
+        return [*map(self.prefill, PREFILLS), *map(self.decode, AFTER)]
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """Seconds of one side on one preset."""
 
-    prefill: tuple[float, ...]
-    decode: tuple[float, ...]
+    prefill: Sequence[float]
+    decode: Sequence[float]
+
+    @classmethod
+    def of(cls, turns: Sequence[Sequence[float]]) -> "Speeds":
+        """The medians of some turns."""
+        columns = [median(column) for column in zip(*turns, strict=True)]
+        return cls(columns[: len(PREFILLS)], columns[len(PREFILLS) :])
 
     @property
     def rates(self) -> list[float]:
@@ -60,11 +82,6 @@ class Speeds:
         """How prefill grows between the two longer prompts."""
         growth = self.prefill[-1] / self.prefill[-2]
         return math.log(growth) / math.log(PREFILLS[-1] / PREFILLS[-2])
-
-
-def best(measure: Callable[..., float], *arguments: object) -> float:
-    """The shortest of some runs."""
-    return min(measure(*arguments) for _ in range(REPEATS))
 
 
 def filled(network: Network, tokens: Tokens, ubatch: int = UBATCH) -> PlainStore:
@@ -81,52 +98,59 @@ def filled(network: Network, tokens: Tokens, ubatch: int = UBATCH) -> PlainStore
 
 def prefill(network: Network, tokens: Tokens, ubatch: int = UBATCH) -> float:
     """The seconds that a prompt takes."""
-    start = time.perf_counter()
+    start = time.process_time()
     filled(network, tokens, ubatch)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def decode(network: Network, tokens: Tokens, count: int = DECODED) -> float:
     """The seconds that further tokens take, one at a time, behind a prompt."""
     store, token = filled(network, tokens), int(tokens[0])
-    start = time.perf_counter()
+    start = time.process_time()
     for position in range(len(tokens), len(tokens) + count):
         ubatch = Ubatch(tokens=np.array([token]), positions=np.array([position]))
         token = int(network.sample(network.run(ubatch, store).logits[0]))
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
-def measure_network(name: str, arithmetic: ArithmeticName) -> Speeds:
+def simulated(name: str, arithmetic: ArithmeticName) -> Side:
     """One preset in one arithmetic."""
     network, random = build(preset(name), arithmetic), np.random.default_rng(0)
-    prompts = {count: drawn_prompt(random, count) for count in PREFILLS}
-    return Speeds(
-        tuple(best(prefill, network, prompts[count]) for count in PREFILLS),
-        tuple(best(decode, network, prompts[count]) for count in AFTER),
+    prompts = {count: drawn_prompt(random, count) for count in {*PREFILLS, *AFTER}}
+    return Side(
+        lambda count: prefill(network, prompts[count]),
+        lambda count: decode(network, prompts[count]),
     )
 
 
-def measure_real(server: Played) -> Speeds:
-    """What is loaded on a running server, by its own clock."""
+def real_side(server: Played) -> Side:
+    """What is loaded on a running server."""
     random = np.random.default_rng(0)
 
-    def ask(count: int, predict: int) -> Outcome:
+    def ask(count: int, predict: int) -> float:
         prompt = drawn_prompt(random, count)
-        step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
-        (outcome,) = server.ask((step,))
-        return outcome
+        before = computed(server.process)
+        server.ask((Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False),))
+        return computed(server.process) - before
 
-    def read(count: int) -> float:
-        return ask(count, 1).prompt_seconds
+    def further(count: int) -> float:
+        return ask(count, DECODED + 1) - ask(count, 1)  # the first token comes with the prompt
 
-    def told(count: int) -> float:
-        return ask(count, DECODED + 1).reply_seconds  # the first token comes with the prompt
+    return Side(lambda count: ask(count, 1), further)
 
-    ask(100, 2)
-    return Speeds(
-        tuple(best(read, count) for count in PREFILLS),
-        tuple(best(told, count) for count in AFTER),
-    )
+
+def computed(process: int) -> float:
+    """Seconds of the processor that a process has had, as Linux keeps its books."""
+    books = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in books) / 1e9
+
+
+def measured(sides: Mapping[str, Side]) -> dict[str, Speeds]:
+    """The speeds of all sides, which take turns; the first turn is for getting warm."""
+    turns = [[side.turn() for side in sides.values()] for _ in range(REPEATS + 1)][1:]
+    return {
+        name: Speeds.of(each) for name, each in zip(sides, zip(*turns, strict=True), strict=True)
+    }
 
 
 def real_release() -> RealServer | None:
@@ -150,18 +174,18 @@ def speed_table(real: RealServer | None) -> Table:
         table.add_column(head, justify="right")
     with TemporaryDirectory() as folder:
         for name in PRESETS:
-            theirs = None
-            if real and name in Abilities(real.release).presets:
-                path = Path(folder) / f"{name}.gguf"
-                write_model(preset(name), path)
-                with real.started(SERVER, path) as server:
-                    theirs = measure_real(server)
-                table.add_row(name, "llama.cpp", *rates(theirs))
-            for side in ARITHMETICS:
-                mine = measure_network(name, side)
-                table.add_row(name, side, *rates(mine))
-                if theirs:
-                    table.add_row("", "  x real", *ratios(mine, theirs))
+            with ExitStack() as stack:
+                sides = {side: simulated(name, side) for side in ARITHMETICS}
+                if real and name in Abilities(real.release).presets:
+                    path = Path(folder) / f"{name}.gguf"
+                    write_model(preset(name), path)
+                    server = stack.enter_context(real.started(SERVER, path))
+                    sides = {THEIRS: real_side(server), **sides}
+                speeds = measured(sides)
+            for side, each in speeds.items():
+                table.add_row(name, side, *rates(each))
+                if side != THEIRS and THEIRS in speeds:
+                    table.add_row("", "  x real", *ratios(each, speeds[THEIRS]))
             table.add_section()
     return table
 
@@ -187,9 +211,9 @@ def small_table() -> Table:
     random = np.random.default_rng(0)
     for name in PRESETS:
         network, prompt = build(tiny(name)), drawn_prompt(random, 60)
-        seconds = best(prefill, network, prompt) + best(decode, network, prompt, 4)
+        times = [prefill(network, prompt) + decode(network, prompt, 4) for _ in range(REPEATS)]
         what = f"{name}, 2 layers, width 16"
-        table.add_row(what, "60 tokens, 4 generated", f"{seconds * 1e3:.2f}")
+        table.add_row(what, "60 tokens, 4 generated", f"{median(times) * 1e3:.2f}")
     for name in ("dense", "hybrid"):
         network, prompt = build(preset(name), "ring"), drawn_prompt(random, MANY)
         seconds = prefill(network, prompt, MANY)

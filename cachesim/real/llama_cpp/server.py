@@ -177,6 +177,11 @@ class Played:
         return self._worker.address
 
     @property
+    def process(self) -> int:
+        """The process that it runs in."""
+        return self._worker.process
+
+    @property
     def lost(self) -> bool:
         """True when nothing sound can be asked of it any more.
 
@@ -274,6 +279,11 @@ class Worker:
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def process(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     def start(self, values: Json) -> None:
         """Start a fresh server; raises where it refuses its parameters."""
