@@ -13,6 +13,7 @@ from cachesim.testing.draws import Seeded
 from cachesim.testing.shrink import shrink
 from cachesim.testing.trial import Finding, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape, draw_workload
+from cachesim.verify.oracle import Oracles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +100,11 @@ def reduced(
     arithmetic: ArithmeticName,
 ) -> Counterexample:
     """The smallest workload found that shows the same kind of thing."""
+    oracles = Oracles()
 
     def shows(candidate: Scenario) -> bool:
         try:
-            trial = play(candidate, profile, arithmetic=arithmetic)
+            trial = play(candidate, profile, arithmetic=arithmetic, oracles=oracles)
         except InputError:  # what was simplified no longer fits together
             return False
         return finding.same_kind(trial.finding)

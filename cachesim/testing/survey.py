@@ -30,6 +30,7 @@ from cachesim.testing.search import Counterexample, Report, workloads
 from cachesim.testing.shrink import shrink
 from cachesim.testing.trial import Finding, Kind, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape
+from cachesim.verify.oracle import Oracles
 
 Find: TypeAlias = Literal["wrong", "lost"]
 
@@ -111,34 +112,52 @@ def survey(
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
     """Play workloads until all are played or told to stop; nothing is made small yet."""
-    found = Survey(report=Report(profile=profile, model=model))
+    found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
     for number, scenario in enumerate(drawn, first):
         if not going(found.report):
             break
-        trial = play(scenario, profile, arithmetic=arithmetic, stop_early=False)
+        trial = _played(scenario, profile, arithmetic, oracles)
         found.report.add(scenario, trial)
         if find == "wrong" and trial.finding is None:
             continue
-        for cause, (step, detail) in causes(scenario, profile, arithmetic, find).items():
+        shown = causes(scenario, profile, arithmetic, find, trial=trial, oracles=oracles)
+        for cause, (step, detail) in shown.items():
             sighting = Sighting(number=number, scenario=scenario, step=step, detail=detail)
             found.see(cause, sighting)
     return found
 
 
+def _played(
+    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName, oracles: Oracles
+) -> Trial:
+    """A workload played to its end."""
+    return play(scenario, profile, arithmetic=arithmetic, stop_early=False, oracles=oracles)
+
+
 def causes(
-    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName, find: Find
+    scenario: Scenario,
+    profile: Profile,
+    arithmetic: ArithmeticName,
+    find: Find,
+    *,
+    trial: Trial | None = None,
+    oracles: Oracles | None = None,
 ) -> dict[Cause, tuple[int, str]]:
-    """Every cause that a workload shows, each with the first step that does, and what is off."""
+    """Every cause that a workload shows, each with the first step that does, and what is off.
+
+    `trial` is the workload played to its end, where whoever asks has done that.
+    """
     found: dict[Cause, tuple[int, str]] = {}
-    trial = play(scenario, profile, arithmetic=arithmetic, stop_early=False)
+    oracles = oracles or Oracles()
+    trial = trial or _played(scenario, profile, arithmetic, oracles)
     if trial.finding is not None and trial.finding.kind == "broken invariant":
         if find == "wrong":
             broken = Cause("broken invariant", (_unnumbered(trial.finding.detail),))
             found[broken] = (trial.finding.step, trial.finding.detail)
         return found
     if find == "wrong":
-        shown = _wrong(trial, scenario, profile, arithmetic)
+        shown = _wrong(trial, scenario, profile, arithmetic, oracles)
     else:
         shown = _lost(run(scenario, profile, arithmetic=arithmetic), scenario)
     for cause, step, detail in shown:
@@ -147,11 +166,15 @@ def causes(
 
 
 def _wrong(
-    trial: Trial, scenario: Scenario, profile: Profile, arithmetic: ArithmeticName
+    trial: Trial,
+    scenario: Scenario,
+    profile: Profile,
+    arithmetic: ArithmeticName,
+    oracles: Oracles,
 ) -> Iterator[tuple[Cause, int, str]]:
     """What is wrong, by what would cure it; by what memory was like where nothing known does."""
-    wrong = [each.step for each in trial.findings if each.kind == "wrong answer"]
-    cures = cured_by(scenario, profile, arithmetic) if wrong else {}
+    wrong = _wrong_steps(trial)
+    cures = cured_by(scenario, profile, arithmetic, wrong=wrong, oracles=oracles) if wrong else {}
     played = None
     for each in trial.findings:
         if each.kind == "crash":
@@ -167,26 +190,35 @@ def _wrong(
                 yield Cause("wrong answer", marks), each.step, each.detail
 
 
+def _wrong_steps(trial: Trial) -> frozenset[int]:
+    return frozenset(each.step for each in trial.findings if each.kind == "wrong answer")
+
+
 def cured_by(
-    scenario: Scenario, profile: Profile, arithmetic: ArithmeticName
+    scenario: Scenario,
+    profile: Profile,
+    arithmetic: ArithmeticName,
+    *,
+    wrong: frozenset[int] | None = None,
+    oracles: Oracles | None = None,
 ) -> dict[int, tuple[Patch[Any], ...]]:
     """Step -> the patches that its answer needs, where all known ones together make it right.
+
+    `wrong` are the steps without any, where they are known.
 
     needed    wrong with all patches but this one, right with all of them
     enough    where several cure the same: the first that does alone
     """
+    shared = oracles or Oracles()
 
     def wrong_with(patches: Iterable[Patch[Any]]) -> frozenset[int]:
-        names = (each.name for each in patches)
-        trial = play(
-            scenario, profile.with_patches(*names), arithmetic=arithmetic, stop_early=False
-        )
-        return frozenset(each.step for each in trial.findings if each.kind == "wrong answer")
+        patched = profile.with_patches(*(each.name for each in patches))
+        return _wrong_steps(_played(scenario, patched, arithmetic, shared))
 
     known = family_of(profile.engine).cures(profile)
     if not known:
         return {}
-    cured = wrong_with(()) - wrong_with(known)
+    cured = (wrong_with(()) if wrong is None else wrong) - wrong_with(known)
     if not cured:
         return {}
     without = {
@@ -302,16 +334,18 @@ def made_small(
     trials: int | None = None,
 ) -> Counterexample:
     """The smallest workload found that still shows the cause, of those that fit."""
+    oracles = Oracles()
 
     def shows(candidate: Scenario) -> bool:
         try:
             if not fits(candidate):
                 return False
-            if find == "wrong":
-                trial = play(candidate, profile, arithmetic=arithmetic, stop_early=False)
-                if trial.finding is None:
-                    return False
-            return cause in causes(candidate, profile, arithmetic, find)
+            trial = _played(candidate, profile, arithmetic, oracles)
+            if find == "wrong" and trial.finding is None:
+                return False
+            return cause in causes(
+                candidate, profile, arithmetic, find, trial=trial, oracles=oracles
+            )
         except InputError:  # what was simplified no longer fits together
             return False
 

@@ -12,7 +12,7 @@ from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import ABORTED, CANCELLED, ENDLESS, Record, Session
-from cachesim.verify.oracle import Oracle
+from cachesim.verify.oracle import Oracle, Oracles
 from cachesim.verify.verdict import judge
 
 Kind: TypeAlias = Literal["wrong answer", "broken invariant", "crash", "lost reuse"]
@@ -67,11 +67,15 @@ def play(
     *,
     arithmetic: ArithmeticName = "ring",
     stop_early: bool = True,
+    oracles: Oracles | None = None,
 ) -> Trial:
-    """Play a workload; the first thing that is wrong ends it unless told otherwise."""
+    """Play a workload; the first thing that is wrong ends it unless told otherwise.
+
+    Plays of workloads that are much alike may share `oracles`: cold answers are computed once.
+    """
     trial = Trial()
     session = Session(scenario, profile, arithmetic=arithmetic, looks=False)
-    oracle, family = Oracle(session.engine.network), family_of(profile.engine)
+    oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
             finding = _look(record, oracle, trial, family)

@@ -2,7 +2,8 @@
 
 `cold_logits` is the definition. `Oracle` gives the same rows to callers with many questions: it
 keeps its last few cold runs and lets one that a question begins with run on. A run that ran on is
-a cold run still: append-only, in a plain store, no token removed, moved or shared.
+a cold run still: append-only, in a plain store, no token removed, moved or shared. What cold runs
+said is a value of their tokens, so a question that was asked before is not computed again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,13 @@ KEPT: Final = 8
 """Cold runs that an oracle keeps, least recently asked first to go."""
 
 
+ROWS: Final = 2048
+"""Rows of logits that an oracle remembers, least recently asked first to go."""
+
+NETWORKS: Final = 4
+"""Networks whose oracles are kept for plays that are alike."""
+
+
 def cold_logits(
     model: ModelSpec | Network,
     tokens: Sequence[Token],
@@ -45,6 +53,8 @@ class Oracle:
         self.network = network
         self._runs: list[_ColdRun] = []
         self._others: list[Oracle] = []
+        self._answers: dict[tuple[Tokens, int], Array] = {}  # by tokens and first row, oldest first
+        self._remembered = 0  # rows
 
     def logits(self, prompt: Tokens, generated: Tokens, strengths: Strengths = ()) -> Array:
         """The row that each generated token should have been taken from, (len(generated), ...).
@@ -56,8 +66,16 @@ class Oracle:
             return self._under(adapters.under(strengths)).logits(prompt, generated)
         tokens = prompt + generated[:-1]
         rows = range(len(prompt) - 1, len(prompt) + len(generated) - 1)
-        run = self._run_for(tokens, rows)
-        return run.extend(tokens, rows)
+        key = tokens, rows.start
+        answer = self._answers.pop(key, None)
+        if answer is None:
+            answer = self._run_for(tokens, rows).extend(tokens, rows)
+            answer.flags.writeable = False
+            self._remembered += len(answer)
+        self._answers[key] = answer
+        while self._remembered > ROWS:
+            self._remembered -= len(self._answers.pop(next(iter(self._answers))))
+        return answer
 
     def _under(self, network: Network) -> "Oracle":
         """An oracle of its own for a network under adapters."""
@@ -73,6 +91,20 @@ class Oracle:
         run = longest or _ColdRun(self.network)
         self._runs = [run, *(other for other in self._runs if other is not run)][:KEPT]
         return run
+
+
+class Oracles:
+    """The oracles of the last few networks: for plays of workloads that are much alike."""
+
+    def __init__(self) -> None:
+        self._kept: list[Oracle] = []
+
+    def of(self, network: Network) -> Oracle:
+        """The oracle of this very network."""
+        found = next((each for each in self._kept if each.network is network), None)
+        oracle = found or Oracle(network)
+        self._kept = [oracle, *(each for each in self._kept if each is not oracle)][:NETWORKS]
+        return oracle
 
 
 class _ColdRun:

@@ -1,11 +1,14 @@
 """`cachesim check` on the command line: what it takes, what it refuses, what it says."""
 
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from itertools import islice
 
 import pytest
 
 from cachesim.cli.check.telling import tell_comparison
 from cachesim.cli.main import main
+from cachesim.cli.workers import processes
 from cachesim.engines import Profile
 from cachesim.errors import InputError
 from cachesim.testing.against import Comparison, Side
@@ -64,6 +67,19 @@ def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str])
         said.append(capsys.readouterr().out.splitlines()[1:])
 
     assert said[0] == said[1]
+
+
+def test_processes_start_once_for_all_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def counted(count: int) -> AbstractContextManager[Executor]:
+        begun.append(count)
+        return processes(count)
+
+    monkeypatch.setattr("cachesim.cli.check.command.processes", counted)
+    main(["check", SOUND, "llama.cpp@b9538", "--examples", "60", "--model", "dense", "--jobs", "2"])
+
+    assert [2] == begun
 
 
 def test_there_is_at_least_one_process(capsys: pytest.CaptureFixture[str]) -> None:

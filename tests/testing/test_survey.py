@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,14 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.scenario import run
 from cachesim.scenario.files import load
-from cachesim.scenario.format import Step
+from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
 from cachesim.testing.chunks import survey_by
 from cachesim.testing.search import workloads
 from cachesim.testing.shrink import ids, simpler
 from cachesim.testing.survey import Cause, Survey, made_small, survey
-from cachesim.testing.trial import play
+from cachesim.testing.trial import Trial, play
 from cachesim.testing.workloads import Shape
 
 WINDOWS = Profile.parse("llama.cpp@b11549")
@@ -132,3 +133,23 @@ def test_a_cancel_goes_with_the_request_that_it_ends() -> None:
         names = [step.name for step in each.step]
         assert ("gone" in names) <= (asked.name in names)
         assert "gone" not in names or names.index("gone") == names.index(asked.name) + 1
+
+
+def test_a_workload_that_was_played_is_not_played_again_for_its_causes(
+    found: Survey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cause,) = (each for each in found.counts if each.cure)
+    drawn = found.first[cause].scenario
+    expected = survey_room.causes(drawn, WINDOWS, "ring", "wrong")
+    trial, profiles = play(drawn, WINDOWS, stop_early=False), []
+
+    def counted(scenario: Scenario, profile: Profile, **how: Any) -> Trial:
+        profiles.append(profile)
+        return play(scenario, profile, **how)
+
+    monkeypatch.setattr(survey_room, "play", counted)
+    again = survey_room.causes(drawn, WINDOWS, "ring", "wrong", trial=trial)
+
+    assert expected == again
+    assert WINDOWS not in profiles
+    assert profiles

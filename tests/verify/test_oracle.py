@@ -9,7 +9,7 @@ from cachesim.errors import TokenError
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Tokens, as_tokens
-from cachesim.verify.oracle import KEPT, Oracle, cold_logits
+from cachesim.verify.oracle import KEPT, NETWORKS, Oracle, Oracles, cold_logits
 
 SPEC = ModelSpec(layers=("ssm", "attention", "window"), window=4)
 NETWORK = build(SPEC, "ring")
@@ -76,3 +76,39 @@ def test_only_the_last_few_runs_are_kept() -> None:
         oracle.logits(as_tokens([token]), as_tokens([301]))
 
     assert KEPT == len(oracle._runs)
+
+
+def test_what_was_asked_before_is_not_computed_again() -> None:
+    oracle = Oracle(NETWORK)
+    prompt, reply = as_tokens(range(300, 320)), as_tokens(range(350, 355))
+    said = oracle.logits(prompt, reply)
+    oracle._runs.clear()
+
+    assert oracle.logits(prompt, reply) is said
+    assert [] == oracle._runs
+    with pytest.raises(ValueError, match="read-only"):
+        said[0] = 0
+
+
+def test_no_more_rows_are_remembered_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cachesim.verify.oracle.ROWS", 5)
+    oracle, reply = Oracle(NETWORK), as_tokens([301, 302])
+    for token in (300, 301, 302, 300, 303):
+        oracle.logits(as_tokens([token]), reply)
+
+    kept = [tokens[0] for tokens, _ in oracle._answers]
+    assert [300, 303] == kept  # the last two asked for, of two rows each
+    oracle.logits(as_tokens([300]), as_tokens(range(301, 311)))  # more rows than there is room for
+    assert {} == oracle._answers
+
+
+def test_plays_that_are_alike_share_the_oracle_of_their_network() -> None:
+    oracles = Oracles()
+    networks = [build(ModelSpec(layers=("ssm",), seed=seed), "ring") for seed in range(NETWORKS)]
+    first = oracles.of(NETWORK)
+
+    assert oracles.of(NETWORK) is first
+    assert all(oracles.of(each).network is each for each in networks)
+    assert oracles.of(NETWORK) is not first  # the others took its place

@@ -1,11 +1,11 @@
 """The command itself: the search of each profile, or its comparison with another."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
@@ -22,6 +22,9 @@ from cachesim.testing.chunks import CHUNK, search_by, survey_by
 from cachesim.testing.search import Report, search
 from cachesim.testing.survey import Find, made_small, survey
 from cachesim.testing.workloads import Shape
+
+Hands: TypeAlias = tuple[Executor | None, int]
+"""Whoever searches beside this process, and how many they are."""
 
 
 def check(
@@ -90,18 +93,20 @@ def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
 def carried_out(plan: Plan) -> int:
     """Search or compare each profile; the worst status."""
     status = AS_EXPECTED
-    for profile in plan.profiles:
-        if plan.goes_on:
-            status |= _survey(profile, plan)
-        elif plan.against is None:
-            status |= _search(profile, plan)
-        else:
+    if plan.against is not None:
+        for profile in plan.profiles:
             status |= _compare(profile, plan.against, plan)
+        return status
+    with _hands(plan) as hands:  # begin once for all profiles
+        for profile in plan.profiles:
+            status |= (_survey if plan.goes_on else _search)(profile, plan, hands)
     return status
 
 
-def _search(profile: Profile, plan: Plan) -> int:
-    with _searching(plan) as search_with, bar(f"{profile} {plan.model}") as advance:
+def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
+    pool, count = hands
+    search_with = search if pool is None else partial(search_by, pool, count)
+    with bar(f"{profile} {plan.model}") as advance:
         budget = Budget(plan.minutes)
 
         def going(report: Report) -> bool:
@@ -115,11 +120,10 @@ def _search(profile: Profile, plan: Plan) -> int:
     return tell_search(report, plan)
 
 
-def _survey(profile: Profile, plan: Plan) -> int:
+def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
+    pool, count = hands
     budget = Budget(plan.minutes)
-    with ExitStack() as stack:
-        pool, count = stack.enter_context(_hands(plan))
-        advance = stack.enter_context(bar(f"{profile} {plan.model}"))
+    with bar(f"{profile} {plan.model}") as advance:
 
         def going(report: Report) -> bool:
             advance(report.workloads, report.requests)
@@ -139,15 +143,8 @@ def _survey(profile: Profile, plan: Plan) -> int:
 
 
 @contextmanager
-def _searching(plan: Plan) -> Iterator[Callable[..., Report]]:
-    """The search in this process, or in several where that is asked for and pays."""
-    with _hands(plan) as (pool, count):
-        yield search if pool is None else partial(search_by, pool, count)
-
-
-@contextmanager
-def _hands(plan: Plan) -> Iterator[tuple[Executor | None, int]]:
-    """Whoever searches, and how many they are: this process alone, several, or a cluster."""
+def _hands(plan: Plan) -> Iterator[Hands]:
+    """Whoever searches: this process alone, several where that is asked for and pays, a cluster."""
     if plan.dask is not None:
         with crew(plan.dask) as found:
             yield found
