@@ -116,8 +116,8 @@ def save_idle_slots(server: ServerContext) -> None:
         if slot.is_processing:
             continue
         if not slot.prompt.tokens:
-            left = server.contexts.target.seq_pos_max(slot.id) >= 0
-            if left and unified and not server.rules.selection.idle_save_needs_unified:
+            clears = unified and not server.rules.selection.idle_save_needs_unified
+            if clears and server.contexts.target.seq_pos_max(slot.id) >= 0:
                 server.prompt_clear(slot)
             continue
         if not slot.completed and not server.rules.selection.idle_saves_any_task:
