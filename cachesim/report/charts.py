@@ -84,15 +84,20 @@ def line_chart(
     )
     for index, (name, points) in enumerate(series.items()):
         spots = [(place(at), height(share)) for at, share in sorted(points)]
-        way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
-        parts.append(f'<polyline points="{way}" fill="none" {_pen(index)}/>')
-        parts += [_mark(index, left, up) for left, up in spots]
+        parts += line_of(index, spots)
         parts += [
             f'<circle class="knee" cx="{place(at):.1f}" cy="{height(share):.1f}" r="9"/>'
             for at, share in points
             if at in rings.get(name, ())
         ]
     return svg_of(parts, HEIGHT) + legend(list(series))
+
+
+def line_of(index: int, spots: Points) -> list[str]:
+    """A line through some spots of a picture, and its mark at each."""
+    way = " ".join(f"{left:.1f},{up:.1f}" for left, up in spots)
+    drawn = f'<polyline points="{way}" fill="none" {_pen(index)}/>'
+    return [drawn, *(_mark(index, left, up) for left, up in spots)]
 
 
 def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, title: str) -> str:

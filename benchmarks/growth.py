@@ -1,0 +1,159 @@
+"""How processor time grows with tokens, with slots and with requests, in each arithmetic.
+
+    python -m benchmarks growth                     the tables
+    python -m benchmarks.growth growth.json         and their numbers, for docs/make_growth.py
+
+Each cell is played once by llama-server, after a short one has warmed it up. A cell that would take
+longer than its limit, if it grows on as it did so far, is left out.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from cachesim.engines import Engine, Request
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.testing.draws import Seeded
+from cachesim.units import Tokens, as_tokens
+
+PROFILE: Final = "llama.cpp@b11549"
+ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring", "counts")
+LIMIT: Final = 30.0
+"""Seconds that a cell may take."""
+
+SLOT_TOKENS, SLOT_REPLY = 100, 8
+REQUEST_TOKENS, REQUEST_REPLY = 50, 4
+
+MODELS: Final[Mapping[str, ModelSpec]] = {
+    "attention": preset("dense"),
+    "windows": replace(preset("swa"), name="windows", layers=("window",) * 4),
+    "recurrent": preset("recurrent"),
+    "hybrid": preset("hybrid"),
+}
+"""What the rows are called; the preset with windows has full attention in every other layer."""
+
+Play = Callable[[str, ArithmeticName, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The cells of one model in one arithmetic; None where one was left out."""
+
+    axis: str
+    model: str
+    arithmetic: ArithmeticName
+    seconds: Mapping[int, float | None]
+
+
+def server(model: str, arithmetic: ArithmeticName, options: Mapping[str, Any]) -> Engine:
+    """A server with room for all that it is asked."""
+    return Engine.create(PROFILE, model=MODELS[model], options=options, arithmetic=arithmetic)
+
+
+def words(draws: Seeded, count: int) -> Tokens:
+    """Tokens that mean nothing to the server."""
+    return as_tokens(draws.tokens(count, 265, 500))
+
+
+def of_tokens(model: str, arithmetic: ArithmeticName, count: int) -> None:
+    """One prompt of so many tokens."""
+    engine = server(model, arithmetic, {"ctx_size": count + 64})
+    draws = Seeded(count)
+    engine.submit(Request(prompt=words(draws, count), predict=1, reply=words(draws, 1)))
+    engine.run()
+
+
+def of_slots(model: str, arithmetic: ArithmeticName, count: int) -> None:
+    """So many slots, each busy with a prompt and a reply at the same time."""
+    room = 256 * count
+    engine = server(model, arithmetic, {"parallel": count, "ctx_size": room})
+    draws = Seeded(count)
+    for slot in range(count):
+        prompt, reply = words(draws, SLOT_TOKENS), words(draws, SLOT_REPLY)
+        engine.submit(Request(prompt=prompt, predict=SLOT_REPLY, reply=reply, slot=slot))
+    engine.run()
+
+
+def of_requests(model: str, arithmetic: ArithmeticName, count: int) -> None:
+    """So many requests, one after the other, each with another prompt."""
+    engine = server(model, arithmetic, {"cache_ram": 1})
+    draws = Seeded(count)
+    for _ in range(count):
+        prompt, reply = words(draws, REQUEST_TOKENS), words(draws, REQUEST_REPLY)
+        ticket = engine.submit(Request(prompt=prompt, predict=REQUEST_REPLY, reply=reply))
+        engine.run()
+        engine.forget(ticket)
+
+
+AXES: Final[Mapping[str, tuple[Play, tuple[str, ...], tuple[int, ...]]]] = {
+    "tokens": (of_tokens, ("attention", "windows", "recurrent"), (100, 1_000, 10_000, 100_000)),
+    "slots": (of_slots, ("hybrid",), (1, 4, 16, 64)),
+    "requests": (of_requests, ("hybrid",), (10, 100, 1_000, 10_000)),
+}
+"""What grows, how it is played, the models and the sizes."""
+
+
+def measured(axis: str, model: str, arithmetic: ArithmeticName) -> Row:
+    """The cells of a row, from the smallest on."""
+    play, _, sizes = AXES[axis]
+    play(model, arithmetic, sizes[0])
+    found: dict[int, float | None] = {}
+    known: list[float] = []
+    for size, before in zip(sizes, (0, *sizes), strict=False):
+        steeper = known[-1] / known[-2] if len(known) > 1 else 0.0
+        if known and known[-1] * max(steeper, size / before) > LIMIT:
+            found[size] = None
+            continue
+        begun = time.process_time()
+        play(model, arithmetic, size)
+        known.append(time.process_time() - begun)
+        found[size] = known[-1]
+    return Row(axis=axis, model=model, arithmetic=arithmetic, seconds=found)
+
+
+def rows() -> Iterator[Row]:
+    """Every row of every table."""
+    for axis, (_, models, _) in AXES.items():
+        for model in models:
+            for arithmetic in ARITHMETICS:
+                yield measured(axis, model, arithmetic)
+
+
+def table(axis: str, found: Sequence[Row]) -> Table:
+    """Seconds of one axis, a column for each size."""
+    sizes = AXES[axis][2]
+    drawn = Table(title=f"seconds of processor time, by {axis}", title_style="")
+    for head in ("model", "arithmetic", *map("{:,}".format, sizes)):
+        drawn.add_column(head, justify="left" if head in {"model", "arithmetic"} else "right")
+    for row in found:
+        cells = (row.seconds[size] for size in sizes)
+        told = ("left out" if each is None else f"{each:.3g}" for each in cells)
+        drawn.add_row(row.model, row.arithmetic, *told)
+    return drawn
+
+
+def run(out: Console, *, file: Path | None = None) -> None:
+    """The three tables, and their numbers where a file is named."""
+    found = list(rows())
+    for axis in AXES:
+        out.print(table(axis, [row for row in found if row.axis == axis]))
+    load = os.getloadavg()[0]
+    out.print(f"load {load:.1f} on {os.cpu_count()} processors; a cell may take {LIMIT:.0f} s")
+    if file is not None:
+        told = {"profile": PROFILE, "limit": LIMIT, "load": round(load, 1),
+                "processors": os.cpu_count(), "rows": [asdict(row) for row in found]}  # fmt: skip
+        file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(Console(width=120, highlight=False), file=Path(sys.argv[1]) if sys.argv[1:] else None)

@@ -1,0 +1,224 @@
+"""Writes the page on how cost grows from what `benchmarks.growth` measured.
+
+    python -m benchmarks.growth growth.json
+    python docs/make_growth.py growth.json
+
+Without a file it writes the page anew from the numbers that are kept beside it. Each sentence takes
+its numbers from the cells; one that they do not bear out is an error.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.report.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    STYLE,
+    TOP,
+    WIDTH,
+    legend,
+    line_of,
+    svg_of,
+)
+
+FOLDER: Final = Path(__file__).parent / "explanation"
+CELLS: Final = FOLDER / "growth.json"
+PAGE: Final = FOLDER / "growth.md"
+PICTURE: Final = FOLDER / "growth.html"
+BEGIN: Final = "<!-- written by docs/make_growth.py -->"
+END: Final = "<!-- end -->"
+
+UNITS: Final[Mapping[str, str]] = {
+    "tokens": "tokens of one prompt",
+    "slots": "slots that are busy at the same time",
+    "requests": "requests, one after the other",
+}
+
+EVEN, BENT, SQUARE = 1.15, 1.4, 2.1
+"""Up to which power a row counts as what its sentence says: caches and a busy machine add some."""
+
+Row = Mapping[str, Any]
+Points = list[tuple[int, float]]
+
+
+def kept() -> dict[str, Any]:
+    """What was measured last."""
+    found: dict[str, Any] = json.loads(CELLS.read_text(encoding="utf-8"))
+    return found
+
+
+def points(row: Row) -> Points:
+    """The cells of a row that were played: size and seconds."""
+    cells = ((int(size), seconds) for size, seconds in row["seconds"].items())
+    return [(size, seconds) for size, seconds in cells if seconds is not None]
+
+
+def slope(row: Row) -> float:
+    """The power of its size that the last two cells grow with: 1 is linear, 2 quadratic."""
+    (size, seconds), (larger, longer) = points(row)[-2:]
+    return log10(longer / seconds) / log10(larger / size)
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each row of one axis."""
+    sizes = list(rows[0]["seconds"])
+    yield f"| model | arithmetic | {' | '.join(f'{int(size):,}' for size in sizes)} | last power |"
+    yield f"|---|---|{'--:|' * len(sizes)}--:|"
+    for row in rows:
+        cells = (row["seconds"][size] for size in sizes)
+        told = " | ".join("left out" if each is None else _short(each) for each in cells)
+        yield f"| {row['model']} | {row['arithmetic']} | {told} | {slope(row):.2f} |"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.4f}" if seconds < 0.1 else f"{seconds:.2f}"
+
+
+def chart(axis: str, rows: Sequence[Row]) -> str:
+    """Seconds over a size, both by powers of ten: linear growth is the slope of the thin line."""
+    cells = [each for row in rows for each in points(row)]
+    left, right = (log10(pick(size for size, _ in cells)) for pick in (min, max))
+    low = floor(log10(min(seconds for _, seconds in cells)))
+    high = ceil(log10(max(seconds for _, seconds in cells)))
+
+    def place(size: float) -> float:
+        return LEFT + (log10(size) - left) / (right - left) * (WIDTH - LEFT - RIGHT)
+
+    def height(seconds: float) -> float:
+        return TOP + (high - log10(seconds)) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    title = f"Seconds of processor time over {UNITS[axis]}"
+    parts = [f"<title>{escape(title)}</title>"]
+    for power in range(low, high + 1):
+        at = height(10.0**power)
+        parts.append(
+            f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>'
+        )
+    sizes, under = sorted({size for size, _ in cells}), HEIGHT - BOTTOM + 22
+    anchors = {sizes[0]: "start", sizes[-1]: "end"}
+    parts += [
+        f'<text x="{place(size):.1f}" y="{under}" text-anchor="{anchors.get(size, "middle")}">'
+        f"{size:,}</text>"
+        for size in sizes
+    ]
+    parts.append(
+        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{UNITS[axis]}</text>'
+    )
+    for index, row in enumerate(rows):
+        parts += line_of(index, [(place(size), height(took)) for size, took in points(row)])
+    names = [f"{row['model']}, {row['arithmetic']}" for row in rows]
+    return svg_of(parts, HEIGHT) + legend(names)
+
+
+def sentences(told: Mapping[str, Any]) -> Iterator[str]:
+    """What the page concludes; a sentence that the cells do not bear out raises."""
+    tokens, slots, requests = (of_axis(told, axis) for axis in UNITS)
+    straight = [row for row in tokens if row["model"] != "attention"]
+    square, *bent = (row for row in tokens if row not in straight)
+    _hold(all(slope(row) < EVEN for row in straight), "windows and states are linear")
+    yield (
+        f"Windows and recurrent layers are linear in the tokens of a prompt in every arithmetic:"
+        f" the power is {_span(straight)}."
+    )
+    _hold(all(slope(row) < BENT for row in bent), "attention is nearly linear in ring and counts")
+    yield (
+        f"For attention, ring and counts are nearly linear: the power is {_span(bent)}. Each ubatch"
+        f" goes once over all tokens before it, where ring adds up their keys and counts reads"
+        f" their positions. That part grows by pairs of an ubatch and a token; it is left because"
+        f" it is small up to {points(bent[0])[-1][0]:,} tokens."
+    )
+    count, seconds = points(square)[-1]
+    _hold(BENT < slope(square) <= SQUARE, "attention in float grows by pairs")
+    yield (
+        f"Attention in float looks at every pair of tokens, as it must: the power is"
+        f" {slope(square):.2f}, and {count:,} tokens took {seconds:.1f} s, which is"
+        f" {seconds / (count * (count - 1) / 2) * 1e9:.0f} ns for each pair in all layers."
+    )
+    _hold(all(slope(row) < BENT for row in slots), "slots are worked off one by one")
+    yield (
+        f"Requests on as many slots are nearly linear in their number, with a power of"
+        f" {_span(slots)}: for each request the server looks at every slot before it chooses one,"
+        f" as the real one does."
+    )
+    _hold(all(slope(row) < EVEN for row in requests), "a late request costs what an early one did")
+    yield (
+        f"A request costs the same however many came before: the power is {_span(requests)}. Each"
+        f" has another prompt; what is parked of earlier ones is bounded by `cache_ram`."
+    )
+    missing = [
+        f"{row['model']} in {row['arithmetic']} with {int(size):,} {axis}"
+        for axis in UNITS
+        for row in of_axis(told, axis)
+        for size, seconds in row["seconds"].items()
+        if seconds is None
+    ]
+    if missing:
+        yield (
+            f"Left out, because going on as before they would have taken more than"
+            f" {told['limit']:.0f} s: {'; '.join(missing)}."
+        )
+    yield (
+        f"Each cell was played once, on `{told['profile']}`. The machine had {told['processors']}"
+        f" processors and a load of {told['load']:g}, so look at the powers more than at the times."
+    )
+
+
+def _span(rows: Sequence[Row]) -> str:
+    """The least and the largest power."""
+    slopes = [slope(row) for row in rows]
+    return f"{min(slopes):.2f} to {max(slopes):.2f}"
+
+
+def _hold(fact: bool, what: str) -> None:  # noqa: FBT001 - a claim
+    if not fact:
+        msg = f"the cells do not bear out that {what}: write another sentence"
+        raise ValueError(msg)
+
+
+def of_axis(told: Mapping[str, Any], axis: str) -> list[Row]:
+    """The rows of one axis."""
+    return [row for row in told["rows"] if row["axis"] == axis]
+
+
+def picture(told: Mapping[str, Any]) -> str:
+    """A chart for each axis."""
+    drawn = "\n".join(chart(axis, of_axis(told, axis)) for axis in UNITS)
+    return f"<style>{STYLE}</style>\n{drawn}\n"
+
+
+def written(told: Mapping[str, Any]) -> str:
+    """The part of the page that is written here."""
+    lines = [BEGIN, ""]
+    for axis, unit in UNITS.items():
+        lines += [f"## {unit.capitalize()}", "", *table(of_axis(told, axis)), ""]
+    lines += ["## What this shows", ""]
+    lines += [f"- {each}" for each in sentences(told)]
+    return "\n".join([*lines, "", END])
+
+
+def page(told: Mapping[str, Any], text: str) -> str:
+    """The page with that part in it."""
+    before, rest = text.split(BEGIN)
+    return before + written(told) + rest.split(END)[1]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write numbers, page and picture."""
+    if arguments:
+        told = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+        CELLS.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    told = kept()
+    PAGE.write_text(page(told, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_text(picture(told), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
