@@ -3,6 +3,9 @@
 Each is put back over a release, found among the first 200 workloads, and made small.
 """
 
+from functools import partial
+from importlib import import_module
+
 import pytest
 
 from cachesim.cli.check.command import shape_for
@@ -11,13 +14,23 @@ from cachesim.engines import Profile
 from cachesim.testing.draws import Seeded
 from cachesim.testing.flags import corners, draw_corner
 from cachesim.testing.search import Counterexample, search
+from cachesim.testing.shrink import shrink
 from cachesim.testing.trial import play
 
 MOST_REQUESTS = 4
 
+TRIALS = 120
+"""Simplifications that are enough for that; a check tries more, for shorter prompts."""
+
+
+@pytest.fixture(autouse=True)
+def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = import_module("cachesim.testing.search")  # the package has a function of that name
+    monkeypatch.setattr(room, "shrink", partial(shrink, trials=TRIALS))
+
 
 def found_by_default(profile: str, model: str) -> Counterexample:
-    """What `cachesim check PROFILE --model MODEL` ends with."""
+    """What `cachesim check PROFILE --model MODEL` finds, made as small as few trials make it."""
     shape = shape_for((), goes_on=False)
     report = search(Profile.parse(profile), model, examples=EXAMPLES, shape=shape)
     assert report.counterexample is not None, f"nothing in {report.workloads} workloads"
