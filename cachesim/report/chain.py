@@ -2,6 +2,8 @@
 
 a wrong answer    made > kept > restored > wrong
 lost reuse        equal > lost (each event that took tokens away) > answered
+
+The last station says what the step came to, not what the server did last.
 """
 
 from collections.abc import Iterator
@@ -17,11 +19,12 @@ PLACE: Final = ("n_tokens", "pos_min", "pos_max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One station: a word, and the event to look at."""
+    """One station: a word, the event to look at, and what is to be said of it."""
 
     word: str
     step: int
     event: int
+    sentence: str
 
 
 def chain(run: Run, index: int) -> tuple[Link, ...]:
@@ -29,7 +32,12 @@ def chain(run: Run, index: int) -> tuple[Link, ...]:
     step = run.steps[index]
     if not step.events or step.finding.fate == "right":
         return ()
-    return tuple(_wrong(run, index) if step.answer == "diverged" else _lost(step, index))
+    return tuple(_wrong(run, index) if step.answer == "diverged" else _lost(run, index))
+
+
+def _link(word: str, run: Run, step: int, event: int) -> Link:
+    """A station that says what its event says."""
+    return Link(word=word, step=step, event=event, sentence=run.steps[step].events[event].sentence)
 
 
 def _wrong(run: Run, index: int) -> Iterator[Link]:
@@ -38,11 +46,12 @@ def _wrong(run: Run, index: int) -> Iterator[Link]:
     at = names.index("checkpoint-restored") if "checkpoint-restored" in names else None
     if at is not None:
         yield from _way_of(run, index, at)
-        yield Link(word="restored", step=index, event=at)
+        yield _link("restored", run, index, at)
     else:
         loud = [i for i, event in enumerate(step.events) if event.loudness() == "warn"]
-        yield from (Link(word="handed on", step=index, event=i) for i in loud)
-    yield Link(word="wrong", step=index, event=len(step.events) - 1)
+        yield from (_link("handed on", run, index, i) for i in loud)
+    said = next((fact.sentence for fact in step.facts if fact.word == "wrong"), "")
+    yield Link(word="wrong", step=index, event=len(step.events) - 1, sentence=said)
 
 
 def _way_of(run: Run, index: int, at: int) -> Iterator[Link]:
@@ -57,9 +66,9 @@ def _way_of(run: Run, index: int, at: int) -> Iterator[Link]:
     made = [n for n, (_, _, event) in enumerate(earlier) if event.name() == "checkpoint-created"]
     for i, j, event in earlier[made[-1] if made else 0 :]:
         if event.name() == "checkpoint-created":
-            yield Link(word="made", step=i, event=j)
+            yield _link("made", run, i, j)
         elif event.name() == "checkpoint-kept":
-            yield Link(word="kept", step=i, event=j)
+            yield _link("kept", run, i, j)
 
 
 def _is_same(one: Event, other: Event) -> bool:
@@ -68,11 +77,21 @@ def _is_same(one: Event, other: Event) -> bool:
     return bool(named) and all(told[name] == wanted[name] for name in named)
 
 
-def _lost(step: Step, index: int) -> Iterator[Link]:
+def _lost(run: Run, index: int) -> Iterator[Link]:
+    step = run.steps[index]
     tones = [event.loudness() for event in step.events]
     names = [event.name() for event in step.events]
     if "prompt-started" in names:
-        yield Link(word="equal", step=index, event=names.index("prompt-started"))
+        yield _link("equal", run, index, names.index("prompt-started"))
     taken = [i for i, tone in enumerate(tones) if tone in {"loss", "warn"}]
-    yield from (Link(word="lost", step=index, event=i) for i in taken)
-    yield Link(word="answered", step=index, event=len(step.events) - 1)
+    yield from (_link("lost", run, index, i) for i in taken)
+    yield _outcome(step, index)
+
+
+def _outcome(step: Step, index: int) -> Link:
+    """What a step that was not wrong came to: how much it reused, or how it ended."""
+    last = len(step.events) - 1
+    if step.error is not None or step.cached is None:
+        return Link(word="ended", step=index, event=last, sentence=step.finding.title)
+    said = f"{step.cached} of {step.prompt_tokens} tokens reused"
+    return Link(word="answered", step=index, event=last, sentence=said)

@@ -16,6 +16,7 @@ each other, with an arrow from the step that made a checkpoint to the one that r
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from cachesim.report.picture_bars import Kind, Row
 from cachesim.report.picture_rows import checkpoint_word, held, request
@@ -120,6 +121,10 @@ def state_after(run: Run, index: int) -> State | None:
     return run.detail.states[number] if number >= 0 else None
 
 
+BESIDE: Final = 7
+"""Hundredths of a node's end that are kept free after it, for the mark that stands there."""
+
+
 def positions_of(run: Run) -> int:
     """How many positions there are to show in any of its pictures."""
     longest = [step.prompt_tokens + len(step.generated) for step in run.steps]
@@ -133,7 +138,8 @@ def positions_of(run: Run) -> int:
             longest += [row.position + 1 for row in memory.rows]
         for node in () if state.tree is None else state.tree.nodes:
             held = max([0, *(sum(map(size_of, each.tokens)) for each in node.holds)])
-            longest += [node.start + sum(map(size_of, node.tokens)), held]
+            end = node.start + sum(map(size_of, node.tokens))
+            longest += [end + (BESIDE * end + 99) // 100, held]
             longest.append(sum(map(size_of, node.folded or ())))
     return max(longest, default=1) or 1
 

@@ -16,6 +16,10 @@ MOST_ENTRIES: Final = 8
 MOST_LANES: Final = 12
 
 
+TOLD: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reprocessed"}
+"""What a tip says more of a part of the prompt than its bar."""
+
+
 def request(run: Run, index: int) -> Iterator[Row]:
     """The prompt: reused, processed again, new."""
     step, texts = run.steps[index], Texts(run)
@@ -32,12 +36,12 @@ def request(run: Run, index: int) -> Iterator[Row]:
     bars = []
     for start, end, look, word in (
         (0, right, "shared", "reused"),
-        (right, cached, "wrong", "reused, and wrong"),
-        (cached, equal, "again", "matched, but reprocessed"),
+        (right, cached, "wrong", "wrong"),
+        (cached, equal, "again", "reprocessed"),
         (equal, total, "held", "new"),
     ):
         for piece in cut([own], start, end):
-            bar = texts.bar(start, piece, _as_look(look), also=f", {word}")
+            bar = texts.bar(start, piece, _as_look(look), also=f", {TOLD.get(word, word)}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
     yield Row(kind="request", label=f"request {step.name}", bars=tuple(bars))
 

@@ -111,8 +111,7 @@ def _step(run: Run, index: int) -> dict[str, Any]:
         "lost": step.lost if step.reuse == "lost" else 0,
         "facts": [[each.word, each.sentence] for each in step.facts],
         "chain": [
-            [link.word, run.steps[link.step].name, run.steps[link.step].events[link.event].sentence]
-            for link in chain(run, index)
+            [link.word, run.steps[link.step].name, link.sentence] for link in chain(run, index)
         ],
         "picture": "" if picture is None else inline(picture, f"m{index}"),
     }

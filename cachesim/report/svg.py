@@ -28,6 +28,10 @@ GUTTER: Final = 3
 COLOURS: Final = 8
 LETTERS: Final = 56
 """Positions up to which every token has room for a letter."""
+SCREENS: Final = {"onphone": 340, "onwide": 700}
+"""Pixels that a picture has on a phone and on a wide screen; the style shows one or the other."""
+LETTER: Final = 6.5
+"""Pixels that a letter of a text takes."""
 
 _LIGHT: Final = (
     "#f6b26b",
@@ -83,6 +87,8 @@ STYLE: Final = (
     ".cs-pic .changed .b:not(.wrong){stroke:var(--ink);stroke-width:2}"
     ".cs-pic .t{paint-order:stroke;stroke-width:3px;stroke-linejoin:round}"
     + "".join(f".cs-pic .t{i}{{stroke:var(--c{i})}}" for i in range(COLOURS))
+    + "@media(max-width:640px){.cs-pic .onwide{display:none}}"
+    + "@media(min-width:641px){.cs-pic .onphone{display:none}}"
     + "@media print{.cs-pic .b{stroke:#000}}"
 )  # fmt: skip
 
@@ -118,15 +124,18 @@ def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None =
     if row.bracket is not None:
         a, b = (share(each, wide) for each in row.bracket)
         parts.append(f'<line class="ax" x1="{a}" x2="{b}" y1="{LABEL - 2}" y2="{LABEL - 2}"/>')
-    parts += [
-        _bar(bar, row.kind, wide, uid, letter if wide <= LETTERS else None) for bar in row.bars
-    ]
+    gap = 18 if row.branch is not None and row.branch.mark else 4
+    starts = [*sorted({bar.start for bar in row.bars}), wide]
+    for bar in row.bars:
+        end = next(each for each in starts if each > bar.start or each == wide)
+        words = _words(bar, wide, end - bar.start, gap, letter if wide <= LETTERS else None)
+        parts.append(_bar(bar, row.kind, wide, uid, "".join(words)))
     if row.branch is not None:
         parts.append(ends_svg(row.branch, wide, uid))
     return "".join(parts)
 
 
-def _bar(bar: Bar, kind: Kind, wide: int, uid: str, letter: Callable[[int], str] | None) -> str:
+def _bar(bar: Bar, kind: Kind, wide: int, uid: str, words: str) -> str:
     start, width = share(bar.start, wide), share(bar.end - bar.start, wide)
     hue = None if bar.step is None else bar.step % COLOURS
     fill = f"url(#{uid}p{hue})" if hue is not None else "none"
@@ -135,24 +144,46 @@ def _bar(bar: Bar, kind: Kind, wide: int, uid: str, letter: Callable[[int], str]
         fill = f"url(#{uid}{hatched})"
     round_ = ' rx="7"' if kind == "recurrent" else ""
     looks = f"b {bar.look}" + ("" if hue is not None or bar.look != "held" else " none")
-    tone = "" if hue is None else f" t t{hue}"
-    tone = " t tg" if bar.look == "gone" else tone
     where = f'x="{start}" y="{LABEL}" width="{width}" height="{HIGH}"'
     return (
         f'<g class="c"><title>{escape(bar.tip)}</title>'
         f'<rect class="{looks}" {where} fill="{fill}"{round_}/>'
-        f"<svg {where}>{''.join(_words(bar, tone, letter))}</svg></g>"
+        f'<svg {where} overflow="visible">{words}</svg></g>'
     )
 
 
-def _words(bar: Bar, tone: str, letter: Callable[[int], str] | None) -> Iterator[str]:
+def _words(
+    bar: Bar, wide: int, room: int, gap: int, letter: Callable[[int], str] | None
+) -> Iterator[str]:
+    """A letter for each token, or what the bar is: in it, after it, or shorter, never cut."""
+    tone = "" if bar.step is None else f" t t{bar.step % COLOURS}"
+    tone = " t tg" if bar.look == "gone" else tone
     size = bar.end - bar.start
     if letter is not None and len(bar.tokens) == size and size:
         for i, token in enumerate(bar.tokens):
             x = f"{100 * (i + 0.5) / size:.4g}%"
             yield f'<text class="m{tone}" x="{x}" y="12">{escape(letter(token))}</text>'
         return
-    yield f'<text class="{tone.strip()}" x="4" y="12">{escape(bar.text)}</text>'
+    found = {
+        screen: _fitting(bar.text, pixels * size / wide, pixels * (room - size) / wide - gap)
+        for screen, pixels in SCREENS.items()
+    }
+    alike = len(set(found.values())) == 1
+    for screen, (text, inside) in found.items():
+        if text and not (alike and screen == "onwide"):
+            only = "" if alike else f" {screen}"
+            x = 'x="4"' if inside else f'x="100%" dx="{gap}"'
+            look = f"{tone if inside else ' in'}{only}".strip()
+            yield f'<text class="{look}" {x} y="12">{escape(text)}</text>'
+
+
+def _fitting(text: str, bar: float, after: float) -> tuple[str, bool]:
+    """A text and whether it stands in its bar: as it is or its first word, else nothing."""
+    for each in (text, text.replace(":", " ").split(" ", maxsplit=1)[0]):
+        need = LETTER * len(each) + 4
+        if need + 4 <= bar or need <= after:
+            return each, need + 4 <= bar
+    return "", True
 
 
 def axis_svg(wide: int) -> str:

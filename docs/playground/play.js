@@ -147,7 +147,7 @@ function load(manifest) {
   }
   if (typeof WebAssembly !== "object" || typeof Worker !== "function") {
     byId("loading").hidden = true;
-    trouble("This browser has no WebAssembly, or no workers, and the simulator needs both. Any browser of the last years has them.\nOn your own machine: cachesim run llama.cpp-three-requests");
+    trouble("This browser has no WebAssembly, or no workers, and the simulator needs both. Any recent browser has them.\nOn your own machine: cachesim run llama.cpp-three-requests");
     return;
   }
   worker = new Worker("worker.js");
@@ -231,7 +231,7 @@ async function begin() {
     [choices, openings, manifest] = await Promise.all(["choices.json", "openings.json", "manifest.json"].map(async (name) => (await fetch(name)).json()));
   } catch (error) {
     byId("loading").hidden = true;
-    trouble("This page must come from a web server, for browsers let no file fetch another: run `python -m http.server` in the folder of the site, and open http://localhost:8000/playground/.");
+    trouble("This page must come from a web server, because browsers do not let one file fetch another: run `python -m http.server` in the folder of the site, and open http://localhost:8000/playground/.");
     return;
   }
   byId("openings").append(...openings.map((each) => h("button", { type: "button", title: each.about, "aria-pressed": "false", onclick: () => open(each) }, each.title)));

@@ -34,7 +34,7 @@ def test_memory_is_drawn_where_an_event_changes_it(capsys: Capture) -> None:
     assert 0 == main(COMMAND)
     out = capsys.readouterr().out
     saved = out[
-        out.index("+ checkpoint 1[0..0] is saved") : out.index("the network reads 4 tokens")
+        out.index("+ checkpoint 1[0..0] is saved") : out.index("the network processes 4 tokens")
     ]
 
     assert "written by A, B, C" in out

@@ -8,7 +8,7 @@ import make_picture
 def test_the_picture_is_in_step_with_the_program() -> None:
     kept = make_picture.PICTURE.read_text(encoding="utf-8")
 
-    assert kept == make_picture.picture(), "python docs/make_picture.py draws it anew"
+    assert kept == make_picture.picture(), "python docs/make_picture.py draws it again"
 
 
 def test_the_picture_fetches_nothing() -> None:

@@ -38,5 +38,13 @@ def test_lost_reuse_leads_from_what_was_equal_to_each_event_that_took_tokens() -
     assert "answered" == words[-1]
 
 
+def test_the_last_station_says_what_the_step_came_to() -> None:
+    wrong = chain(three_requests("llama.cpp@b11549"), 2)[-1]
+    lost = chain(three_requests("llama.cpp@b11549+erase-equal"), 2)[-1]
+
+    assert wrong.sentence.startswith("generated token 1: token ")
+    assert "0 of 40 tokens reused" == lost.sentence
+
+
 def test_a_right_answer_that_lost_nothing_has_no_walk() -> None:
     assert () == chain(three_requests("llama.cpp@b11549"), 0)

@@ -11,7 +11,7 @@ from cachesim.report.memory import memory_facts
 from cachesim.report.picture import Picture, after, moment, story
 from cachesim.report.picture_bars import Bar, Row
 from cachesim.report.picture_text import legend, rows
-from cachesim.report.svg import inline, standalone
+from cachesim.report.svg import inline, row_svg, standalone
 from cachesim.scenario.provenance import size_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file
@@ -215,3 +215,27 @@ def test_lessons_draw_a_trie_and_its_marks_are_no_letters() -> None:
 
     assert "tree" in {row.kind for row in picture.picture.rows}
     assert "    the_cat_sa●" in picture.text().splitlines()
+
+
+def test_a_text_that_does_not_fit_its_bar_stands_after_it_or_is_shortened_for_phones() -> None:
+    bars = (
+        Bar(start=0, end=2, step=0, look="held", text="A: hello", tip=""),
+        Bar(start=20, end=30, step=1, look="held", text="20 reused", tip=""),
+        Bar(start=30, end=60, step=2, look="held", text="new", tip=""),
+    )
+    drawn_row = row_svg(Row(kind="slot", label="", bars=bars), 100, "")
+
+    assert 'class="in" x="100%" dx="4" y="12">A: hello<' in drawn_row
+    assert 'class="t t1 onphone" x="4" y="12">20<' in drawn_row
+    assert 'class="t t1 onwide" x="4" y="12">20 reused<' in drawn_row
+    assert 'class="t t2" x="4" y="12">new<' in drawn_row
+
+
+def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:
+    for name, profile in TREES:
+        run = watched(name, profile)
+        for index in range(len(run.steps)):
+            picture = after(run, index)
+            for row in () if picture is None else picture.rows:
+                if row.branch is not None and row.branch.mark and picture is not None:
+                    assert "translate(8)" in row_svg(row, picture.positions, ""), (name, index)

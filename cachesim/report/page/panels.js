@@ -121,7 +121,7 @@ function promptView({ run, step }) {
   const tokens = promptTokens(run, step);
   const counts = { R: 0, F: 0, M: 0, r: 0, C: 0 };
   for (const each of tokens) counts[each.letter] += 1;
-  const words = [["R", "reused"], ["F", "reused but foreign"], ["M", "missing in memory"], ["r", "processed again"], ["C", "new"]]
+  const words = [["R", "reused"], ["F", "reused but foreign"], ["M", "missing in memory"], ["r", "reprocessed"], ["C", "new"]]
     .filter(([letter]) => counts[letter])
     .map(([letter, word]) => `${counts[letter]} ${word}`);
   return [

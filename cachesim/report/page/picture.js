@@ -38,9 +38,8 @@ function chainView(run, index) {
     "ol",
     { class: "chain", "aria-label": "how it came to this" },
     links.map((link) => {
-      const event = run.steps[link.step].events[link.event];
       const here = link.step === at.step && eventAt(runs.indexOf(run) === at.right ? 1 : 0).event === link.event;
-      return h("li", {}, h("button", { type: "button", "aria-current": here ? "step" : null, onclick: () => goTo(run, link) }, h("b", {}, link.word), h("span", { class: "quiet" }, ` step ${run.steps[link.step].name}: `), event.sentence));
+      return h("li", {}, h("button", { type: "button", "aria-current": here ? "step" : null, onclick: () => goTo(run, link) }, h("b", {}, link.word), h("span", { class: "quiet" }, ` step ${run.steps[link.step].name}: `), link.sentence));
     }),
   );
 }
