@@ -9,6 +9,8 @@ import pytest
 
 from cachesim.errors import OptionError, ProfileError, ScenarioError
 from cachesim.scenario import run_scenario
+from cachesim.scenario.session import Session
+from cachesim.scenario.shipped import shipped_file
 from tests.scenario.stories import story
 
 
@@ -212,3 +214,24 @@ def test_one_text_is_a_list_of_one_tool() -> None:
         for given in ('tools = "w1"', 'tools = ["w1"]')
     ]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(("told", "expected"), [(True, [True]), (False, [False, True])])
+def test_a_wrong_answer_that_is_expected_is_traced_at_once_and_told_alike(
+    told: bool, expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapping = tomllib.loads(shipped_file("llama.cpp-three-requests").read_text(encoding="utf-8"))
+    whole = run_scenario(mapping, profile="llama.cpp@b11549", arithmetic="ring")
+    traced: list[bool] = []
+
+    class Counted(Session):
+        def __init__(self, *scenario: Any, **how: Any) -> None:
+            traced.append(how["traced"])
+            super().__init__(*scenario, **how)
+
+    monkeypatch.setattr("cachesim.scenario.runner.Session", Counted)
+    plain = mapping if told else {key: mapping[key] for key in mapping if key != "expect"}
+    run = run_scenario(plain, profile="llama.cpp@b11549", arithmetic="ring")
+
+    assert expected == traced
+    assert whole.to_json()["steps"] == run.to_json()["steps"]
