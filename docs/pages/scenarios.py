@@ -13,11 +13,11 @@ from pages.tables import code, plain, table
 INTRODUCTION = """\
 # Reported defects
 
-Each of these is a report as a file that runs: `cachesim run NAME`. What its users saw is held
-against the run, before and, where some profile cures it, after. A name leads to the whole report,
-with its picture. [Other reports](../out-of-reach.md) have no scenario, and
-[the real servers](wheels.md) were asked too. `cachesim list scenarios --symptom "..."` searches by
-what one sees.
+Each of these is a user's report as a file that runs: `cachesim run NAME`. What its users saw is
+compared with the run, before the fix and, where some profile fixes it, after. A name leads to the
+whole report, with its picture. [Other reports](../out-of-reach.md) have no scenario. The same
+requests were also played on [the real servers](wheels.md). `cachesim list scenarios --symptom
+"..."` searches by what you see.
 
 ```{raw} html
 <p><label>Only with these words: <input class="filter" type="search"

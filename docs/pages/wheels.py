@@ -10,9 +10,9 @@ INTRODUCTION = """\
 # The scenarios on the real servers
 
 Every scenario that a real server can be handed was played on the wheels of the releases it names,
-and each step's counts, slot and error held against the simulator's. `make wheels` plays what is
-new or changed since, `cachesim real ENGINE --scenario NAME` one, with answers proven against cold
-ones. Profiles with patches have no wheel, nor has ik_llama.cpp.
+and each step's counts, slot and error were compared with the simulator's. `make wheels` plays what
+is new or changed since then; `cachesim real ENGINE --scenario NAME` plays one, with answers proven
+against cold ones. Profiles with patches have no wheel, nor has ik_llama.cpp.
 """
 
 

@@ -59,7 +59,7 @@ READ: Final = sorted(
     )
     if not {"_generated", "_build"} & set(path.parts)
 )
-CODE: Final = sorted((ROOT / "cachesim").rglob("*.py"))
+CODE: Final = sorted([*(ROOT / "cachesim").rglob("*.py"), *(ROOT / "docs" / "pages").rglob("*.py")])
 
 
 def found(text: str) -> list[str]:
