@@ -40,9 +40,9 @@ class Account:
         if held > equal:  # computed so long ago that nobody remembers
             equal, by = held, match.node.request
         name, shape = f"request {by}" if equal else NOTHING, self.tree.shape
-        stored = self.tree.stored(self.tree.key_of(prompt))
+        stored = self.tree.stored(self.tree.key_of(prompt), req.extra_key)
         in_storage = stored + int(shape.bigrams) if stored else 0
-        if in_storage > equal:  # it outlives the tree, and knows no extra keys
+        if in_storage > equal:  # it outlives the tree; 0.5.9's knows no extra keys
             equal, name = in_storage, "the storage"
         ledger = Ledger(Count(equal), name)
         known = req.num_tokens

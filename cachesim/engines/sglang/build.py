@@ -13,6 +13,7 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Shape, Tree
 from cachesim.engines.sglang.unified import UnifiedRadixCache
+from cachesim.engines.sglang.unified_storage import StoringRadixCache
 from cachesim.engines.sglang.window_radix import SWARadixCache
 
 Kind: TypeAlias = Literal["full", "window", "mamba", "window-mamba"]
@@ -43,11 +44,21 @@ def make_tree(
     if kind in {"window", "window-mamba"}:
         pool = WindowPool(sizes.tokens, sizes.window_tokens, shape.page)
     states = StatePool(sizes.states) if kind in {"mamba", "window-mamba"} else None
-    if rules.tree.trees == "unified":
+    tier, unified = shape.host, rules.tree.trees == "unified"
+    if tier is not None and tier.storage is not None:
+        shelf = storage or Storage()
+        if unified:
+            return StoringRadixCache(shape, rules, pool, states, tier=tier, storage=shelf)
+        return StoringHiRadixCache(shape, rules, pool, tier, shelf)
+    if unified:
         return UnifiedRadixCache(shape, rules, pool, states)
-    if shape.host is not None and shape.host.storage is not None:
-        storage = storage or Storage()
-        return StoringHiRadixCache(shape, rules, pool, shape.host, storage)
+    return _old_tree(kind, shape, rules, pool, states)
+
+
+def _old_tree(
+    kind: Kind, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None
+) -> Tree:
+    """A class for each kind of model."""
     if shape.host is not None:
         return HiRadixCache(shape, rules, pool, shape.host, states)
     if kind == "window":

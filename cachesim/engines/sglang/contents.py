@@ -85,8 +85,11 @@ class Contents:
         ]
 
 
-def copy_slots(source: Contents, target: Contents, part: int, at: Integers, to: Integers) -> None:
-    """What lies in some slots of one memory goes into slots of another one.
+def copy_slots(
+    source: Contents, target: Contents, part: int, at: Integers, to: Integers, *, device: Contents
+) -> None:
+    """What lies in some slots of one memory goes into slots of another one; the device knows which
+    layers a part has.
 
     The slots are those of the part itself: a window's, not attention's. Follows `L2TransferEngine`.
     """
@@ -94,7 +97,6 @@ def copy_slots(source: Contents, target: Contents, part: int, at: Integers, to: 
         for here, there in zip(at, to, strict=True):
             target.put_state(int(there), source.state(int(here)))
         return
-    device = source if source.windows is not None else target
     for layer in device.layers_of(part):
         source.reach(layer, at)
         target.reach(layer, to)

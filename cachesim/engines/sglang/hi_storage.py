@@ -22,6 +22,7 @@ from cachesim.engines.sglang.pools import TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.storage import (
+    LEAST_PRIORITY,
     Backup,
     Line,
     PageCopy,
@@ -35,9 +36,6 @@ from cachesim.units import Integers
 
 SHARE: Final = 0.8
 """Prefetches may occupy so much of what the host holds more than the device."""
-
-LEAST_PRIORITY: Final = -(2**63 - 1)
-"""The root's (`-sys.maxsize`)."""
 
 
 class StoringHiRadixCache(HiRadixCache):
@@ -105,7 +103,7 @@ class StoringHiRadixCache(HiRadixCache):
             place = self.storage.put(key)
             fresh = fresh or place is not None
             if place is not None and self.on_store is not None:
-                self.on_store(self._page(backup.slots, index), self._place(place))
+                self.on_store(FULL, self._page(backup.slots, index), self._place(place))
         if fresh:
             self._tell("stored", backup.node)
 
@@ -117,18 +115,20 @@ class StoringHiRadixCache(HiRadixCache):
 
     # -- from the storage --------------------------------------------------------------------------
 
-    def prefetch(self, req: Req, match: Match) -> None:
+    def prefetch(self, req: Req, match: Match, known_until: int | None = None) -> None:
         """Ask for what the tree lacks of a request. Follows `prefetch_from_storage`.
 
         Trap: the whole prompt is asked for, its last page too, and no match ends there. With full
         attention the node above it serves; a window behind it would not be whole (#27291).
         """
+        del known_until
         if match.node is not self.root and match.node.host_full is None:
             return
         node, page = match.best or match.node, self.shape.page
         while node is not self.root and node.host_full is None:
             node = node.parent or self.root
-        tokens = req.tokens[match.usable : req.num_tokens]
+        end = req.num_tokens - int(not self.rules.tree.asks_for_the_last_token)
+        tokens = req.tokens[match.usable : end]
         tokens = tokens[: len(tokens) // page * page].copy()
         if len(tokens) < self.least or self.occupied >= self.most:
             return
@@ -166,7 +166,7 @@ class StoringHiRadixCache(HiRadixCache):
             for index, key in enumerate(each.keys):
                 if self.on_fetch is not None:
                     place = self._place(self.storage.places[key])
-                    self.on_fetch(self._page(each.wanted, index), place)
+                    self.on_fetch(FULL, self._page(each.wanted, index), place)
             each.completed = len(each.wanted)
         self._release(each.wanted[each.completed :])
 
@@ -259,18 +259,20 @@ class StoringHiRadixCache(HiRadixCache):
         self._release(each.slots[: each.completed])
         self.occupied -= len(each.tokens)
 
-    def stored(self, key: Integers) -> int:
-        """How much of a key the storage has, by what nodes are hashed with."""
+    def stored(self, key: Integers, extra: Hashable) -> int:
+        """How much of a key the storage has, by what nodes are hashed with: tokens alone."""
+        del extra
         page = self.shape.page
         key = key[: len(key) // page * page]
         keys = hashes_of(key, None, page, bigrams=self.shape.bigrams)
         return self.storage.known(keys) * page
 
-    def host_underway(self) -> int:
+    def host_underway(self) -> dict[str, int]:
         """Slots of the host that belong to prefetches."""
         asked = {id(each): each.slots for _, each in self.prefetches.waiting}
         asked |= {id(each): each.slots[: each.completed] for each in self.ongoing.values()} | asked
-        return sum(map(len, asked.values())) + sum(map(len, self.released))
+        count = sum(map(len, asked.values())) + sum(map(len, self.released))
+        return {"host_tokens": count}
 
 
 def extra_of(node: Node) -> Hashable:

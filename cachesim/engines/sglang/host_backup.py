@@ -117,8 +117,8 @@ class HostBackup(HostEviction):
         to = self.pools.full.alloc(len(full))
         if to is None:
             return False
-        to_state = self._room(STATE, 1) if state is not None else NO_SLOTS
-        to_window = self._room(PART, rows(windows)) if to_state is not None else None
+        to_state = self.room(STATE, 1) if state is not None else NO_SLOTS
+        to_window = self.room(PART, rows(windows)) if to_state is not None else None
         if to_state is None or to_window is None:
             self.pools.full.free(to)
             if to_state is not None and self.pools.state is not None:
@@ -135,7 +135,8 @@ class HostBackup(HostEviction):
             self._moved(PART, self.tree.window_slots(each), each.host_window, each)
         return True
 
-    def _room(self, part: int, count: int) -> Integers | None:
+    def room(self, part: int, count: int) -> Integers | None:
+        """Slots of a part; where there are none, something goes for them."""
         pool = self.pools.of(part)
         if pool is None or not count:
             return NO_SLOTS
@@ -171,6 +172,8 @@ class HostBackup(HostEviction):
                 self.track_twice(node)
         if done.is_held:
             self.tree.unlock(done.node, done.held)
+        for node in done.covers:
+            self.tree.written(node)
 
     # -- nodes that are divided, and leaves that the device gives up -------------------------------
 
@@ -212,9 +215,14 @@ class HostBackup(HostEviction):
         self._demote(node, gone)
 
     def _demote(self, node: Node, gone: list[int]) -> None:
-        """The host keeps it. Follows `_demote`."""
+        """The host keeps it. Follows `_demote`.
+
+        Trap: a copy that is held counts as used last now, not when it is let go of.
+        """
         for part in (PART, STATE, FULL):
             self.tree.drop(node, part, gone)
+            if part != FULL:
+                self.left(node, part)
         node.value = None
         self.tell("left", FULL, node)
         self.tree.update_leaf(node)

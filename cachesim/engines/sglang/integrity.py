@@ -73,7 +73,7 @@ def _host(tree: Tree) -> None:
         held["host_tokens"] += 0 if node.host_full is None else len(node.host_full)
         held["host_window_tokens"] += 0 if node.host_window is None else len(node.host_window)
         held["host_states"] += node.host_state is not None
-    held["host_tokens"] += tree.host_underway()
+    held.update(tree.host_underway())
     sizes = {
         "host_tokens": shape.tokens,
         "host_window_tokens": shape.window_tokens,

@@ -182,14 +182,13 @@ class SglangOptions:
         "a third tier below the host: its pages are kept in files",
         default="none",
         choices=("none", "file"),
-        until="0.5.9",
     )
     hicache_storage_prefetch_policy: str = option(
         "--hicache-storage-prefetch-policy",
         "whether a request waits until everything the storage has of it has arrived",
         default="best_effort",
         choices=("best_effort", "wait_complete", "timeout"),
-        until="0.5.9",
+        later={"0.5.23": "timeout"},
     )
     prefetch_threshold: int = option(
         "--hicache-storage-backend-extra-config",
@@ -199,7 +198,23 @@ class SglangOptions:
         low=1,
         high=MOST,
         unit="tokens",
-        until="0.5.9",
+    )
+    hicache_storage_prefetch_retry_poll_interval: int = option(
+        "--hicache-storage-prefetch-retry-poll-interval",
+        "passes of the scheduler until a request that missed asks the storage again; 0: never",
+        default=8,
+        low=0,
+        high=1 << 20,
+        unit="passes",
+        since="0.5.23",
+    )
+    hicache_storage_prefetch_retry_max_attempts: int = option(
+        "--hicache-storage-prefetch-retry-max-attempts",
+        "how often a waiting request asks the storage again",
+        default=8,
+        low=0,
+        high=1 << 20,
+        since="0.5.23",
     )
 
     def check(self, rules: Rules, *, states: bool) -> None:
@@ -284,7 +299,12 @@ class SglangOptions:
             "timeout": "timeout",
         }
         policy = policies[self.hicache_storage_prefetch_policy]
-        return StorageShape(policy=policy, threshold=self.prefetch_threshold)
+        return StorageShape(
+            policy=policy,
+            threshold=self.prefetch_threshold,
+            interval=self.hicache_storage_prefetch_retry_poll_interval,
+            attempts=self.hicache_storage_prefetch_retry_max_attempts,
+        )
 
     def host_ratio(self, kind: Kind, sizes: Sizes, spec: ModelSpec) -> float:
         """A size in GB is split like the device's pools, so that all grow by one ratio."""

@@ -112,6 +112,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying("tree", copies_inner_windows=False),
     ),
     Patch(
+        name="no-27291",
+        pull=27291,
+        about="defect put back: the storage is asked for the last page too, where no match ends",
+        fits=("0.5.23",),
+        lay=laying("tree", asks_for_the_last_token=True),
+    ),
+    Patch(
         name="39436",
         pull=39436,
         about="as proposed: the host has room for the states of all the tokens that it holds",

@@ -35,6 +35,8 @@ class Req:
     on_host: int = 0  # host_hit_length
     window_on_host: int = 0  # swa_host_hit_length
     state_on_host: bool = False  # mamba_host_hit_length
+    matched: int | None = None  # storage_prefetch_last_match_len
+    reissues: int = 0  # storage_prefetch_retry_attempts
     half_read: bool = False  # more of its prompt is to come
     lock: object = None
     protected: int = 0  # cache_protected_len
@@ -107,6 +109,7 @@ class Req:
         self.last_node = self.lock = self.best = None
         self.on_host = self.window_on_host = 0
         self.state_on_host = False
+        self.matched, self.reissues = None, 0
         self.protected = self.inserted = 0
         self.is_chunked = 0
         self.state = self.state_source = self.tracks = None

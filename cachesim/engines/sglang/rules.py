@@ -61,6 +61,10 @@ class TreeRules:
     inserts_gone_windows: bool = False
     """#31486: window slots that were freed count as alive when they are inserted."""
 
+    asks_for_the_last_token: bool = False
+    """#27291: the storage is asked for the whole prompt, where no match can end; a window that
+    comes for its last page is none for the page before."""
+
     matches_without_window: bool = False
     """Our own defect: a match does not look whether the window before its end is alive."""
 
@@ -179,6 +183,7 @@ RULES_059 = Rules(
         keeps_prompt_end=False,
         branch_beyond_the_state=False,
         uses_path_states=True,
+        asks_for_the_last_token=True,
     ),
     scheduler=SchedulerRules(
         full_flag_needs_no_chunk=False,

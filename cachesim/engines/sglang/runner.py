@@ -15,7 +15,6 @@ import numpy as np
 from cachesim.engines.sglang.batch import Batch
 from cachesim.engines.sglang.build import CHUNK
 from cachesim.engines.sglang.contents import ChunkStore, Contents, copy_slots
-from cachesim.engines.sglang.node import FULL
 from cachesim.engines.sglang.pools import StatePool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import RunnerRules
@@ -88,28 +87,33 @@ class Runner:
         if self.rules.host_copy_late:
             self.unmade.append((part, at.copy(), to.copy()))
         else:
-            copy_slots(self.contents, self.host, part, at, to)
+            self._move(self.contents, self.host, part, at, to)
 
     def from_host(self, part: int, at: Integers, to: Integers) -> None:
         """And back."""
         self._catch_up()
-        copy_slots(self.host, self.contents, part, at, to)
+        self._move(self.host, self.contents, part, at, to)
 
     def _catch_up(self) -> None:
         unmade, self.unmade = self.unmade, []
         for each, source, target in unmade:
-            copy_slots(self.contents, self.host, each, source, target)
+            self._move(self.contents, self.host, each, source, target)
 
-    def to_storage(self, at: Integers, to: Integers) -> None:
-        """A page of the host goes to the storage."""
+    def _move(
+        self, source: Contents, target: Contents, part: int, at: Integers, to: Integers
+    ) -> None:
+        copy_slots(source, target, part, at, to, device=self.contents)
+
+    def to_storage(self, part: int, at: Integers, to: Integers) -> None:
+        """A part of a page goes from the host to the storage."""
         self._catch_up()
         if self.shelf is not None:
-            copy_slots(self.host, self.shelf, FULL, at, to)
+            self._move(self.host, self.shelf, part, at, to)
 
-    def from_storage(self, to: Integers, at: Integers) -> None:
+    def from_storage(self, part: int, to: Integers, at: Integers) -> None:
         """And back, to other slots of the host."""
         if self.shelf is not None:
-            copy_slots(self.shelf, self.host, FULL, at, to)
+            self._move(self.shelf, self.host, part, at, to)
 
     def run(self, batch: Batch, judge: Judge) -> list[int]:
         """Run a batch; what was sampled for each request, 0 where a prompt is half read."""

@@ -14,6 +14,7 @@ import numpy as np
 from cachesim.engines.sglang.adder import Adder
 from cachesim.engines.sglang.allocation import Allocation
 from cachesim.engines.sglang.batch import Batch, Limits
+from cachesim.engines.sglang.lookup import ask, ask_again, asked_after_a_loss, look_up
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool
 from cachesim.engines.sglang.request import Req
@@ -78,8 +79,7 @@ class Scheduler:
 
     def add(self, req: Req) -> None:
         """A request at the end of the queue. Follows `_add_request_to_queue`."""
-        if self.tree.stores:
-            self.tree.prefetch(req, self._look_up(req))
+        ask(self.tree, req)
         self.waiting.append(req)
 
     # -- the next batch ----------------------------------------------------------------------------
@@ -90,6 +90,7 @@ class Scheduler:
         rules, excluded = self.rules.scheduler, []
         if rules.looks_every_pass:
             self.tree.look()
+            ask_again(self.tree, self.waiting)
         if self.chunked is not None:
             excluded.append(self.chunked)
             if self.chunked.extend:
@@ -167,6 +168,8 @@ class Scheduler:
         self._admit(adder)
         if not adder.taken:
             return None
+        for req in adder.taken:
+            self.tree.admitted(req)
         taken = {id(req) for req in adder.taken}
         self.waiting = [req for req in self.waiting if id(req) not in taken]
         if adder.new_chunked is not None:
@@ -208,6 +211,8 @@ class Scheduler:
             if not self.tree.fetched(req):
                 continue
             self._match(req)
+            if asked_after_a_loss(self.tree, req):
+                continue
             verdict = adder.add(req)
             if verdict == "continue":
                 continue
@@ -229,23 +234,9 @@ class Scheduler:
 
     def _match(self, req: Req) -> None:
         """What the tree has of a waiting request, told to who listens."""
-        match = self._look_up(req)
+        match = look_up(self.tree, req)
         if self.on_match is not None:
             self.on_match(req, match)
-
-    def _look_up(self, req: Req) -> Match:
-        """What the tree has of a request. Follows `init_next_round_input`."""
-        limit = max(req.num_tokens - 1, 0)
-        match = self.tree.match_tokens(req.tokens[:limit], req)
-        req.shared = match.slots
-        req.prefix = req.protected = match.length
-        req.last_node = match.node
-        req.best = match.best
-        req.on_host, req.window_on_host = match.on_host, match.window_on_host
-        req.state_on_host = match.state_on_host
-        req.branch = match.branch
-        req.window_branch = match.window_branch
-        return match
 
     def _prepare_for_extend(self, batch: Batch) -> None:
         """Follows `prepare_for_extend`."""

@@ -20,7 +20,6 @@ from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.held import amounts, held, texts
-from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
 from cachesim.engines.sglang.host_pool import Deed
 from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.job import Job, check
@@ -111,7 +110,7 @@ class Sglang(Engine):
         self.tree.on_lost = self._lost
         copies = (self.runner.to_host, self.runner.from_host) if self.computes else (_not, _not)
         self.tree.watch_host(*copies, self._moved)
-        if isinstance(self.tree, StoringHiRadixCache) and self.computes:
+        if self.tree.stores and self.computes:
             self.runner.shelf = self.shelf
             self.tree.watch_storage(self.runner.to_storage, self.runner.from_storage)
 
@@ -227,6 +226,7 @@ class Sglang(Engine):
         """Empty the tree, as `POST /flush_cache` does; refused while requests run."""
         done = not self.scheduler.busy
         if done:
+            self.tree.settle()
             self._start()
         self._tell(happened.CacheFlushed(done=done))
         return done

@@ -8,19 +8,22 @@ seconds. Follows `HiCacheStorage`, `HiCacheFile`, `get_hash_str`, `StorageOperat
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from cachesim.engines.sglang.node import Node
+from cachesim.engines.sglang.node import FULL, Node
 from cachesim.units import Integers
 
 PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete", "timeout"]
 
-PageCopy = Callable[[Integers, Integers], None]
-"""Slots of the host and of the storage, in the order of the copy."""
+PageCopy = Callable[[int, Integers, Integers], None]
+"""Which part, and slots of the host and of the storage, in the order of the copy."""
+
+LEAST_PRIORITY: Final = -(2**63 - 1)
+"""The root's (`-sys.maxsize`), as long as no insertion has raised it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +33,11 @@ class StorageShape:
     policy: PrefetchPolicy = "best_effort"
     threshold: int = 256  # tokens
     lag: int = 0  # looks until an operation is done; a machine's business
+    acks: int = 0  # pieces of transfers that are heard of in one look; 0: all
     timeout_base: float = 1.0  # prefetch_timeout_base: seconds there, looks here
     timeout_per_ki_token: float = 0.25  # and more for every 1,024 tokens that are on their way
+    interval: int = 8  # retry_poll_interval: passes until a miss is asked for again
+    attempts: int = 8  # retry_max_attempts
 
 
 def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
@@ -40,6 +46,11 @@ def hash_of(numbers: Integers, prior: bytes | None, *, bigrams: bool) -> bytes:
     if bigrams:
         plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
     return hashlib.sha256((prior or b"") + plain.astype("<u4").tobytes()).digest()
+
+
+def namespace(extra: Hashable) -> bytes | None:
+    """What a chain of keys starts from under an extra key (`storage_namespace_seed`)."""
+    return None if extra is None else hashlib.sha256(f"namespace {extra!r}".encode()).digest()
 
 
 def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: bool) -> list[bytes]:
@@ -52,16 +63,18 @@ def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: boo
 
 
 class Storage:
-    """Pages by their keys; it outlives the tree (`HiCacheFile`)."""
+    """Parts of pages by their keys; it outlives the tree (`HiCacheFile`)."""
 
     def __init__(self) -> None:
         self.places: dict[bytes, int] = {}
+        self.parts = (self.places, dict[bytes, int](), dict[bytes, int]())
 
-    def put(self, key: bytes) -> int | None:
-        """Where a page goes; None where it is there already."""
-        if key in self.places:
+    def put(self, key: bytes, part: int = FULL) -> int | None:
+        """Where a part of a page goes; None where it is there already."""
+        places = self.parts[part]
+        if key in places:
             return None
-        place = self.places[key] = len(self.places)
+        place = places[key] = len(places)
         return place
 
     def known(self, keys: Sequence[bytes]) -> int:

@@ -20,6 +20,7 @@ from cachesim.engines.sglang.node import HOST, NO_SLOTS, Clock, Node, as_key, co
 from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.storage import PageCopy
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Integers
 
@@ -110,8 +111,27 @@ class OneTier:
     stores = False
     """Whether there is a storage below the host (`enable_hicache_storage`)."""
 
-    def prefetch(self, req: Req, match: "Match") -> None:
+    def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
+        """Who copies between the host's slots and the storage's."""
+
+    def prefetch(self, req: Req, match: "Match", known_until: int | None = None) -> None:
         """Ask the storage for what the tree lacks of a request (`prefetch_from_storage`)."""
+
+    def asks_again(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
+        """Who is to ask the storage once more, and up to where it is known to have it."""
+        del waiting
+        return []
+
+    def shrank(self, req: Req) -> bool:
+        """Whether a match is shorter than when the storage was asked, and may be asked again."""
+        del req
+        return False
+
+    def admitted(self, req: Req) -> None:
+        """A request is taken in (`finish_storage_prefetch_admission`)."""
+
+    def settle(self) -> None:
+        """What is on its way to the storage gets there, as on a server that idles."""
 
     def fetched(self, req: Req) -> bool:
         """Whether a request waits for the storage no longer (`check_prefetch_progress`)."""
@@ -121,14 +141,14 @@ class OneTier:
     def stop_fetching(self, req: Req) -> None:
         """Nobody waits for it any more (`release_aborted_request`)."""
 
-    def stored(self, key: Integers) -> int:
+    def stored(self, key: Integers, extra: Hashable) -> int:
         """How much of a key the storage has, whole pages from its front on."""
-        del key
+        del key, extra
         return 0
 
-    def host_underway(self) -> int:
-        """Slots of the host that belong to what is under way from the storage."""
-        return 0
+    def host_underway(self) -> dict[str, int]:
+        """Slots of the host, by part, that belong to what is under way from the storage."""
+        return {}
 
     def bring(self, req: Req) -> int:
         """Load back what a request would go on from; how many tokens came (`init_load_back`)."""
@@ -229,10 +249,11 @@ class Tree(OneTier, ABC):
     def match(self, key: Integers, extra: Hashable) -> Match:
         """The longest usable prefix of a key."""
 
-    def match_tokens(self, tokens: Integers, req: Req) -> Match:
+    def match_tokens(self, tokens: Integers, req: Req, *, copies: bool = True) -> Match:
         """What a request may go on from; its state is copied where there is one."""
         match = self.match(self.key_of(tokens), req.extra_key)
-        self.take_state(req, match.best or match.node)
+        if copies:
+            self.take_state(req, match.best or match.node)
         return match
 
     def take_state(self, req: Req, node: Node) -> None:

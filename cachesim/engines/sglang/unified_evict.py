@@ -211,6 +211,9 @@ class EvictingTree(Tree):
         if self.host is not None:
             self.host.look()
 
+    def written(self, node: Node) -> None:
+        """The host has a node; with a storage it goes on from there."""
+
     def flush(self) -> None:
         """Follows `flush_pending_backups`."""
         if self.host is not None:

@@ -1,6 +1,7 @@
 """`cachesim real sglang`: SGLang's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.engines.sglang.family import FAMILY
+from cachesim.errors import OptionError
 from cachesim.real.agreement import Agreement, beside_newest, held_against
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import Stage, not_compared
@@ -10,7 +11,7 @@ from cachesim.real.sglang.process import RealScheduler
 from cachesim.real.sglang.scenarios import play_scenario
 from cachesim.real.sglang.scenarios import table as scenario_table
 from cachesim.real.sglang.wheel import core_of
-from cachesim.real.sglang.workloads import draw
+from cachesim.real.sglang.workloads import KINDS, draw
 
 
 def real_sglang(
@@ -19,6 +20,7 @@ def real_sglang(
     seed: int = 0,
     workloads: int = 100,
     first: int = 0,
+    kind: str = "",
     scenario: str | None = None,
     newest: bool = False,
     wheel: str = "",
@@ -41,6 +43,8 @@ def real_sglang(
         How many: each is a fresh scheduler and 3 to 10 groups of requests.
     first
         The number of the first workload, to come back to one of a longer run.
+    kind
+        Only workloads of this kind, as `storage`; all kinds take turns if empty.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name of
         a shipped one.
@@ -50,7 +54,7 @@ def real_sglang(
         With `newest`: another version to hold against it, as 0.5.22.
 
     """
-    numbers = range(first, first + workloads)
+    numbers = numbers_of(kind, first, workloads)
     try:
         if newest or wheel:
             version, known = wheel or versions_of("sglang")[0], FAMILY.real()[-1]
@@ -65,6 +69,17 @@ def real_sglang(
         return compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)
+
+
+def numbers_of(kind: str, first: int, count: int) -> range:
+    """The numbers of so many workloads, of one kind or of all in turn."""
+    if not kind:
+        return range(first, first + count)
+    if kind not in KINDS:
+        msg = f"no workloads of kind {kind!r}: write one of {', '.join(KINDS)}"
+        raise OptionError(msg)
+    begin = first + (KINDS.index(kind) - first) % len(KINDS)
+    return range(begin, begin + count * len(KINDS), len(KINDS))
 
 
 def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:

@@ -23,7 +23,9 @@ from cachesim.errors import UpstreamAbort
 from cachesim.real.token_rows import unspell
 
 MOST_STEPS: Final = 20_000
-MOST_IDLE: Final = 5
+MOST_IDLE: Final = 40
+IDLE: Final = 10
+"""Passes of a server that idles before it is flushed."""
 
 
 class Player:
@@ -155,6 +157,8 @@ class Player:
     def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Requests that arrive together or one after another; until all are done."""
         if "reset" in group[0]:
+            for _ in range(IDLE if self.config.get("idles") else 0):
+                self.scheduler.next_batch()
             self._start()
             return {"reset": True}
         try:

@@ -1,5 +1,6 @@
 """A scenario on SGLang's own scheduler: the same hits, chunks, evictions and tree."""
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,9 @@ def config_of(engine: object) -> dict[str, Any]:
             "policy": shape.host.policy,
             "ratio": engine.options.host_ratio(engine.kind, engine.sizes, engine.network.spec),
         }
+        if shape.host.storage is not None:
+            config["host"]["storage"] = asdict(shape.host.storage)
+            config["idles"] = True  # what is on its way to the storage gets there before a flush
     if engine.tree.states is not None:
         config |= {
             "strategy": "extra_buffer" if shape.extra_buffer else "no_buffer",

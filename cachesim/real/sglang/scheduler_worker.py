@@ -25,7 +25,8 @@ Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
 MOST_STEPS = 20_000
-MOST_IDLE = 5
+MOST_IDLE = 40
+IDLE = 10
 NEVER = 1 << 30
 
 
@@ -104,6 +105,8 @@ class Playing:
     def play(self, group: Json) -> Json:
         """Requests that arrive together or one after another; until all are done."""
         if "reset" in group[0]:
+            for _ in range(IDLE if self.config.get("idles") else 0):
+                self.core.plan()
             self._start()
             return {"reset": True}
         self.evicted = []

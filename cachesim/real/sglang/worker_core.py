@@ -56,13 +56,14 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
     report_prefill_stats = log_prefill_stats = log_decode_stats = stream_output
     log_decode_stats_every_iteration = send_abort_output = stream_output
     _abort_on_waiting_timeout = _abort_on_running_timeout = stream_output
-    _release_aborted_request = stream_output
 
     def maybe_prepare_mlp_sync_batch(self, batch: Real, *_: Real, **__: Real) -> Real:
         """One worker needs no agreement."""
         return batch
 
-    def _add_request_to_queue(self, req: Real, **_: Real) -> None:
+    def _add_request_to_queue(self, req: Real, *, is_retracted: bool = False) -> None:
+        if is_retracted:
+            req.storage_prefetch_retry_attempts, req.storage_prefetch_last_match_len = 0, None
         if self.enable_hicache_storage:
             self._prefetch_kvcache(req)
         self.waiting_queue.append(req)
@@ -89,7 +90,7 @@ class Core:
         if self.host is not None:
             worker_host.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
         if self.storage is not None:
-            worker_storage.step_by_looks(self.tree, self.storage["lag"])
+            self._step_by_looks(self.storage)
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
@@ -120,6 +121,9 @@ class Core:
 
     def _begin(self) -> None:
         raise NotImplementedError
+
+    def _step_by_looks(self, wanted: Json) -> None:
+        worker_storage.step_by_looks(self.tree, wanted["lag"])
 
     def _rows_pool(self) -> Real:
         torch = importlib.import_module("torch")

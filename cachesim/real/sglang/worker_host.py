@@ -40,6 +40,10 @@ def settings(wanted: Json) -> Json:
     if wanted is None:
         return {"enable_hierarchical_cache": False}
     storage = wanted.get("storage")
+    retries = {
+        "hicache_storage_prefetch_retry_poll_interval": (storage or {}).get("interval", 8),
+        "hicache_storage_prefetch_retry_max_attempts": (storage or {}).get("attempts", 8),
+    }
     return {
         "enable_hierarchical_cache": True,
         "hicache_ratio": wanted["ratio"],
@@ -57,6 +61,7 @@ def settings(wanted: Json) -> Json:
                 "prefetch_timeout_per_ki_token": storage["timeout_per_ki_token"],
             }
         ),
+        **retries,
     }
 
 

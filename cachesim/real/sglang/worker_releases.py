@@ -133,6 +133,7 @@ class Unified(Core):
     def _tree(self, parameters: Real) -> Real:
         if self.host is not None:
             worker_host.install_unified()
+            worker_storage.install_unified(self.storage)
         wanted = Bag(
             server_args=self.args,
             params=parameters,
@@ -150,6 +151,9 @@ class Unified(Core):
         set_all(scheduler, self._unified_attributes(beam))
         scheduler.init_schedule_policy()
         self.processor = self._processor(beam)
+
+    def _step_by_looks(self, wanted: Json) -> None:
+        worker_storage.step_by_looks_unified(self.tree, wanted["lag"], wanted["acks"])
 
     def _unified_attributes(self, beam: Real) -> Json:
         batches = find("ScheduleBatch", "managers.schedule_batch")

@@ -4,8 +4,11 @@ Hashes, thresholds, prefetches, backups and the queues between them are the rele
 threads' functions run when the scheduler looks. Runs in the worker.
 """
 
+import hashlib
 import importlib
 import threading
+from array import array
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cachesim.real.sglang.bag import Bag, Told
@@ -17,15 +20,30 @@ PAGES: set[str] = set()
 """Keys of the pages that the storage has; it outlives a tree."""
 
 CONTROLLER = "sglang.srt.managers.cache_controller"
+STORAGE = "sglang.srt.mem_cache.hicache_storage"
 
 
 def install(wanted: Json) -> None:
     """What the controller makes for itself: a backend, and threads that do nothing."""
     if wanted is None:
         return
+    _install(importlib.import_module(STORAGE).HiCacheStorage, {})
+
+
+def install_unified(wanted: Json) -> None:
+    """The same where a page has parts: the release's own `HiCacheFile` finds out what is there."""
+    if wanted is None:
+        return
+    importlib.import_module("sglang.srt.mem_cache.cpp_utils.native_hash").__dict__.update(
+        _load_native_hash_module=lambda: Bag(get_hash=_hash)
+    )
+    files: Real = importlib.import_module(STORAGE).HiCacheFile
+    _install(files, {"__init__": _begin, "_collect_existing_component_keys": _files})
+
+
+def _install(base: Real, own: Mapping[str, Callable[..., Real]]) -> None:
     controller = importlib.import_module(CONTROLLER)
-    base: Real = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheStorage
-    factory: Real = importlib.import_module("sglang.srt.mem_cache.storage").StorageBackendFactory
+    factory = importlib.import_module("sglang.srt.mem_cache.storage").StorageBackendFactory
     idle = Bag(Thread=Told, Event=threading.Event, Lock=threading.Lock)
     vars(controller).update(
         threading=idle,
@@ -34,8 +52,33 @@ def install(wanted: Json) -> None:
         is_dp_attention_enabled=lambda: False,
     )
     body = {"exists": _exists, "get": _get, "set": _set, "batch_get": _gets, "batch_set": _sets}
-    made = type("Dictionary", (base,), body)
+    made = type("Dictionary", (base,), {**body, **own})
     factory.create_backend = lambda *_: made()
+
+
+def _begin(storage: Real) -> None:
+    """No folder, and no ranks in the names of files."""
+    storage.config_suffix = storage.tp_config_suffix = ""
+
+
+def _files(storage: Real, keys: list[str], transfers: Real = None) -> set[str]:
+    """Which of the files that hold these pages, with their parts, there are."""
+    names = ["", *(f".{each.name}" for each in transfers or ())]
+    wanted = {f"{key}{name}{storage.config_suffix}" for key in keys for name in names}
+    return {f"{each}.bin" for each in wanted & PAGES}
+
+
+def _hash(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | list[str]:
+    """What the release's compiled hash says: SHA-256, each page chained to the one before."""
+    prior, page = rest
+    stride = 1 if pairs else width  # pairs overlap
+    rows = [raw[at * stride : at * stride + width] for at in range(count)]
+    step, found = page or max(count, 1), list[str]()
+    for start in range(0, count, step):
+        words = array("I", [word for row in rows[start : start + step] for word in row])
+        prior = hashlib.sha256((prior or b"") + words.tobytes()).digest()
+        found.append(prior.hex())
+    return found if page else found[-1]
 
 
 def _exists(_storage: Real, key: str) -> bool:
@@ -78,32 +121,69 @@ def _count_looks(tree: Real) -> Real:
     return clock
 
 
-def step_by_looks(tree: Real, lag: int) -> None:
-    """Whenever the tree looks at its queues, the threads' functions do what is due."""
-    controller, drain = tree.cache_controller, tree.drain_storage_control_queues
-    clock = _count_looks(tree)
-    lines: dict[str, list[list[Real]]] = {"backup_queue": [], "prefetch_queue": []}
+class Threads:
+    """A controller's threads: what they are asked for waits some looks until they do it."""
 
-    def due(name: str) -> None:
-        queue, line = getattr(controller, name), lines[name]
+    def __init__(self, controller: Real, lag: int) -> None:
+        self.controller, self.lag = controller, lag
+        self.lines: dict[str, list[list[Real]]] = {}
+
+    def run(self, name: str, function: Real, *, lag: int | None = None) -> None:
+        """What is due of a queue is done by its thread's function."""
+        queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
         while not queue.empty():
-            line.append([lag, queue.get_nowait()])
+            line.append([self.lag if lag is None else lag, queue.get_nowait()])
         while line and not line[0][0]:
             queue.put(line.pop(0)[1])
         for each in line:
             each[0] -= 1
-
-    def run(name: str, function: Real) -> None:
-        controller.storage_stop_event = Bag(is_set=getattr(controller, name).empty)
+        self.controller.storage_stop_event = Bag(is_set=queue.empty)
         function()
+
+    def pass_on(self, name: str, function: Real, most: int) -> None:
+        """At most so many of a queue are passed on; 0: all of them."""
+        queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
+        while not queue.empty():
+            line.append(queue.get_nowait())
+        count = most or len(line)
+        for each in line[:count]:
+            queue.put(each)
+        del line[:count]
+        self.controller.storage_stop_event = Bag(is_set=queue.empty)
+        function()
+
+
+def step_by_looks(tree: Real, lag: int) -> None:
+    """Whenever the tree looks at its queues, the threads' functions do what is due."""
+    controller, drain = tree.cache_controller, tree.drain_storage_control_queues
+    clock, threads = _count_looks(tree), Threads(tree.cache_controller, lag)
 
     def look() -> None:
         clock.looks += 1
-        for name in lines:
-            due(name)
-        run("backup_queue", controller.backup_thread_func)
-        run("prefetch_queue", controller.prefetch_thread_func)
-        run("prefetch_buffer", controller.prefetch_io_aux_func)
+        threads.run("backup_queue", controller.backup_thread_func)
+        threads.run("prefetch_queue", controller.prefetch_thread_func)
+        threads.run("prefetch_buffer", controller.prefetch_io_aux_func, lag=0)
         drain()
 
     tree.drain_storage_control_queues = look
+
+
+def step_by_looks_unified(tree: Real, lag: int, acks: int) -> None:
+    """The same before the tree counts what its queues hold; a transfer tells of itself piece by
+    piece, and at most so many pieces are heard of in one look.
+    """
+    controller, check = tree.cache_controller, tree.check_hicache_events
+    clock: Real = Bag(looks=0)
+    threads = Threads(controller, lag)
+    timer = importlib.import_module("sglang.srt.utils.poll_timer")
+    vars(timer).update(time=Bag(perf_counter=lambda: clock.looks))
+
+    def look() -> None:
+        clock.looks += 1
+        threads.run("backup_queue", controller.backup_thread_func)
+        threads.run("prefetch_queue", controller.prefetch_thread_func)
+        threads.run("prefetch_buffer", controller.prefetch_io_aux_func)
+        threads.pass_on("prefetch_sync_queue", controller.prefetch_sync_thread_func, acks)
+        check()
+
+    tree.check_hicache_events = look

@@ -39,15 +39,23 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     rng = Random(f"sglang {seed} {number}")
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice((40, 90, 200, 400) if kind != "pressure" else (20, 40, 90))
+    stored = kind == "storage" and rules.tree.trees == "unified"
+    if stored:  # more than one piece of a transfer has
+        longest = max(longest, 200)
     config = _config(rng, kind, longest, rules)
     writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
     steps = []
     groups = rng.randint(3, 10)
     if kind in TIERED:  # what comes back after the device has given it up
         writer.recent, writer.novelty, groups = 40, 0.35, groups + 8
+    if stored:
+        writer.novelty = 0.2
     for _ in range(groups):
-        together = rng.choice((1, 1, 1, 2, 3, 5) if kind not in CROWDS else (2, 3, 5, 8))
-        steps.append(writer.group(together, kind))
+        way = rng.choice(WAYS) if stored else kind
+        together = rng.choice((1, 1, 1, 2, 3, 5) if way not in CROWDS else (2, 3, 5, 8))
+        steps.append(writer.group(together, way))
+        if stored and rng.random() < 0.3:
+            steps.append([{"reset": True}])
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
@@ -55,6 +63,9 @@ CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
 
 TIERED: Final = frozenset({"host", "host-parts", "host-back", "storage"})
 """With a host beside the device: any model, one with parts, and everything copied late."""
+
+WAYS: Final = ("storage", "storage", "arrivals", "aborts")
+"""How the requests of a group come where there is a storage below every model's host."""
 
 POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
 
@@ -120,13 +131,19 @@ def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         "ratio": rng.choice(ratios),
         "lag": rng.choice((0, 0, 0, 1, 3)),
     }
-    if kind == "storage" and not unified:
+    if kind == "storage":
         host["storage"] = {
             "policy": rng.choice(("best_effort", "wait_complete", "timeout")),
             "threshold": rng.choice((1, 20, 64)),
             "lag": rng.choice((0, 0, 1, 3)),
             "timeout_base": rng.choice((0.0, 1.0, 2.0)),
             "timeout_per_ki_token": rng.choice((0.25, 20.0)),
+        }
+    if kind == "storage" and unified:
+        host["storage"] |= {
+            "acks": rng.choice((0, 1, 1, 2)),
+            "interval": rng.choice((0, 1, 2, 8)),
+            "attempts": rng.choice((0, 1, 3, 8)),
         }
     by = {"policy": rng.choice(policies(rules))} if rng.random() < 0.2 else {}
     return {"host": host, **by}

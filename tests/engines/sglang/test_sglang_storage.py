@@ -7,9 +7,9 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.engines.sglang.hi_storage import LEAST_PRIORITY, StoringHiRadixCache
+from cachesim.engines.sglang.hi_storage import StoringHiRadixCache
 from cachesim.engines.sglang.server import Sglang
-from cachesim.engines.sglang.storage import Line, Storage, hashes_of
+from cachesim.engines.sglang.storage import LEAST_PRIORITY, Line, Storage, hashes_of
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
 from cachesim.real.sglang.playing import play

@@ -121,6 +121,8 @@ class Workload:
             except UpstreamAbort:
                 return
             self.engine.check_integrity()
+            if self.stored and self.rng.random() < 0.4:
+                self.engine.slot_erase(0)  # what is known is in the storage alone
             for ticket in group:
                 reply = self.engine.reply(ticket)
                 if ticket != gone and reply is not None and reply.error is None:

@@ -1,0 +1,200 @@
+"""The unified tree's storage threads: what they do with the host's memory and the storage.
+
+    backup      windows and states of a node first, then attention, page by page
+    query       how much of a span is there, with the windows and the state that belong to it
+    transfer    attention batch by batch; where all of it came, windows and states
+
+Follows the thread functions of `HybridCacheController`, and `HiCacheFile`.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from cachesim.engines.sglang.fetching import Ack, Fetch, PartFetch
+from cachesim.engines.sglang.host_pool import Deed, HostHold
+from cachesim.engines.sglang.node import FULL, NO_SLOTS, Node
+from cachesim.engines.sglang.storage import (
+    Line,
+    PageCopy,
+    Storage,
+    StorageShape,
+    hashes_of,
+    namespace,
+)
+from cachesim.units import Integers
+
+BATCH: Final = 128
+"""`STORAGE_BATCH_SIZE`: pages that one piece of a transfer has."""
+
+
+@dataclass(slots=True)
+class NodeBackup:
+    """One node on its way to the storage, as it was when it was asked for."""
+
+    node: Node
+    held: HostHold
+    parts: list[PartFetch]  # attention last
+
+
+@dataclass(slots=True)
+class Threads:
+    """Queues, and what is done of them in one look."""
+
+    storage: Storage
+    shape: StorageShape
+    page: int
+    bigrams: bool
+    backups: Line[NodeBackup] = field(init=False)
+    queries: Line[Fetch] = field(init=False)
+    transfers: Line[Fetch] = field(init=False)
+    saved: list[NodeBackup] = field(default_factory=list)  # ack_backup_queue
+    found: list[Fetch] = field(default_factory=list)  # prefetch_hit_queue
+    untold: list[Ack] = field(default_factory=list)  # prefetch_sync_queue
+    news: list[Ack] = field(default_factory=list)  # ack_prefetch_queue
+    released: list[tuple[int, Integers]] = field(default_factory=list)  # host_mem_release_queue
+    on_store: PageCopy | None = None
+    on_fetch: PageCopy | None = None
+    stored: list[tuple[Deed, int, Node]] = field(default_factory=list)  # what is to be told
+
+    def __post_init__(self) -> None:
+        """Every queue is as slow as the machine."""
+        self.backups, self.queries = Line(self.shape.lag), Line(self.shape.lag)
+        self.transfers = Line(self.shape.lag)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way or not taken note of."""
+        lines = (self.backups.waiting, self.queries.waiting, self.transfers.waiting)
+        return any((*lines, self.saved, self.found, self.untold, self.news))
+
+    def run(self) -> None:
+        """What is due by this look."""
+        for backup in self.backups.due():
+            self._save(backup)
+        for fetch in self.queries.due():
+            self._query(fetch)
+        for fetch in self.transfers.due():
+            self._transfer(fetch)
+        count = self.shape.acks or len(self.untold)
+        self.news += self.untold[:count]
+        del self.untold[:count]
+
+    def release(self, part: int, slots: Integers | None) -> None:
+        """Slots of the host that go back at a later look (`append_host_mem_release`)."""
+        if slots is not None and len(slots):
+            self.released.append((part, slots))
+
+    def release_parts(self, parts: Sequence[PartFetch]) -> None:
+        """The same of what a fetch holds besides attention's."""
+        for each in parts:
+            self.release(each.part, each.slots)
+
+    # -- to the storage ----------------------------------------------------------------------------
+
+    def _save(self, backup: NodeBackup) -> None:
+        """Follows `_page_backup`; what the storage has already is not written again."""
+        for each in backup.parts:
+            fresh = False
+            for index, key in enumerate(each.keys):
+                place = self.storage.put(key, each.part)
+                fresh = fresh or place is not None
+                if place is not None and self.on_store is not None:
+                    self.on_store(each.part, _page(each, index), _place(each, place))
+            if fresh:
+                self.stored.append(("stored", each.part, backup.node))
+        self.saved.append(backup)
+
+    # -- from the storage --------------------------------------------------------------------------
+
+    def keys_of(self, fetch: Fetch) -> list[bytes]:
+        """The keys of a span's pages; the first chain of a request starts from its extra key."""
+        prior = namespace(fetch.extra) if fetch.prior is None else fetch.prior
+        return hashes_of(fetch.key, prior, self.page, bigrams=self.bigrams)
+
+    def known(self, key: Integers, extra: Hashable) -> int:
+        """How many tokens of a key from its front on have their attention there."""
+        whole = key[: len(key) // self.page * self.page]
+        keys = hashes_of(whole, namespace(extra), self.page, bigrams=self.bigrams)
+        return self.storage.known(keys) * self.page
+
+    def _query(self, fetch: Fetch) -> None:
+        """Follows `prefetch_thread_func`: the longest span that can be gone on from."""
+        if not fetch.terminated:
+            keys = self.keys_of(fetch)
+            count = len(keys) if fetch.assumed else self._restorable(keys, fetch.parts)
+            fetch.keys, fetch.hit = keys[:count], count * self.page
+        self.found.append(fetch)
+
+    def _restorable(self, keys: list[bytes], parts: Sequence[PartFetch]) -> int:
+        """Pages up to the last one at which every part is there. Follows `batch_exists_v2`."""
+        for count in range(self.storage.known(keys), 0, -1):
+            if all(
+                self.storage.parts[each.part].keys() >= set(_trailing(keys, count, each))
+                for each in parts
+            ):
+                return count
+        return 0
+
+    def _transfer(self, fetch: Fetch) -> None:
+        """Follows `prefetch_io_aux_func`: what nobody waits for any more gets nothing."""
+        whole = self._transfer_attention(fetch)
+        if fetch.parts:
+            hits = self._transfer_parts(fetch) if whole and not fetch.terminated else {}
+            self.untold.append(Ack(fetch, hits=hits))
+        self.untold.append(Ack(fetch, done=True))
+
+    def _transfer_attention(self, fetch: Fetch) -> bool:
+        """Whether all of it came."""
+        goes_on, count = not fetch.terminated, 0
+        for first in range(0, len(fetch.keys), BATCH):
+            batch = fetch.keys[first : first + BATCH]
+            if goes_on:
+                came = self.storage.known(batch)
+                for index in range(first, first + came):
+                    whole = PartFetch(FULL, self.page, fetch.keys, fetch.slots)
+                    self._fetch(whole, index)
+                count += came
+                goes_on = came == len(batch)
+            self.untold.append(Ack(fetch, completed=count * self.page))
+        return count == len(fetch.keys)
+
+    def _transfer_parts(self, fetch: Fetch) -> dict[int, int]:
+        """How many pages of each part came. Follows `_page_transfer_sidecar`."""
+        hits: dict[int, int] = {}
+        for each in fetch.parts:
+            each.keys = _trailing(fetch.keys, len(fetch.keys), each)
+            needed = len(each.keys) * each.page
+            if each.slots is not None and len(each.slots) > needed:
+                self.release(each.part, each.slots[needed:])
+                each.slots = each.slots[:needed]
+            hits[each.part] = 0
+            if each.slots is None or len(each.slots) != needed:
+                continue
+            there = [key in self.storage.parts[each.part] for key in each.keys]
+            for index, is_there in enumerate(there):
+                if is_there:
+                    self._fetch(each, index)
+            hits[each.part] = there.index(False) if False in there else len(there)
+        return hits
+
+    def _fetch(self, each: PartFetch, index: int) -> None:
+        if self.on_fetch is not None:
+            place = self.storage.parts[each.part][each.keys[index]]
+            self.on_fetch(each.part, _page(each, index), _place(each, place))
+
+
+def _trailing(keys: list[bytes], count: int, each: PartFetch) -> list[bytes]:
+    """The last of so many keys that a part needs. Follows `_sync_trailing_keys`."""
+    return keys[max(0, count - len(each.keys)) : count]
+
+
+def _page(each: PartFetch, index: int) -> Integers:
+    slots = NO_SLOTS if each.slots is None else each.slots
+    return slots[index * each.page : (index + 1) * each.page]
+
+
+def _place(each: PartFetch, place: int) -> Integers:
+    return place * each.page + np.arange(each.page, dtype=np.int64)
