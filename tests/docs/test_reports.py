@@ -17,7 +17,7 @@ from pages.scenarios import counted, page  # noqa: E402
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 120, "in part": 6, "none": 41},
+    "first": {"agrees": 121, "in part": 6, "none": 40},
     "newer": {"agrees": 20, "in part": 3, "none": 17},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
