@@ -258,7 +258,6 @@ def test_24797_says_which_numbers_of_a_checkpoint_it_cuts() -> None:
     play.ask([*run(range(480)), *run(range(700, 720))])
     said = [each.sentence for each in play.engine.events if isinstance(each, CheckpointCut)]
     expected = (
-        "checkpoint 596[0..595] is called 480[0..479] from now on; "
-        "the state that it saved is not cut"
+        "checkpoint 596[0..595] is relabelled 480[0..479]; the state that it saved is not cut"
     )
     assert [expected] == said
