@@ -1,5 +1,6 @@
 """What is sent to the real mlx-lm: workloads, words, weights; without the real thing."""
 
+from copy import deepcopy
 from pathlib import Path
 from queue import Empty
 from random import Random
@@ -11,19 +12,24 @@ import pytest
 
 from cachesim.engines.base import Message
 from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ScenarioError
+from cachesim.model.build import build
+from cachesim.model.presets import tiny
 from cachesim.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.real.mlx_lm.server import shrunk
 from cachesim.real.mlx_lm.server_http import NEVER, Gate, Turns, number_of
 from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
+from cachesim.real.mlx_lm.state import ColdStates
 from cachesim.real.playing import releases_of
 from cachesim.real.vectors.mlx_server import Mismatch
 from cachesim.scenario.checks import scenario_of
+from cachesim.units import as_tokens
 
 
 def conversations(template: str) -> list[list[dict[str, str]]]:
@@ -222,3 +228,25 @@ def test_only_releases_that_can_be_installed_are_played() -> None:
 def test_what_cannot_be_compared_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ScenarioError, match="not played"):
         play_mlx_scenario(scenario_of(SCENARIO | change), "0.31.3")
+
+
+@pytest.mark.parametrize(
+    ("within", "factor", "expected"),
+    [
+        (0.0, 1 + 1e-15, False),
+        (1e-5, 1 + 1e-15, True),
+        (1e-5, 1 + 1e-3, False),
+    ],
+)
+def test_beside_the_real_server_a_state_may_differ_by_rounding(
+    within: float, factor: float, expected: bool
+) -> None:
+    states = ColdStates(build(tiny("dense")), within=within)
+    key = as_tokens(range(300, 310))
+    held = deepcopy(states.state(key))
+    layer = held[1]
+    assert isinstance(layer, KVCache)
+    assert layer.keys is not None
+    layer.keys = layer.keys * factor
+
+    assert [True, expected] == states.agree(key, held)[:2]

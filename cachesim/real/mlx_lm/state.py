@@ -1,5 +1,7 @@
 """Whether a stored state is the one its key promises, layer by layer and bit by bit."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
@@ -18,10 +20,17 @@ from cachesim.units import Array, Tokens
 
 
 class ColdStates:
-    """Computes the state of a key afresh and holds stored states against it."""
+    """Computes the state of a key afresh and holds stored states against it.
 
-    def __init__(self, network: Network, recurrent: RecurrentRules | None = None) -> None:
+    `within` is how far numbers may lie apart, as a share of the largest: where a chunk is counted
+    from a later position, what it leads to is the same but for the rounding of rotations.
+    """
+
+    def __init__(
+        self, network: Network, recurrent: RecurrentRules | None = None, *, within: float = 0.0
+    ) -> None:
         self._forward = Forward(network, CacheRules(), recurrent=recurrent)
+        self._within = within
         self._known: dict[Tokens, PromptCache] = {}
 
     def state(self, key: Tokens) -> PromptCache:
@@ -34,29 +43,35 @@ class ColdStates:
         return self._known[key]
 
     def agree(self, key: Tokens, cache: PromptCache) -> list[bool | None]:
-        """Layer by layer: the same tokens, at the same places, with the same bits.
+        """Layer by layer: the same tokens, at the same places, with the same numbers.
 
         Layers of a draft model come last; nobody judges them.
         """
         cold, held = leaves(self.state(key)), leaves(cache)
-        found = [_agrees(*pair, len(key)) for pair in zip(cold, held, strict=False)]
+        found = [_agrees(*pair, len(key), self._within) for pair in zip(cold, held, strict=False)]
         return [*found, *[None] * (len(held) - len(cold))]
 
 
-def _agrees(cold: LayerCache, layer: LayerCache, count: int) -> bool | None:
+def _agrees(cold: LayerCache, layer: LayerCache, count: int, within: float) -> bool | None:
     if isinstance(layer, QuantizedKVCache):
         return None  # packed numbers are never the computed ones
     if isinstance(cold, ArraysCache) and isinstance(layer, ArraysCache):
-        return all(_same(one, two) for one, two in zip(cold.cache, layer.cache, strict=True))
+        return _alike(cold.cache, layer.cache, within)
     if getattr(layer, "offset", None) != count:
         return False
-    return all(_same(one, two) for one, two in zip(rows(cold), rows(layer), strict=True))
+    return _alike(rows(cold), rows(layer), within)
 
 
-def _same(one: Array | None, two: Array | None) -> bool:
+def _alike(one: Sequence[Array | None], other: Sequence[Array | None], within: float) -> bool:
+    return all(_same(*pair, within) for pair in zip(one, other, strict=True))
+
+
+def _same(one: Array | None, two: Array | None, within: float) -> bool:
     if one is None or two is None:
         return one is two
-    return np.array_equal(one, two)
+    if not within or one.shape != two.shape or not one.size:
+        return np.array_equal(one, two)
+    return bool(np.abs(one - two).max() <= within * np.abs(one).max())
 
 
 def rows(layer: LayerCache) -> tuple[Array | None, Array | None]:

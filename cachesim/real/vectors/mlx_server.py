@@ -52,6 +52,9 @@ MOST_DRAFTED: Final = 3
 TOLERANCE: Final = 1e-3
 """How far log probabilities may lie apart: the real model computes in float32."""
 
+CLOSE: Final = 1e-5
+"""How far a stored state may lie from the key's own, as `server_watch` asks beside the real one."""
+
 PACKED: Final = 0.1
 """The same where keys and values are packed: one between two steps is rounded up or down."""
 
@@ -95,7 +98,7 @@ class ServerPlayer:
         self.engine = self._started(line["template"], dict(line["options"]))
         self.engine.server.store.watch = self._watch
         layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
-        self._cold = ColdStates(build(self.spec), layers)
+        self._cold = ColdStates(build(self.spec), layers, within=CLOSE)
         self._oracle = Oracle(build(self.spec))
         self._inserted: list[dict[str, Json]] = []
         self._numbers: list[tuple[PromptCache, int]] = []
