@@ -298,15 +298,24 @@ def _(tab: Any) -> None:
     holds("</script>" in text(tab, "h1"), text(tab, "h1"))
 
 
-@check("thousands of tokens and events answer a key within a tenth of a second", "large")
+@check("thousands of tokens and events answer a key in a tenth of a second of its work", "large")
 def _(tab: Any) -> None:
-    # The least of ten keys: what else the machine does is no property of the page.
-    spent = tab.evaluate(
-        "Math.min(...[...Array(10)].map(() => { const start = performance.now();"
+    # The page's own time on the processor: what else the machine does is no property of it.
+    session = tab.context.new_cdp_session(tab)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def worked() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    before = worked()
+    tab.evaluate(
+        "() => { for (let i = 0; i < 10; i++) {"
         " document.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowRight' }));"
-        " document.body.offsetHeight; return performance.now() - start; }))"
+        " document.body.offsetHeight; } }"
     )
-    holds(spent < 100, f"{spent:.0f} ms")
+    spent = 1000 * (worked() - before) / 10
+    holds(0 < spent < 100, f"{spent:.0f} ms")
 
 
 def runs_of(name: str) -> list[Run]:
