@@ -9,7 +9,10 @@ from cachesim.engines.sglang.tree import Match, Tree
 
 
 def look_up(tree: Tree, req: Req, *, copies: bool = True) -> Match:
-    """What the tree has of a request, with a slot for the state that it goes on from."""
+    """What the tree has of a request, with a slot for the state that it continues from.
+
+    Follows `init_next_round_input`.
+    """
     limit = max(req.num_tokens - 1, 0)
     match = tree.match_tokens(req.tokens[:limit], req, copies=copies)
     req.shared = match.slots

@@ -41,7 +41,7 @@ class NodeBackup:
 
 @dataclass(slots=True)
 class Threads:
-    """Queues, and what is done of them in one look."""
+    """Queues, and what is done of them in one look. Follows `HybridCacheController`'s threads."""
 
     storage: Storage
     shape: StorageShape

@@ -42,7 +42,10 @@ PARTS: Final = {FULL: "host_tokens", PART: "host_window_tokens", STATE: "host_st
 
 
 class StoringRadixCache(UnifiedRadixCache):
-    """Nodes are written to the storage, and come back while a request waits."""
+    """Nodes are written to the storage, and come back while a request waits.
+
+    Follows what `UnifiedRadixCache` does where a storage is attached.
+    """
 
     stores = True
 
