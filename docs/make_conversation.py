@@ -7,31 +7,19 @@ Without a file it writes the page anew from the rows that are kept beside it. Ea
 its numbers from the rows; one that they do not bear out is an error.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
+
+from measured import Measured, hold
 
 from cachesim.report.charts import STYLE, stacked_bars
 from cachesim.report.sweep import server_of
 
-FOLDER: Final = Path(__file__).parent / "explanation"
-ROWS: Final = FOLDER / "conversation-trace.json"
-PAGE: Final = FOLDER / "conversation-trace.md"
-PICTURE: Final = FOLDER / "conversation-trace.html"
-BEGIN: Final = "<!-- written by docs/make_conversation.py -->"
-END: Final = "<!-- end -->"
 NAMED: Final = 6
 """Causes with a colour of their own in the picture."""
 
 Row = Mapping[str, Any]
-
-
-def rows_kept() -> list[dict[str, Any]]:
-    """What the sweep found."""
-    found: list[dict[str, Any]] = json.loads(ROWS.read_text(encoding="utf-8"))
-    return found
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -65,8 +53,11 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
         *_of(rows, "vllm", "dense", num_gpu_blocks_override=400000),
         *_of(rows, "sglang", "dense", max_total_tokens=16000000),
     ]
-    _hold(high - low < 0.02, "the servers of equal size are close")
-    _hold(all(bound["rate"] - row["rate"] < 0.001 for row in whole), "the large pools reach it")
+    hold(fact=high - low < 0.02, what="the servers of equal size are close")
+    hold(
+        fact=all(bound["rate"] - row["rate"] < 0.001 for row in whole),
+        what="the large pools reach it",
+    )
     yield (
         f"Of a dense model's prompts, llama.cpp, mlx-lm, vLLM and SGLang reuse {_share(low)} to "
         f"{_share(high)} with room for three million tokens, and vLLM and SGLang "
@@ -74,7 +65,7 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
         f"{_share(bound['rate'])}: the size makes more difference than the server."
     )
     slots = [row["rate"] for row in _of(rows, "llama.cpp", "dense")]
-    _hold(len(slots) == 3 and max(slots) - min(slots) < 0.001, "slots change nothing")
+    hold(fact=len(slots) == 3 and max(slots) - min(slots) < 0.001, what="slots change nothing")
     yield (
         f"Where requests come one after the other, 1, 4 and 8 slots of llama.cpp with a prompt "
         f"cache of 47 MiB differ by {100 * (max(slots) - min(slots)):.2f} % of the tokens at most."
@@ -83,7 +74,7 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
         [row for row in _of(rows, "mlx-lm", "dense") if not row["settings"]],
         _of(rows, "mlx-lm", "dense", prompt_cache_size=1000),
     )
-    _hold(many["rate"] > 2 * few["rate"], "more entries help")
+    hold(fact=many["rate"] > 2 * few["rate"], what="more entries help")
     yield (
         f"mlx-lm's ten stored conversations reuse {_share(few['rate'])}, a thousand in as many "
         f"bytes as the others have {_share(many['rate'])}."
@@ -92,7 +83,7 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     best = max(hybrids, key=lambda row: row["rate"])
     depth, given = best["lost"]["memory-depth"], -best["lost"]["checkpoint-restored"]
     (mlx,) = _of(rows, "mlx-lm", "hybrid")
-    _hold(best["rate"] < min(slots) and mlx["rate"] < 0.001, "hybrid models lose")
+    hold(fact=best["rate"] < min(slots) and mlx["rate"] < 0.001, what="hybrid models lose")
     yield (
         f"A hybrid model's state cannot be cut back: on llama.cpp with "
         f"{best['settings']['parallel']} slots, the best of three, that takes {depth:,} tokens, "
@@ -102,7 +93,7 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     )
     (near,) = _of(rows, "vllm", "hybrid", num_gpu_blocks_override=800000)
     (far,) = _of(rows, "sglang", "hybrid", max_total_tokens=16000000)
-    _hold(near["rate"] > far["rate"] > 2 * best["rate"], "states per block help most")
+    hold(fact=near["rate"] > far["rate"] > 2 * best["rate"], what="states per block help most")
     yield (
         f"With room for all, vLLM, which keeps a state for each block, reuses "
         f"{_share(near['rate'])} of a hybrid's prompts, and SGLang, which keeps fewer, "
@@ -124,12 +115,6 @@ def _of(rows: Sequence[Row], engine: str, model: str, **settings: int) -> list[R
 
 def _share(rate: float) -> str:
     return f"{100 * rate:.1f} %"
-
-
-def _hold(fact: bool, what: str) -> None:  # noqa: FBT001 - a claim
-    if not fact:
-        msg = f"the rows do not bear out that {what}: write another sentence"
-        raise ValueError(msg)
 
 
 def picture(rows: Sequence[Row]) -> str:
@@ -157,24 +142,12 @@ def picture(rows: Sequence[Row]) -> str:
 def written(rows: Sequence[Row]) -> str:
     """The part of the page that is written here."""
     told = "\n".join(f"{number}. {each}" for number, each in enumerate(sentences(rows), 1))
-    return "\n".join([BEGIN, "", *table(rows), "", "## What this shows", "", told, "", END])
+    return "\n".join([*table(rows), "", "## What this shows", "", told])
 
 
-def page(rows: Sequence[Row], text: str) -> str:
-    """The page with that part in it."""
-    before, rest = text.split(BEGIN)
-    return before + written(rows) + rest.split(END)[1]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Write rows, page and picture."""
-    if arguments:
-        rows = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-        ROWS.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    rows = rows_kept()
-    PAGE.write_text(page(rows, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    PICTURE.write_text(picture(rows), encoding="utf-8")
-
+PAGE: Final = Measured(
+    name="conversation-trace", maker="make_conversation.py", written=written, picture=picture
+)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    PAGE.write(sys.argv[1:])

@@ -7,13 +7,13 @@ Without a file it writes the page anew from the numbers that are kept beside it.
 its numbers from the cells; one that they do not bear out is an error.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
-from pathlib import Path
 from typing import Any, Final
+
+from measured import Measured, hold
 
 from cachesim.report.charts import (
     BOTTOM,
@@ -28,13 +28,6 @@ from cachesim.report.charts import (
     svg_of,
 )
 
-FOLDER: Final = Path(__file__).parent / "explanation"
-CELLS: Final = FOLDER / "growth.json"
-PAGE: Final = FOLDER / "growth.md"
-PICTURE: Final = FOLDER / "growth.html"
-BEGIN: Final = "<!-- written by docs/make_growth.py -->"
-END: Final = "<!-- end -->"
-
 UNITS: Final[Mapping[str, str]] = {
     "tokens": "tokens of one prompt",
     "slots": "slots that are busy at the same time",
@@ -46,12 +39,6 @@ EVEN, BENT, SQUARE = 1.15, 1.4, 2.1
 
 Row = Mapping[str, Any]
 Points = list[tuple[int, float]]
-
-
-def kept() -> dict[str, Any]:
-    """What was measured last."""
-    found: dict[str, Any] = json.loads(CELLS.read_text(encoding="utf-8"))
-    return found
 
 
 def points(row: Row) -> Points:
@@ -123,12 +110,15 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     tokens, slots, requests = (of_axis(told, axis) for axis in UNITS)
     straight = [row for row in tokens if row["model"] != "attention"]
     square, *bent = (row for row in tokens if row not in straight)
-    _hold(all(slope(row) < EVEN for row in straight), "windows and states are linear")
+    hold(fact=all(slope(row) < EVEN for row in straight), what="windows and states are linear")
     yield (
         f"Windows and recurrent layers are linear in the tokens of a prompt in every arithmetic:"
         f" the power is {_span(straight)}."
     )
-    _hold(all(slope(row) < BENT for row in bent), "attention is nearly linear in ring and counts")
+    hold(
+        fact=all(slope(row) < BENT for row in bent),
+        what="attention is nearly linear in ring and counts",
+    )
     yield (
         f"For attention, ring and counts are nearly linear: the power is {_span(bent)}. Each ubatch"
         f" goes once over all tokens before it, where ring adds up their keys and counts reads"
@@ -136,19 +126,22 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
         f" it is small up to {points(bent[0])[-1][0]:,} tokens."
     )
     count, seconds = points(square)[-1]
-    _hold(BENT < slope(square) <= SQUARE, "attention in float grows by pairs")
+    hold(fact=BENT < slope(square) <= SQUARE, what="attention in float grows by pairs")
     yield (
         f"Attention in float looks at every pair of tokens, as it must: the power is"
         f" {slope(square):.2f}, and {count:,} tokens took {seconds:.1f} s, which is"
         f" {seconds / (count * (count - 1) / 2) * 1e9:.0f} ns for each pair in all layers."
     )
-    _hold(all(slope(row) < BENT for row in slots), "slots are worked off one by one")
+    hold(fact=all(slope(row) < BENT for row in slots), what="slots are worked off one by one")
     yield (
         f"Requests on as many slots are nearly linear in their number, with a power of"
         f" {_span(slots)}: for each request the server looks at every slot before it chooses one,"
         f" as the real one does."
     )
-    _hold(all(slope(row) < EVEN for row in requests), "a late request costs what an early one did")
+    hold(
+        fact=all(slope(row) < EVEN for row in requests),
+        what="a late request costs what an early one did",
+    )
     yield (
         f"A request costs the same however many came before: the power is {_span(requests)}. Each"
         f" has another prompt; what is parked of earlier ones is bounded by `cache_ram`."
@@ -177,12 +170,6 @@ def _span(rows: Sequence[Row]) -> str:
     return f"{min(slopes):.2f} to {max(slopes):.2f}"
 
 
-def _hold(fact: bool, what: str) -> None:  # noqa: FBT001 - a claim
-    if not fact:
-        msg = f"the cells do not bear out that {what}: write another sentence"
-        raise ValueError(msg)
-
-
 def of_axis(told: Mapping[str, Any], axis: str) -> list[Row]:
     """The rows of one axis."""
     return [row for row in told["rows"] if row["axis"] == axis]
@@ -196,29 +183,15 @@ def picture(told: Mapping[str, Any]) -> str:
 
 def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
-    lines = [BEGIN, ""]
+    lines: list[str] = []
     for axis, unit in UNITS.items():
         lines += [f"## {unit.capitalize()}", "", *table(of_axis(told, axis)), ""]
     lines += ["## What this shows", ""]
     lines += [f"- {each}" for each in sentences(told)]
-    return "\n".join([*lines, "", END])
+    return "\n".join(lines)
 
 
-def page(told: Mapping[str, Any], text: str) -> str:
-    """The page with that part in it."""
-    before, rest = text.split(BEGIN)
-    return before + written(told) + rest.split(END)[1]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Write numbers, page and picture."""
-    if arguments:
-        told = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-        CELLS.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    told = kept()
-    PAGE.write_text(page(told, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    PICTURE.write_text(picture(told), encoding="utf-8")
-
+PAGE: Final = Measured(name="growth", maker="make_growth.py", written=written, picture=picture)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    PAGE.write(sys.argv[1:])
