@@ -1,18 +1,24 @@
-"""What `why` and `tune` are given: logs or recorded requests, from files or from standard input."""
+"""What `why`, `tune` and `record` are given: logs or recorded requests, and words on the server.
+
+Logs come from files or from standard input; what a flag asks for is written to files.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
-from typing import BinaryIO, Final, cast
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, TypeAlias, cast
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.errors import InputError
 from cachesim.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.logs.mlx_debug import as_dump, has_bodies
-from cachesim.logs.whole import open_log
+from cachesim.logs.what_if import value_of
+from cachesim.logs.whole import Wanted, open_log
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
 
@@ -20,6 +26,61 @@ HEAD: Final = 1 << 16
 """Bytes at the beginning by which a log and recorded requests are told apart."""
 
 STANDARD_INPUT: Final = "standard input"
+
+Chats: TypeAlias = Annotated[
+    bool, Parameter(negative="", help="All requests are chats; not every log says so.")
+]
+Flags: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFlags:
+    """What the user says of the server, each with a flag of its own."""
+
+    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None
+    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None
+    window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None
+
+    def wanted(self, flags: Sequence[str] | None, *, chats: bool = False) -> Wanted:
+        """The same with the flags that the server was started with."""
+        return Wanted(
+            profile=self.profile,
+            model=self.model,
+            window=self.window,
+            options=options_of(flags or ()),
+            chats=chats,
+        )
+
+
+UNSAID: Final = ServerFlags()
+"""Nothing is said: the log or the requests tell."""
+
+
+def options_of(given: Sequence[str]) -> dict[str, Any]:
+    """Flags given as name=value."""
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            msg = f"--set {text}: write NAME=VALUE, as in --set parallel=2"
+            raise InputError(msg)
+        options[name.replace("-", "_").lstrip("_")] = value_of(value)
+    return options
+
+
+def write(path: Path, text: str, flag: str, *, quiet: bool = False) -> None:
+    """Write what a flag asked for; its name goes to standard error."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
+        raise InputError(msg) from None
+    if not quiet:
+        show(notes(), Text(f"{flag[2:]}: {path}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 from rich.text import Text
 
+from cachesim.cli.inputs import UNSAID, Flags, ServerFlags
 from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.why import options_of
 from cachesim.errors import InputError
 from cachesim.logs.live import Live
 from cachesim.logs.recorded import causes_of, told_of_live
@@ -51,13 +51,8 @@ def record(
     ask: Annotated[
         bool, Parameter(help="Ask a llama-server for the exact tokens of each request.")
     ] = True,
-    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
-    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
-    window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
-    set: Annotated[
-        list[str] | None,
-        Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
-    ] = None,
+    server: ServerFlags = UNSAID,
+    set: Flags = None,
 ) -> int:
     """Pass requests on to a server unchanged, record them, and say why each was reprocessed.
 
@@ -73,7 +68,7 @@ def record(
         asks=ask,
     )
     check_no_circle(plan.upstream, host, port)
-    about = Wanted(profile=profile, model=model, window=window, options=options_of(set or ()))
+    about = server.wanted(set)
     try:
         import aiohttp  # noqa: F401 - the extra
     except ImportError:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -28,6 +29,35 @@ MOST_WRONG: Final = 5
 """Wrong answers that are named."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFlags:
+    """How much of a trace is played, and how it is read."""
+
+    scale: Annotated[
+        int | None, Parameter(help="Tokens that become one; if left out, a block is played as 16.")
+    ] = None
+    unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0
+    first: Annotated[int | None, Parameter(help="How many requests; all if left out.")] = None
+    replies: Annotated[
+        int | None, Parameter(help="Tokens of every reply; as in the trace if left out.")
+    ] = None
+    turn: Annotated[
+        int, Parameter(help="Milliseconds per turn of the server; 0: only the order counts.")
+    ] = 0
+    remember: Annotated[
+        int | None, Parameter(help="How many blocks count as seen before; all if left out.")
+    ] = None
+
+    def of(self, trace: str) -> Source:
+        """The trace, read that way."""
+        return Source(name=trace, **asdict(self))
+
+
+WHOLE: Final = TraceFlags()
+"""All of a trace, as it is."""
+
+
 def replay_command(
     trace: Annotated[str, Parameter(help="A file of JSON Lines, or made:REQUESTS.")],
     *,
@@ -36,20 +66,7 @@ def replay_command(
         Parameter(name=["--profile", "-p"], negative="", help="As vllm@0.33.0; may be repeated."),
     ] = None,
     model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
-    scale: Annotated[
-        int | None, Parameter(help="Tokens that become one; if left out, a block is played as 16.")
-    ] = None,
-    unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0,
-    first: Annotated[int | None, Parameter(help="How many requests; all if left out.")] = None,
-    replies: Annotated[
-        int | None, Parameter(help="Tokens of every reply; as in the trace if left out.")
-    ] = None,
-    turn: Annotated[
-        int, Parameter(help="Milliseconds per turn of the server; 0: only the order counts.")
-    ] = 0,
-    remember: Annotated[
-        int | None, Parameter(help="How many blocks count as seen before; all if left out.")
-    ] = None,
+    part: TraceFlags = WHOLE,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of the server, as num_gpu_blocks_override=9."),
@@ -74,15 +91,7 @@ def replay_command(
     if not profile:
         msg = "name a profile to play the trace on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    source = Source(
-        name=trace,
-        unit=unit,
-        first=first,
-        scale=scale,
-        replies=replies,
-        turn=turn,
-        remember=remember,
-    )
+    source = part.of(trace)
     options = tuple(dict(map(setting, settings or ())).items())
     cells = [
         Cell(source=source, profile=BOUND, model=model),

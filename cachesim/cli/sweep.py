@@ -1,5 +1,6 @@
 """`cachesim sweep`: a grid of traces, servers and flags, over processes or machines."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import Format
+from cachesim.cli.inputs import write
 from cachesim.cli.replay import progress, write_json
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
@@ -49,11 +51,9 @@ def sweep_command(
     cells = read_plan(plan, traces).cells
     hands: Hands
     if dask is None:
-        count = min(processes_wanted(jobs) or processors(), len(cells))
-        hands = lambda: processes(count)  # noqa: E731
+        hands = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
     else:
-        where = dask
-        hands = lambda: cluster(where)  # noqa: E731
+        hands = partial(cluster, dask)
     path = store or default_store(plan)
     with open_store(path) as known, progress("cells", len(cells)) as advance:
         outcomes = play_cells(cells, known, hands, advance)
@@ -63,21 +63,13 @@ def sweep_command(
     else:
         write_json(found, format)
     if csv is not None:
-        _write(csv, as_csv([flat(each) for each in found]), "--csv")
+        write(csv, as_csv([flat(each) for each in found]), "--csv", quiet=True)
     if parquet is not None:
         write_parquet(parquet, found)
     if report is not None:
-        _write(report, html_page(found, plan.name), "--report")
+        write(report, html_page(found, plan.name), "--report", quiet=True)
     show(notes(), Text(f"outcomes: {path}"))
     return AS_EXPECTED
-
-
-def _write(path: Path, text: str, option: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{option} {path}: cannot be written: {error.strerror or error}"
-        raise InputError(msg) from None
 
 
 def write_parquet(path: Path, found: list[dict[str, Any]]) -> None:

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.progress import Progress
 
-from cachesim.cli.inputs import given, requests_in
+from cachesim.cli.inputs import UNSAID, Chats, Flags, ServerFlags, given, requests_in, write
 from cachesim.cli.status import AS_EXPECTED
-from cachesim.cli.why import options_of, write
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.logs.sizes import sizes_of_gguf
@@ -54,24 +53,15 @@ def tune(
     ] = None,
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
     report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
-    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
-    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
-    window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
-    chats: Annotated[
-        bool, Parameter(negative="", help="All requests are chats; not every log says so.")
-    ] = False,
-    set: Annotated[
-        list[str] | None,
-        Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
-    ] = None,
+    server: ServerFlags = UNSAID,
+    chats: Chats = False,
+    set: Flags = None,
 ) -> int:
     """Play requests with other settings, and recommend those that process the fewest tokens.
 
     Example: cachesim tune server.log
     """
-    wanted = Wanted(
-        profile=profile, model=model, window=window, options=options_of(set or ()), chats=chats
-    )
+    wanted = server.wanted(set, chats=chats)
     tuned = tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.subject, tuned.options)
     told = told_of(found, tuned, source=", ".join(files))

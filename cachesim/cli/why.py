@@ -9,10 +9,9 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 from rich.progress import Progress
-from rich.text import Text
 
 from cachesim.cli.as_trace import trace_of_dump, trace_of_log
-from cachesim.cli.inputs import Given, given, requests_in
+from cachesim.cli.inputs import UNSAID, Chats, Flags, Given, ServerFlags, given, requests_in, write
 from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.logs.extract import worst_scenario
@@ -20,7 +19,7 @@ from cachesim.logs.following import Following
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
 from cachesim.logs.telling import worst as worst_of
-from cachesim.logs.what_if import answers, tried, tried_in_words, value_of
+from cachesim.logs.what_if import answers, tried, tried_in_words
 from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.consoles import notes, results, show
@@ -65,24 +64,15 @@ def why(
     ] = None,
     format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
     report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
-    profile: Annotated[str | None, Parameter(help="The server's release, as b9538.")] = None,
-    model: Annotated[str | None, Parameter(help="A preset with the model's memory.")] = None,
-    window: Annotated[int | None, Parameter(help="The model's sliding window.")] = None,
-    chats: Annotated[
-        bool, Parameter(negative="", help="All requests are chats; not every log says so.")
-    ] = False,
-    set: Annotated[
-        list[str] | None,
-        Parameter(name=["--set", "-s"], negative="", help="A flag of the server, as parallel=2."),
-    ] = None,
+    server: ServerFlags = UNSAID,
+    chats: Chats = False,
+    set: Flags = None,
 ) -> int:
     """Read a llama-server's log, explain every miss, and say what would have helped.
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
-    wanted = Wanted(
-        profile=profile, model=model, window=window, options=options_of(set or ()), chats=chats
-    )
+    wanted = server.wanted(set, chats=chats)
     if follow:
         return follow_command(files, wanted)
     with given(files, example="cachesim why server.log") as inputs:
@@ -95,16 +85,7 @@ def why(
             return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
-    played = [each for each in replays if each.settings.is_played]
-    if what_if and not played:
-        msg = f"--what-if: {found['servers'][0]['missing'][0]}"
-        raise InputError(msg)
-    if what_if or (played and found["totals"]["requests"] <= FEW):
-        found["what_if"] = list(answers(played, what_if or ()))
-    if played and found["totals"]["requests"] <= FEW:
-        for cause in found["causes"]:
-            flags = tried(played, cause["cause"])
-            cause |= {"tried": flags, "tried_says": tried_in_words(flags)}
+    _add_what_if(found, replays, what_if or ())
     if scenario is not None:
         write(scenario, to_toml(worst_scenario(replays)), "--scenario")
     if trace is not None:
@@ -118,6 +99,21 @@ def why(
     return AS_EXPECTED
 
 
+def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequence[str]) -> None:
+    """Put in what other servers do: those asked for, and the usual ones where that is quick."""
+    played = [each for each in replays if each.settings.is_played]
+    few = bool(played) and found["totals"]["requests"] <= FEW
+    if what_if and not played:
+        msg = f"--what-if: {found['servers'][0]['missing'][0]}"
+        raise InputError(msg)
+    if what_if or few:
+        found["what_if"] = list(answers(played, what_if))
+    if few:
+        for cause in found["causes"]:
+            flags = tried(played, cause["cause"])
+            cause |= {"tried": flags, "tried_says": tried_in_words(flags)}
+
+
 def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:
     if not numbers:
         show(results(), page(found, worst=worst_of(found["requests"], worst)))
@@ -128,16 +124,6 @@ def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:
             msg = f"--request {number}: the log has requests 0 to {len(by_number) - 1}"
             raise InputError(msg)
         show(results(), request_text(by_number[number]))
-
-
-def write(path: Path, text: str, flag: str) -> None:
-    """Write what a flag asked for; its name goes to standard error."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
-        raise InputError(msg) from None
-    show(notes(), Text(f"{flag[2:]}: {path}"))
 
 
 def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], worst: int) -> int:
@@ -153,18 +139,6 @@ def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], wo
     else:
         show(results(), dump_page(found, worst=worst))
     return AS_EXPECTED
-
-
-def options_of(given: Sequence[str]) -> dict[str, Any]:
-    """Flags given as name=value."""
-    options: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            msg = f"--set {text}: write NAME=VALUE, as in --set parallel=2"
-            raise InputError(msg)
-        options[name.replace("-", "_").lstrip("_")] = value_of(value)
-    return options
 
 
 def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Replay]]:

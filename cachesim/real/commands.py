@@ -5,9 +5,11 @@ Plain functions that print to stdout, complain to stderr and return an exit stat
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.progress import track
 from rich.table import Table
@@ -77,25 +79,10 @@ def real_vectors(*files: Path) -> int:
     return 0 if all_equal else 1
 
 
-def real_llama_cpp(
-    *,
-    release: str = "",
-    seed: int = 0,
-    workloads: int = 100,
-    models: Sequence[str] = (),
-    first: int = 0,
-    scenario: str | None = None,
-    logits: bool = False,
-    arrivals: bool = False,
-    logs: bool = False,
-    requests: int = 2500,
-    fit: str | None = None,
-    newest: bool = False,
-    wheel: str = "",
-) -> int:
-    """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
-
-    Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppFlags:
+    """What is played on llama.cpp's servers, and of what release.
 
     Parameters
     ----------
@@ -131,25 +118,47 @@ def real_llama_cpp(
         With `newest`: another wheel to hold against it, as b11063 or 2026.9.11063.
 
     """
-    if newest or wheel:
-        return real_newest(wheel, workloads=workloads, seed=seed, table=table_of)
-    if fit is not None:
-        return real_fit(fit, workloads=workloads, seed=seed)
-    if logs:
-        return real_logs(release, seed=seed, requests=requests)
-    if scenario is not None:
+
+    release: str = ""
+    seed: int = 0
+    workloads: int = 100
+    models: Sequence[str] = ()
+    first: int = 0
+    scenario: str | None = None
+    logits: bool = False
+    arrivals: bool = False
+    logs: bool = False
+    requests: int = 2500
+    fit: str | None = None
+    newest: bool = False
+    wheel: str = ""
+
+
+AS_IT_IS: Final = LlamaCppFlags()
+"""Nothing is said: random workloads on the usual release."""
+
+
+def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
+    """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
+
+    Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
+    """
+    if flags.newest or flags.wheel:
+        return real_newest(flags.wheel, workloads=flags.workloads, seed=flags.seed, table=table_of)
+    if flags.fit is not None:
+        return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
+    if flags.logs:
+        return real_logs(flags.release, seed=flags.seed, requests=flags.requests)
+    if flags.scenario is not None:
         return Stage(
             family=FAMILY,
             environment_for=environment_for,
             play=play_scenario,
             table=scenario_table,
-        ).play_named(scenario)
-    release = release or USUAL
-    if logits:
-        return real_logits(release=release, seed=seed)
-    numbers = range(first, first + workloads)
-    return _real_random(
-        release, seed=seed, numbers=numbers, models=tuple(models), arrivals=arrivals
+        ).play_named(flags.scenario)
+    release = flags.release or USUAL
+    return (
+        real_logits(release=release, seed=flags.seed) if flags.logits else _random(release, flags)
     )
 
 
@@ -185,11 +194,9 @@ def real_logs(release: str, *, seed: int, requests: int) -> int:
     return 0
 
 
-def _real_random(
-    release: str, *, seed: int, numbers: range, models: tuple[str, ...], arrivals: bool
-) -> int:
+def _random(release: str, flags: LlamaCppFlags) -> int:
     """Workloads drawn from a seed; the first that differs is shrunk and shown."""
-    presets = models or tuple(PRESETS)
+    presets = tuple(flags.models) or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
         msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"
@@ -203,21 +210,24 @@ def _real_random(
     tally, shown = Tally(), None
     unstarted: list[str] = []
     with SideBySide(wheel) as pair:
-        play = pair.play_arrival if arrivals else pair.play_random
+        play = pair.play_arrival if flags.arrivals else pair.play_random
         beside = console(stderr=True)
         for number in track(
-            numbers, console=beside, transient=True, disable=not beside.is_terminal
+            range(flags.first, flags.first + flags.workloads),
+            console=beside,
+            transient=True,
+            disable=not beside.is_terminal,
         ):
             try:
-                played = play(seed=seed, number=number, presets=presets)
+                played = play(seed=flags.seed, number=number, presets=presets)
             except RealServerError as error:  # the simulated server did start
                 unstarted.append(f"workload {number}: {error}")
                 continue
             tally.count(played)
             if played.difference is not None and shown is None:
                 shown = pair.shrunk(played.difference)
-    out.print(table_of(release, seed, tally))
-    if not arrivals:
+    out.print(table_of(release, flags.seed, tally))
+    if not flags.arrivals:
         out.print(features_table(tally))
         out.print(f"races, by another play of the same: {tally.races}")
     for each in unstarted:

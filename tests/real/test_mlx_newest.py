@@ -25,16 +25,15 @@ def test_the_newest_version_is_held_against_the_newest_release(
     class Ready:
         def ready(self) -> None: ...
 
-    def played(**arguments: object) -> int:
-        asked.append((arguments["release"], environment_for("0.32.2").requirements[-1]))
+    def played(flags: commands.MlxFlags) -> int:
+        asked.append((flags.release, environment_for("0.32.2").requirements[-1]))
         return status
 
     monkeypatch.setattr(commands, "versions_of", lambda _: ("0.34.0", "0.32.2"))
     monkeypatch.setattr(commands, "environment_for", lambda _: Ready())
-    real = commands.real_mlx_lm
-    monkeypatch.setattr(commands, "real_mlx_lm", played)
+    monkeypatch.setattr(commands, "_random", played)
 
-    assert status == real(newest=True)
+    assert status == commands.real_mlx_lm(flags=commands.MlxFlags(newest=True))
 
     assert [("0.32.2", "mlx-lm==0.34.0")] == asked
     assert f"mlx-lm 0.34.0 {said}" in capsys.readouterr().out

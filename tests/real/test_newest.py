@@ -6,7 +6,7 @@ from typing import Self
 import pytest
 
 from cachesim.errors import ProfileError
-from cachesim.real.commands import real_llama_cpp
+from cachesim.real.commands import LlamaCppFlags, real_llama_cpp
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp import differences, newest, wheels
 from cachesim.real.llama_cpp.calls import RealServerError
@@ -115,7 +115,7 @@ def pair(registry: str, monkeypatch: pytest.MonkeyPatch) -> type[Pair]:
 
 @pytest.mark.usefixtures("pair")
 def test_nothing_new_is_said_with_the_release_it_is_as(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == real_llama_cpp(newest=True, workloads=3)
+    assert 0 == real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=3))
 
     assert (
         "b12000 (xllamacpp 2026.11.12000) is as b11549: all 3 requests agree"
@@ -131,7 +131,7 @@ def test_what_is_new_is_shown_as_a_scenario(
         workload=WORKLOAD, step=0, real=OUTCOME, simulated=other, outcomes=(OUTCOME,)
     )
 
-    assert 1 == real_llama_cpp(newest=True, workloads=2)
+    assert 1 == real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=2))
 
     said = capsys.readouterr().out
     assert "is NOT as b11549: 2 of 2 requests" in said
@@ -146,7 +146,7 @@ def test_a_wheel_that_does_not_start_is_new_too(
 ) -> None:
     pair.error = RealServerError("the real server does not start: AttributeError: clear_idle")
 
-    assert 1 == real_llama_cpp(newest=True, workloads=2)
+    assert 1 == real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=2))
 
     assert "is NOT as b11549: the real server does not start" in capsys.readouterr().out
 
@@ -159,7 +159,7 @@ def test_the_log_of_a_server_that_never_answers_is_not_shown(
         workload=WORKLOAD, step=0, real=Outcome(error="endless"), simulated=OUTCOME, outcomes=()
     )
 
-    real_llama_cpp(newest=True, workloads=2)
+    real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=2))
 
     said = capsys.readouterr().out
     assert "the log" not in said
@@ -175,7 +175,7 @@ def test_a_long_log_is_cut(
         workload=WORKLOAD, step=0, real=OUTCOME, simulated=other, outcomes=(OUTCOME,)
     )
 
-    real_llama_cpp(newest=True, workloads=2)
+    real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=2))
 
     said = capsys.readouterr().out
     assert 200 == said.count("[line]")

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from cyclopts import Parameter
 from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY
@@ -20,21 +22,10 @@ from cachesim.real.vectors.replay import differing
 MOST_LINES = 12
 
 
-def real_mlx_lm(
-    *,
-    release: str = "0.32.2",
-    seed: int = 0,
-    workloads: int = 100,
-    sequences: int = -1,
-    first: int = 0,
-    logits: bool = False,
-    scenario: str | None = None,
-    newest: bool = False,
-    wheel: str = "",
-) -> int:
-    """Play random operations on mlx-lm's own classes, and random requests on its own server.
-
-    Example: cachesim real mlx-lm --release 0.31.3 --workloads 40
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlxFlags:
+    """What is played on mlx-lm's own code, and of what release.
 
     Parameters
     ----------
@@ -60,40 +51,69 @@ def real_mlx_lm(
         With `newest`: another version to hold against it, as 0.31.3.
 
     """
-    if newest or wheel:
-        return _newest(wheel, seed=seed, workloads=workloads, sequences=sequences, first=first)
-    if scenario is not None:
+
+    release: str = "0.32.2"
+    seed: int = 0
+    workloads: int = 100
+    sequences: int = -1
+    first: int = 0
+    logits: bool = False
+    scenario: str | None = None
+    newest: bool = False
+    wheel: str = ""
+
+
+AS_IT_IS: Final = MlxFlags()
+"""Nothing is said: random operations and requests on the newest release."""
+
+
+def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
+    """Play random operations on mlx-lm's own classes, and random requests on its own server.
+
+    Example: cachesim real mlx-lm --release 0.31.3 --workloads 40
+    """
+    if flags.newest or flags.wheel:
+        return _newest(flags)
+    if flags.scenario is not None:
         return Stage(
             family=FAMILY,
             environment_for=environment_for,
             play=play_mlx_scenario,
             table=scenario_table,
-        ).play_named(scenario)
+        ).play_named(flags.scenario)
     try:
-        environment_for(release).ready()
+        environment_for(flags.release).ready()
     except EnvironmentUnavailableError as error:
         return not_compared(error)
+    return _logits(flags) if flags.logits else _random(flags)
+
+
+def _logits(flags: MlxFlags) -> int:
+    found = compare_mlx_logits(flags.release, seed=flags.seed)
+    console().print(logits_table(flags.release, found))
+    return 0 if all(each.agrees for each in found) else 1
+
+
+def _random(flags: MlxFlags) -> int:
+    """Sequences on the classes, then workloads on the server."""
+    sequences = flags.workloads if flags.sequences < 0 else flags.sequences
+    classes = compare_classes(flags.release, flags.seed, sequences)
+    served = compare_server(flags.release, flags.seed, flags.workloads, first=flags.first)
     out = console()
-    if logits:
-        found = compare_mlx_logits(release, seed=seed)
-        out.print(logits_table(release, found))
-        return 0 if all(each.agrees for each in found) else 1
-    classes = compare_classes(release, seed, workloads if sequences < 0 else sequences)
-    served = compare_server(release, seed, workloads, first=first)
     if classes.operations:
-        out.print(classes_table(classes, seed))
-    out.print(server_table(served, seed))
+        out.print(classes_table(classes, flags.seed))
+    out.print(server_table(served, flags.seed))
     for line in differences(classes, served):
         out.print(line)
     agree = not classes.differences and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
 
 
-def _newest(version: str, *, seed: int, workloads: int, sequences: int, first: int) -> int:
+def _newest(flags: MlxFlags) -> int:
     """The newest version under the newest release's rules: as it, or what is new."""
     release = FAMILY.real()[-1]
     try:
-        version = version or versions_of("mlx-lm")[0]
+        version = flags.wheel or versions_of("mlx-lm")[0]
     except EnvironmentUnavailableError as error:
         return not_compared(error)
     with played_by(release, version):
@@ -101,9 +121,7 @@ def _newest(version: str, *, seed: int, workloads: int, sequences: int, first: i
             environment_for(release).ready()
         except EnvironmentUnavailableError as error:
             return not_compared(error)
-        status = real_mlx_lm(
-            release=release, seed=seed, workloads=workloads, sequences=sequences, first=first
-        )
+        status = _random(replace(flags, release=release))
     console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
     return status
 
