@@ -1,19 +1,44 @@
-"""A request to an engine core that knows no slots: what was asked for, and what came of it."""
+"""Servers that keep a job for each request: what was asked for, and what came of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from cachesim.engines import base
+from cachesim.engines.events import Event, EventLog
+from cachesim.engines.family import Family, family_of
 from cachesim.engines.ledger import Ledger
-from cachesim.errors import OptionError, TokenError
+from cachesim.engines.profile import Profile
 from cachesim.model.adapters import Strengths
+from cachesim.model.arithmetic import Network
+from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Count, Tokens
 
-J = TypeVar("J")
+
+class Answered(Protocol):
+    """What a server must know of a job to answer it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing more to come."""
+        ...
+
+    def reply(self) -> base.Reply:
+        """What the client gets."""
+        ...
+
+
+R = TypeVar("R")
+"""An engine's value of rules."""
+
+S = TypeVar("S")
+"""An engine's options."""
+
+J = TypeVar("J", bound=Answered)
+"""An engine's own view of a request."""
 
 
 class Jobs(Generic[J]):
@@ -84,28 +109,56 @@ class Job(ABC):
         )
 
 
-def check(
-    request: base.Request, engine: str, vocabulary: int | None, foreign: Mapping[str, bool]
-) -> None:
-    """Refuse fields that an engine does not have, and tokens outside the vocabulary.
+class JobEngine(base.Engine, Generic[R, S, J]):
+    """A server that keeps a job for each request, and answers from it."""
 
-    Without a vocabulary tokens may be any numbers.
-    """
-    everywhere = {
-        "slot": request.slot != -1,
-        "completions": request.completions != 1,
-        "messages": bool(request.messages),
-    }
-    for name, present in (everywhere | dict(foreign)).items():
-        if present:
-            msg = f"a request to {engine} has no field {name!r} here: leave it out"
-            raise OptionError(msg)
-    if not request.prompt:
-        msg = "a prompt without tokens: write at least one"
-        raise TokenError(msg)
-    if vocabulary is None:
-        return
-    outside = next((each for each in request.prompt if not 0 <= each < vocabulary), None)
-    if outside is not None:
-        msg = f"token {outside} of the prompt is outside the vocabulary of {vocabulary}"
-        raise TokenError(msg)
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        network: Network,
+        options: Mapping[str, Any],
+        store: base.ByteStore | None = None,
+        family: Family[R, S] | None = None,
+    ) -> None:
+        del store  # nothing is saved to files
+        self.profile = profile
+        self.network = network
+        self.family = family = family or family_of(profile.engine)
+        self.rules = family.rules(profile)
+        self.options = family.read(profile, options)
+        self.computes = arithmetic_of(network) != "counts"
+        self._events = EventLog()
+        self._jobs: Jobs[J] = Jobs()
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Start what only this server has."""
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """Everything that happened so far, in order."""
+        return self._events
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _fields(self, request: base.Request) -> dict[str, Any]:
+        """The further fields of a request, checked."""
+        return self.family.read_fields(self.profile, request.options or {})
+
+    def reply(self, ticket: base.Ticket) -> base.Reply | None:
+        """The reply to a request, once it is finished."""
+        job = self._jobs[ticket]
+        return job.reply() if job.done else None
+
+    def forget(self, ticket: base.Ticket) -> None:
+        """Nobody will ask for this reply again, nor for the events so far."""
+        self._events.clear()
+        if self._is_over(self._jobs[ticket]):
+            self._jobs.forget(ticket)
+
+    def _is_over(self, job: J) -> bool:
+        """Whether the server itself has no more use for a job."""
+        return job.done

@@ -1,31 +1,24 @@
 """Marconi as an engine: one request after another, from a lookup to what the tree keeps."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cachesim.engines import base
-from cachesim.engines.base import Engine, Reply, Ticket
-from cachesim.engines.events import Event, EventLog
-from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.job import Jobs
+from cachesim.engines import base, job
+from cachesim.engines.base import Ticket
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.marconi import causes
 from cachesim.engines.marconi import events as happened
-from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.held import amounts, held
 from cachesim.engines.marconi.memory import Content, Memory
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.rules import Rules
 from cachesim.engines.marconi.tree import Match, Node, Tree
-from cachesim.engines.profile import Profile
 from cachesim.engines.seen import Seen
-from cachesim.errors import OptionError, TokenError
-from cachesim.model.arithmetic import Network
-from cachesim.model.build import arithmetic_of
+from cachesim.engines.slotless import SlotlessEngine
+from cachesim.errors import OptionError
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Count, Token, Tokens
 
@@ -34,42 +27,22 @@ LONGEST = 1 << 17
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class Job(job.Job):
     """One request, and what came of it."""
 
-    ticket: Ticket
-    prompt: Tokens
-    limit: int
-    forced: Tokens | None
-    generated: list[Token] = field(default_factory=list)
-    rows: list[Array] = field(default_factory=list)
-    ledger: Ledger = field(default_factory=Ledger)
-    cached: int = 0
-    error: str | None = None
-    done: bool = False
+    limit: int = 0
+    sampled: list[Token] = field(default_factory=list)
+
+    @property
+    def generated(self) -> Tokens:
+        """What was sampled."""
+        return tuple(self.sampled)
 
 
-class Marconi(Engine):
+class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     """A tree under a policy, with real keys and states in its nodes. Follows `replay_trace`."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        family: Family[Rules, MarconiOptions] = FAMILY,
-        network: Network,
-        options: Mapping[str, Any],
-        store: base.ByteStore | None = None,
-    ) -> None:
-        del store  # nothing is saved to files
-        self.profile = profile
-        self.network = network
-        self.family = family
-        self.rules = family.rules(profile)
-        self.computes = arithmetic_of(network) != "counts"
-        self.options = family.read(profile, options)
-        self._events = EventLog()
-        self._jobs: Jobs[Job] = Jobs()
+    def _open(self) -> None:
         self._computed = Seen()
         self._served = 0
         self._start()
@@ -79,35 +52,13 @@ class Marconi(Engine):
         self.tree.on_deleted = self._deleted
         self.tree.on_merged = self._merged
 
-    @property
-    def events(self) -> Sequence[Event]:
-        """Everything that happened so far, in order."""
-        return self._events
-
     # -- requests ----------------------------------------------------------------------------------
 
     def submit(self, request: base.Request) -> Ticket:
         """Put a request at the end of the queue; nothing runs yet."""
-        foreign = {
-            "slot": request.slot != -1,
-            "completions": request.completions != 1,
-            "messages": bool(request.messages),
-            "drafts": request.drafts is not None,
-            "cache_prompt": not request.cache_prompt,
-        }
-        for name, present in foreign.items():
-            if present:
-                msg = f"a request to marconi has no field {name!r} here: leave it out"
-                raise OptionError(msg)
-        self.family.read_fields(self.profile, request.options or {})
-        if not request.prompt:
-            msg = "a prompt without tokens: write at least one"
-            raise TokenError(msg)
-        size = self.network.spec.vocabulary if self.computes else 1 << 62
-        outside = next((each for each in request.prompt if not 0 <= each < size), None)
-        if outside is not None:
-            msg = f"token {outside} of the prompt is outside the vocabulary of {size}"
-            raise TokenError(msg)
+        cache_prompt = not request.cache_prompt
+        self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)
+        self._fields(request)
         limit = request.predict if request.predict >= 0 else 16
         if request.reply is not None:
             limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
@@ -121,51 +72,17 @@ class Marconi(Engine):
             job.error, job.done = "BadRequestError", True
         return ticket
 
-    def reply(self, ticket: Ticket) -> Reply | None:
-        """The reply to a request, once it is finished."""
-        job = self._jobs[ticket]
-        if not job.done:
-            return None
-        served = job.error is None
-        return Reply(
-            prompt=job.prompt,
-            generated=tuple(job.generated),
-            logits=np.stack(job.rows) if job.rows else np.zeros((0, 0)),
-            cached=Count(job.cached) if served else None,
-            processed=Count(len(job.prompt) - job.cached) if served else None,
-            equal=job.ledger.equal,
-            equal_with=job.ledger.equal_with,
-            losses=job.ledger.losses,
-            error=job.error,
-        )
-
-    def forget(self, ticket: Ticket) -> None:
-        """Nobody will ask for this reply again, nor for the events so far."""
-        self._events.clear()
-        if self._jobs[ticket].done:
-            self._jobs.forget(ticket)
-
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away before its turn."""
         job = self._jobs[ticket]
         if not job.done:
             job.done, job.error = True, "cancelled"
 
-    def slot_erase(self, slot: int) -> Ticket:
-        """A scenario's way to begin with an empty tree."""
-        del slot
+    def _empty(self) -> None:
         self._start()
-        job = Job(ticket=self._jobs.ticket(), prompt=(), limit=0, forced=None, done=True)
-        self._jobs.append(job)
-        return job.ticket
 
-    def slot_save(self, slot: int, name: str) -> Ticket:
-        """There is nothing like it."""
-        del slot, name
-        msg = "marconi has no slots to save: a step may be complete, cancel or slot-erase"
-        raise OptionError(msg)
-
-    slot_restore = slot_save
+    def _blank(self, ticket: Ticket) -> Job:
+        return Job(ticket=ticket, prompt=())
 
     # -- one request -------------------------------------------------------------------------------
 
@@ -190,7 +107,7 @@ class Marconi(Engine):
         prompt = job.prompt
         asked = prompt[:-1] if self._right else prompt
         match = self.tree.look_up(asked)
-        job.cached = match.reusable
+        job.cached = Count(match.reusable)
         self._account(job, match)
         self._tell(
             happened.PrefixMatched(
@@ -219,10 +136,8 @@ class Marconi(Engine):
         states[memory.length] = memory.saved()
         for index in range(job.limit):
             job.rows.append(row)
-            forced = job.forced is not None and index < len(job.forced)
-            token = job.forced[index] if forced and job.forced else self.network.sample(row)
-            job.generated.append(Token(int(token)))
-            tokens.append(job.generated[-1])
+            job.sampled.append(Token(self._token(job, index, row)))
+            tokens.append(job.sampled[-1])
             if index + 1 < job.limit or not self._right:
                 row = self._piece(memory, tokens[memory.length :], wanted=True)
                 states[memory.length] = memory.saved()
@@ -281,9 +196,6 @@ class Marconi(Engine):
         """Forget what was computed long ago; what the tree holds is still known."""
         self._computed.remember(most)
 
-    def _tell(self, event: Event) -> None:
-        self._events.append(event)
-
     def _account(self, job: Job, match: Match) -> None:
         """From what was computed before down to the match."""
         prompt = job.prompt
@@ -329,14 +241,6 @@ class Marconi(Engine):
     def held(self) -> Held:
         """The tree's nodes, with the marks of a traced network."""
         return held(self.tree, self.network)
-
-    def books(self) -> dict[str, Any]:
-        """There are no slots here, and nothing is parked."""
-        return {"slots": [], "prompt_cache": []}
-
-    def texts(self) -> Texts:
-        """No slot has tokens, and none are parked."""
-        return Texts()
 
     def amounts(self) -> Amounts:
         """How much of each kind the tree has."""

@@ -1,7 +1,7 @@
 """SGLang: a scheduler over a radix tree whose nodes may hold states and window slots.
 
 rules, profiles            the releases' and patches' differences, as data
-options, job               the server's flags; what a request asks for
+options                    the server's flags
 node, pools                nodes, lists of last use; slots for tokens, windows and states
 tree                       what every tree does
 radix, mamba_radix, window_radix                   one tree for each kind of model (0.5.9)

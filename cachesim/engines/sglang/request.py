@@ -1,12 +1,13 @@
-"""A request as the scheduler sees it. Follows `Req`."""
+"""A request as the scheduler sees it, and with it what came of it. Follows `Req`."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from cachesim.engines import job
 from cachesim.engines.sglang.node import NO_SLOTS, Node
-from cachesim.units import Integers
+from cachesim.units import Integers, Token, Tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -120,3 +121,18 @@ class Req:
         self.committed = 0
         self.window_evicted = 0
         self.decode_steps = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Job(job.Job):
+    """One request's evidence."""
+
+    req: Req | None = None
+
+    @property
+    def generated(self) -> Tokens:
+        """What was sampled."""
+        if self.req is None:
+            return ()
+        found = self.req.tokens[self.req.num_prompt : self.req.num_tokens]
+        return tuple(Token(int(each)) for each in found)

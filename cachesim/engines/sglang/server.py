@@ -1,40 +1,32 @@
 """SGLang's engine core: requests go in, batches are formed and run, replies and events come out."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from cachesim.engines import base
-from cachesim.engines.base import Engine, Reply, Ticket
-from cachesim.engines.events import Event, EventLog
-from cachesim.engines.family import Family
+from cachesim.engines.base import Ticket
 from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.job import Jobs
-from cachesim.engines.profile import Profile
 from cachesim.engines.sglang import causes
 from cachesim.engines.sglang import events as happened
 from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
-from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.held import amounts, held, texts
 from cachesim.engines.sglang.host_pool import Deed
 from cachesim.engines.sglang.integrity import check_books
-from cachesim.engines.sglang.job import Job, check
 from cachesim.engines.sglang.node import FULL, PART, Node
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import WindowPool
-from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.request import Job, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Runner
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.storage import Storage
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
-from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
-from cachesim.model.arithmetic import Network
-from cachesim.model.build import arithmetic_of
+from cachesim.engines.slotless import SlotlessEngine
+from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Count, Integers
 
@@ -50,33 +42,19 @@ def _not(part: int, at: Integers, to: Integers) -> None:
     del part, at, to
 
 
-class Sglang(Engine):
+class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     """A scheduler at one release, with one model (`Scheduler`)."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        family: Family[Rules, SglangOptions] = FAMILY,
-        network: Network,
-        options: Mapping[str, Any],
-        store: base.ByteStore | None = None,
-    ) -> None:
-        del store  # nothing is saved to files
-        self.profile = profile
-        self.network = network
-        self.family = family
-        self.rules = family.rules(profile)
-        self.options = family.read(profile, options)
-        self.computes = arithmetic_of(network) != "counts"
-        self.kind = self._kind(network.spec)
+    limit_flag = "max_new_tokens"
+    erasing = " (a flush)"
+
+    def _open(self) -> None:
+        self.kind = self._kind(self.network.spec)
         states = self.kind in {"mamba", "window-mamba"}
         self.options.check(self.rules, states=states)
-        self._events = EventLog()
-        self._jobs: Jobs[Job] = Jobs()
         self._of_req: dict[int, Job] = {}
         self._idle = 0
-        self.storage, self.shelf = Storage(), Contents(network, None)
+        self.storage, self.shelf = Storage(), Contents(self.network, None)
         self._start()
 
     def _kind(self, spec: ModelSpec) -> Kind:
@@ -149,11 +127,6 @@ class Sglang(Engine):
     # -- requests ----------------------------------------------------------------------------------
 
     @property
-    def events(self) -> Sequence[Event]:
-        """Everything that happened so far, in order."""
-        return self._events
-
-    @property
     def _longest(self) -> int:
         """`max_req_len`: what context and pool allow of one request."""
         pool = self.tree.pool
@@ -164,8 +137,9 @@ class Sglang(Engine):
 
     def submit(self, request: base.Request) -> Ticket:
         """Put a request at the end of the queue; nothing runs yet."""
-        check(request, self.network.spec.vocabulary if self.computes else None)
-        fields = self.family.read_fields(self.profile, request.options or {})
+        cache_prompt = not request.cache_prompt
+        self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)
+        fields = self._fields(request)
         ticket = self._jobs.ticket()
         job = Job(ticket=ticket, prompt=request.prompt, forced=request.reply)
         self._jobs.append(job)
@@ -188,26 +162,11 @@ class Sglang(Engine):
         self.scheduler.add(job.req)
         return ticket
 
-    def _limit(self, request: base.Request, room: int) -> int:
-        wanted = room if request.predict < 0 else min(request.predict, room)
-        if request.reply is not None:
-            wanted = min(wanted, len(request.reply))
-        if wanted < 1:
-            msg = "max_new_tokens must be at least 1: let the request generate a token"
-            raise OptionError(msg)
-        return wanted
-
-    def reply(self, ticket: Ticket) -> Reply | None:
-        """The reply to a request, once it is finished."""
-        job = self._jobs[ticket]
-        return job.reply() if job.done else None
-
     def forget(self, ticket: Ticket) -> None:
         """Nobody will ask for this reply again, nor for the events so far."""
-        self._events.clear()
         if self._jobs[ticket].done:
-            self._jobs.forget(ticket)
             self._of_req.pop(int(ticket), None)
+        super().forget(ticket)
 
     def remember(self, most: int) -> None:
         """Forget what was computed long ago; what the tree holds is still known."""
@@ -231,22 +190,11 @@ class Sglang(Engine):
         self._tell(happened.CacheFlushed(done=done))
         return done
 
-    def slot_erase(self, slot: int) -> Ticket:
-        """A scenario's way to say `flush_cache`."""
-        del slot
+    def _empty(self) -> None:
         self.flush_cache()
-        job = Job(ticket=self._jobs.ticket(), prompt=())
-        job.done, job.cached = True, Count(0)
-        self._jobs.append(job)
-        return job.ticket
 
-    def slot_save(self, slot: int, name: str) -> Ticket:
-        """There is nothing like it."""
-        del slot, name
-        msg = "sglang has no slots to save: a step may be complete, cancel or slot-erase (a flush)"
-        raise OptionError(msg)
-
-    slot_restore = slot_save
+    def _blank(self, ticket: Ticket) -> Job:
+        return Job(ticket=ticket, prompt=())
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -314,14 +262,9 @@ class Sglang(Engine):
         job, index = self._of_req[req.id], req.num_output
         if index >= len(job.rows):  # what is computed again was sampled before
             job.rows.append(row)
-        if job.forced is not None and index < len(job.forced):
-            return int(job.forced[index])
-        return int(self.network.sample(row))
+        return self._token(job, index, row)
 
     # -- what is told ------------------------------------------------------------------------------
-
-    def _tell(self, event: Event) -> None:
-        self._events.append(event)
 
     def _matched(self, req: Req, match: Match) -> None:
         job = self._of_req[req.id]

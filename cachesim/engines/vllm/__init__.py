@@ -1,7 +1,7 @@
 """vLLM: a scheduler over block tables, one hybrid cache manager for all kinds of layers.
 
 rules, profiles            the releases' and patches' differences, as data
-options, job               the server's flags; what a request asks for
+options                    the server's flags
 hashing, request           ids of prefixes; a request as the scheduler sees it
 block_pool                 references, ids and the free queue
 managers, windows, mamba   one manager per group: what a hit is for it, what it keeps

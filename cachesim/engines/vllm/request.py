@@ -1,11 +1,13 @@
-"""A request as the scheduler sees it. Follows `vllm/v1/request.py`."""
+"""A request as the scheduler sees it, and with it what came of it. Follows `vllm/v1/request.py`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from cachesim.engines import job
 from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.model.adapters import Strengths
+from cachesim.units import Token, Tokens
 
 Status: TypeAlias = Literal["waiting", "running", "preempted", "finished", "aborted"]
 
@@ -79,3 +81,19 @@ class Request:
         self.tokens.append(token)
         if len(self.tokens) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root)
+
+
+@dataclass(slots=True, kw_only=True)
+class Job(job.Job):
+    """One request's evidence."""
+
+    request: Request | None
+    drafts: tuple[Tokens, ...] | None
+    turns: int = 0  # drafting steps so far
+
+    @property
+    def generated(self) -> Tokens:
+        """What was sampled."""
+        if self.request is None:
+            return ()
+        return tuple(Token(each) for each in self.request.tokens[self.request.num_prompt :])

@@ -1,76 +1,56 @@
 """vLLM's engine core: requests go in, steps are scheduled and run, replies and events come out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from cachesim.engines import base
-from cachesim.engines.base import Engine, Reply, Ticket
-from cachesim.engines.events import Event, EventLog
-from cachesim.engines.family import Family
-from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.job import Jobs
+from cachesim.engines.base import Ticket
+from cachesim.engines.held import Amounts, Held
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.profile import Profile
+from cachesim.engines.slotless import SlotlessEngine
 from cachesim.engines.vllm import adapters, causes
 from cachesim.engines.vllm import events as happened
 from cachesim.engines.vllm.account import Account, Computed
 from cachesim.engines.vllm.coordinator import Hit
 from cachesim.engines.vllm.drafting import Drafter
-from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.held import amounts, held
 from cachesim.engines.vllm.integrity import check_books
-from cachesim.engines.vllm.job import Job, check
 from cachesim.engines.vllm.manager import KVCacheManager, Published
 from cachesim.engines.vllm.options import VllmOptions
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.request import Job, Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import Runner
 from cachesim.engines.vllm.scheduler import Chunk, Scheduler, Step
 from cachesim.engines.vllm.store import Connector
-from cachesim.errors import OptionError, UpstreamEndless
-from cachesim.model.arithmetic import Network
-from cachesim.model.build import arithmetic_of
+from cachesim.errors import UpstreamEndless
 from cachesim.units import Array, Count
 
 MOST_IDLE: Final = 2
 """Steps in a row that schedule nothing while requests wait: nothing can change any more."""
 
 
-class Vllm(Engine):
+class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     """An engine core at one release, with one model (`EngineCore`)."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        family: Family[Rules, VllmOptions] = FAMILY,
-        network: Network,
-        options: Mapping[str, Any],
-        store: base.ByteStore | None = None,
-    ) -> None:
-        del store  # nothing is saved to files
-        self.profile = profile
-        self.network = network
-        self.family = family
-        self.rules = family.rules(profile)
-        asked = family.read(profile, options)
+    limit_flag = "max_tokens"
+    erasing = " (a reset)"
+
+    def _open(self) -> None:
+        asked = self.options
         asked.check(self.rules)
-        groups = asked.groups(network.spec)
+        groups = asked.groups(self.network.spec)
         self.options = asked.fitted(groups, self.rules)
-        self._events = EventLog()
         self.manager = self._manager(groups)
         self.scheduler = Scheduler(self.manager, self.options.limits)
-        self.computes = arithmetic_of(network) != "counts"
         self.scheduler.tells_blocks = self.computes or self.options.connector != "none"
         self.runner = Runner(
-            network, groups, self.rules.runner, computes=self.scheduler.tells_blocks
+            self.network, groups, self.rules.runner, computes=self.scheduler.tells_blocks
         )
         self.prefixes = Prefixes(self.manager.sizes.hash_block)
         self.computed = Computed(self.manager.sizes.hash_block)
         self.drafter = Drafter(self.options)
         self.connector = Connector.open(self.options, self.manager, self.runner)
-        self._jobs: Jobs[Job] = Jobs()
         self._pending: Step | None = None
         self._published: dict[int, int] = {}  # blocks of the step that is scheduled, by request
         self._lost: set[int] = set()  # keys that were evicted
@@ -101,15 +81,10 @@ class Vllm(Engine):
 
     # -- requests ----------------------------------------------------------------------------------
 
-    @property
-    def events(self) -> Sequence[Event]:
-        """Everything that happened so far, in order."""
-        return self._events
-
     def submit(self, request: base.Request) -> Ticket:
         """Put a request at the end of the queue; nothing runs yet."""
-        check(request, self.network.spec.vocabulary if self.computes else None)
-        fields = self.family.read_fields(self.profile, request.options or {})
+        self._check(request)
+        fields = self._fields(request)
         lora = adapters.read(fields, self.options.adapters)
         ticket = self._jobs.ticket()
         job = Job(
@@ -142,27 +117,10 @@ class Vllm(Engine):
         self.scheduler.add_request(job.request)
         return ticket
 
-    def _limit(self, request: base.Request, room: int) -> int:
-        wanted = room if request.predict < 0 else min(request.predict, room)
-        if request.reply is not None:
-            wanted = min(wanted, len(request.reply))
-        if wanted < 1:
-            msg = "max_tokens must be at least 1: let the request generate a token"
-            raise OptionError(msg)
-        return wanted
-
-    def reply(self, ticket: Ticket) -> Reply | None:
-        """The reply to a request, once it is finished."""
-        job = self._jobs[ticket]
-        return job.reply() if job.done else None
-
-    def forget(self, ticket: Ticket) -> None:
-        """Nobody will ask for this reply again, nor for the events so far."""
-        self._events.clear()
-        job = self._jobs[ticket]
+    def _is_over(self, job: Job) -> bool:
+        """An aborted one may still run, for nobody."""
         runs = self._pending is not None and job.request and self._pending.has(job.request)
-        if job.done and not runs:  # an aborted one may still run, for nobody
-            self._jobs.forget(ticket)
+        return job.done and not runs
 
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away; what was scheduled for it runs, and nobody gets it."""
@@ -186,22 +144,11 @@ class Vllm(Engine):
         self._tell(happened.CacheReset(done=done))
         return done
 
-    def slot_erase(self, slot: int) -> Ticket:
-        """A scenario's way to say `reset_prefix_cache`."""
-        del slot
+    def _empty(self) -> None:
         self.reset_prefix_cache()
-        job = Job(ticket=self._jobs.ticket(), prompt=(), request=None, forced=None, drafts=None)
-        job.done, job.cached = True, Count(0)
-        self._jobs.append(job)
-        return job.ticket
 
-    def slot_save(self, slot: int, name: str) -> Ticket:
-        """There is nothing like it."""
-        del slot, name
-        msg = "vllm has no slots to save: a step may be complete, cancel or slot-erase (a reset)"
-        raise OptionError(msg)
-
-    slot_restore = slot_save
+    def _blank(self, ticket: Ticket) -> Job:
+        return Job(ticket=ticket, prompt=(), request=None, drafts=None)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -301,15 +248,7 @@ class Vllm(Engine):
                 break
         return tokens
 
-    def _token(self, job: Job, index: int, row: Array) -> int:
-        if job.forced is not None and index < len(job.forced):
-            return int(job.forced[index])
-        return int(self.network.sample(row))
-
     # -- what is told ------------------------------------------------------------------------------
-
-    def _tell(self, event: Event) -> None:
-        self._events.append(event)
 
     def _looked_up(self, request: Request, hit: Hit) -> None:
         job = self._jobs[request.id]
@@ -399,14 +338,6 @@ class Vllm(Engine):
     def held(self) -> Held:
         """Cached blocks, with the ledgers of a traced network."""
         return held(self.manager, self.runner)
-
-    def books(self) -> dict[str, Any]:
-        """There are no slots here, and nothing is parked."""
-        return {"slots": [], "prompt_cache": []}
-
-    def texts(self) -> Texts:
-        """No slot has tokens, and none are parked."""
-        return Texts()
 
     def amounts(self) -> Amounts:
         """How much of each kind is cached."""
