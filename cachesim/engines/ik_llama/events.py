@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp import checkpoint_events, prompt_cache_events
 from cachesim.engines.llamacpp import events as parent
+from cachesim.engines.llamacpp import prompt_cache_events
+from cachesim.engines.llamacpp.checkpoint_events import ERASED, CheckpointEvent, CheckpointSpared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +107,12 @@ class PrefixMatched(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCreated(
-    Event,
+    CheckpointEvent,
     tone="gain",
     says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved",
 ):
     """A state was saved."""
 
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     size: int
 
 
@@ -158,23 +156,15 @@ class CheckpointErased(Event, tone="plain"):
     @property
     def sentence(self) -> str:
         """Why it goes: by the rule with its numbers, or for another reason."""
-        shown = f"checkpoint {self.n_tokens}[..{self.pos_max}] is erased"
+        shown = f"checkpoint {self.n_tokens}[..{self.pos_max}]"
         if not self.rule:
-            return f"{shown}: {self.because}"
-        return f"{shown}. Rule: erase if {self.rule}. Here {self.numbers} is true"
+            return f"{shown} is erased: {self.because}"
+        return f"{shown} {ERASED.format(rule=self.rule, numbers=self.numbers)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointKept(Event, tone="warn", says=checkpoint_events.CheckpointKept.says):
-    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
-
-    pos_min: int
-    pos_max: int
-    n_tokens: int
-    shared: int
-    rule: str
-    numbers: str
-    made_by: int  # the task that saved it
+class CheckpointKept(CheckpointSpared):
+    """The threshold kept it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,44 @@
 """What befalls checkpoints: made, asked, restored, erased, kept, cut and dropped."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cachesim.engines.events import Event, Tone
 
+ERASED: Final = "is erased. Rule: erase if {rule}. Here {numbers} is true"
+"""What is said of a checkpoint that does not pass the erasure."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointChecked(Event):
-    """One checkpoint in the search; `refused` names the test it failed, or is empty."""
+class CheckpointEvent(Event):
+    """Something befalls a checkpoint; these are its numbers."""
 
     pos_min: int
     pos_max: int
     n_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpared(
+    CheckpointEvent,
+    tone="warn",
+    says=(
+        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its "
+        "tokens match. Rule: erase if {rule}. Here {numbers} is false"
+    ),
+):
+    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+
+    shared: int
+    rule: str
+    numbers: str
+    made_by: int  # the task that saved it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointChecked(CheckpointEvent):
+    """One checkpoint in the search; `refused` names the test it failed, or is empty."""
+
     threshold: int
     pos_next: int
     refused: str
@@ -32,15 +59,12 @@ class CheckpointChecked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRestored(
-    Event,
+    CheckpointEvent,
     tone="gain",
     says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is restored ({n_past} tokens usable)",
 ):
     """The memory went back to a saved state."""
 
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     n_past: int
     size: int
     made_by: int  # the task that saved it
@@ -48,18 +72,12 @@ class CheckpointRestored(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointErased(
-    Event,
+    CheckpointEvent,
     tone="plain",
-    says=(
-        "checkpoint {n_tokens}[{pos_min}..{pos_max}] is erased. Rule: erase if {rule}. "
-        "Here {numbers} is true"
-    ),
+    says=f"checkpoint {{n_tokens}}[{{pos_min}}..{{pos_max}}] {ERASED}",
 ):
     """A checkpoint that does not fit the new prompt goes."""
 
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     n_swa: int
     pos_next: int
     size: int
@@ -68,29 +86,15 @@ class CheckpointErased(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointKept(
-    Event,
-    tone="warn",
-    says=(
-        "checkpoint {n_tokens}[{pos_min}..{pos_max}] stays, though only {shared} of its "
-        "tokens match. Rule: erase if {rule}. Here {numbers} is false"
-    ),
-):
-    """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
+class CheckpointKept(CheckpointSpared):
+    """The rule of this release kept it."""
 
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     pos_next: int
-    shared: int
-    rule: str
-    numbers: str
-    made_by: int  # the task that saved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCut(
-    Event,
+    CheckpointEvent,
     tone="warn",
     says=(
         "checkpoint {n_tokens}[{pos_min}..{pos_max}] is relabelled "
@@ -99,9 +103,6 @@ class CheckpointCut(
 ):
     """A checkpoint beyond the new prompt's prefix gets smaller numbers, and keeps its state."""
 
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     cut_min: int
     cut_max: int
     cut_tokens: int
@@ -110,16 +111,13 @@ class CheckpointCut(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDropped(
-    Event,
+    CheckpointEvent,
     tone="loss",
     says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})",
 ):
     """A checkpoint goes because the list is full, another is close, or equal."""
 
     reason: str  # "full", "too-close", "superseded"
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     size: int
 
     def loudness(self) -> Tone:
@@ -129,7 +127,7 @@ class CheckpointDropped(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCreated(
-    Event,
+    CheckpointEvent,
     tone="gain",
     says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}",
 ):
@@ -137,7 +135,4 @@ class CheckpointCreated(
 
     index: int
     most: int
-    pos_min: int
-    pos_max: int
-    n_tokens: int
     size: int

@@ -107,65 +107,40 @@ class HostEvent(Event):
         tokens = f"tokens {self.start} to {self.end} of request {self.request}"
         return f"{tokens} are" if self.part == "attention" else f"the window slots of {tokens} are"
 
+    @property
+    def sentence(self) -> str:
+        """What moved, and where it is now."""
+        return f"{self.subject} {self.says}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedToHost(HostEvent, tone="gain"):
+class CopiedToHost(HostEvent, tone="gain", says="copied to the host"):
     """The host has a copy now."""
 
-    @property
-    def sentence(self) -> str:
-        """What was copied."""
-        return f"{self.subject} copied to the host"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvictedToHost(HostEvent, tone="plain"):
+class EvictedToHost(HostEvent, tone="plain", says="now on the host only"):
     """The device gave something up that the host has."""
 
-    @property
-    def sentence(self) -> str:
-        """What was given up."""
-        return f"{self.subject} now on the host only"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedFromHost(HostEvent, tone="gain"):
+class LoadedFromHost(HostEvent, tone="gain", says="loaded back from the host"):
     """The device has it again."""
 
-    @property
-    def sentence(self) -> str:
-        """What came back."""
-        return f"{self.subject} loaded back from the host"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostEvicted(HostEvent, tone="loss"):
+class HostEvicted(HostEvent, tone="loss", says="evicted from the host"):
     """The host gave something up."""
 
-    @property
-    def sentence(self) -> str:
-        """What is gone."""
-        return f"{self.subject} evicted from the host"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedToStorage(HostEvent, tone="gain"):
+class CopiedToStorage(HostEvent, tone="gain", says="copied to the storage"):
     """The storage has what the host got."""
 
-    @property
-    def sentence(self) -> str:
-        """What was copied."""
-        return f"{self.subject} copied to the storage"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedFromStorage(HostEvent, tone="gain"):
+class FetchedFromStorage(HostEvent, tone="gain", says="fetched from the storage to the host"):
     """The host has what a waiting request asked the storage for."""
-
-    @property
-    def sentence(self) -> str:
-        """What came."""
-        return f"{self.subject} fetched from the storage to the host"
 
 
 MOVED: Final[dict[Deed, type[HostEvent]]] = {
