@@ -22,6 +22,9 @@ UNITS: Final[Mapping[str, int]] = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "
 
 MOST_BYTES: Final = 1 << 62
 
+MOST: Final = 1 << 24
+"""More than any server is started with: what is counted ends here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
@@ -119,8 +122,18 @@ def _short(value: object) -> str:
 def option(flag: str = "", about: str = "", *, default: object, **said: Any) -> Any:  # noqa: ANN401
     """A field of an engine's options: its default, and what else `Option` says of it."""
     kind = said.pop("kind", None) or _kind_of(default, said.get("choices", ()))
-    whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **said)
+    whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **_bounded(said))
     return field(default=default, metadata={Option: whole})
+
+
+def asked(name: str, kind: Kind, about: str = "", **said: Any) -> Option:
+    """A further field of a request, for which no flag stands in the server's options."""
+    return Option(name=name, kind=kind, about=about, **_bounded(said))
+
+
+def _bounded(said: dict[str, Any]) -> dict[str, Any]:
+    """What is counted in a unit starts at 0 and ends at `MOST`, unless something else is said."""
+    return {"low": 0, "high": MOST} | said if said.get("unit") else said
 
 
 def like(options: type, name: str, **changed: Any) -> Any:  # noqa: ANN401
@@ -148,3 +161,8 @@ def options_of(options: type) -> tuple[Option, ...]:
         for each in fields(options)
         if Option in each.metadata
     )
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The names in an option's value that lists them with commas between."""
+    return tuple(each.strip() for each in text.split(",") if each.strip())

@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.engines.llamacpp import options as parent
-from cachesim.engines.option import Option, like, option
+from cachesim.engines.option import MOST, asked, like, option
 from cachesim.errors import OptionError
 
 Companion: TypeAlias = Literal["none", "attn", "strict_tail", "window"]
@@ -13,7 +13,6 @@ RollbackMode: TypeAlias = Literal["auto", "per-step", "gpu-fallback", "cpu"]
 Eviction: TypeAlias = Literal["fifo", "variance"]
 
 LATER: Final = "8337e4cd3"
-MOST: Final = parent.MOST
 MOST_CELLS: Final = 1 << 20
 
 LEAST_OF_A_SLOT: Final = 4
@@ -36,19 +35,13 @@ class Options:
     )
     batch_size: int = like(parent.Options, "batch_size", high=MOST_CELLS)
     ubatch_size: int = like(
-        parent.Options,
-        "ubatch_size",
-        about="maximum tokens per ubatch",
-        low=1,
-        high=MOST_CELLS,
+        parent.Options, "ubatch_size", about="maximum tokens per ubatch", low=1, high=MOST_CELLS
     )
     ctx_checkpoints: int = like(parent.Options, "ctx_checkpoints", flag="--ctx-checkpoints")
     ctx_checkpoints_interval: int = option(
         "--ctx-checkpoints-interval",
         "tokens between checkpoints; 0: none by distance",
         default=512,
-        low=0,
-        high=MOST,
         unit="tokens",
         tried=(512, 64, 16),
     )
@@ -56,8 +49,6 @@ class Options:
         "--ctx-checkpoints-tolerance",
         "a checkpoint is made this many tokens before a prompt's end; 0: at its end",
         default=5,
-        low=0,
-        high=MOST,
         unit="tokens",
         tried=(5, 8, 1, 0),
     )
@@ -87,15 +78,12 @@ class Options:
         "fewest tokens worth parking; -1 parks nothing (it is compared as unsigned)",
         default=0,
         low=-1,
-        high=MOST,
         unit="tokens",
     )
     cache_ram_reuse_n_min: int = option(
         "--cache-ram-reuse-n-min",
         "shortest common prefix for which a parked conversation is loaded",
         default=0,
-        low=0,
-        high=MOST,
         unit="tokens",
         patch="1877",
     )
@@ -184,26 +172,21 @@ class Options:
 
 
 FIELDS: Final = (
-    Option(
-        name="n_keep",
-        kind="whole number",
+    asked(
+        "n_keep",
+        "whole number",
+        "tokens that a context shift keeps; if not given, those of the slot's last request "
+        "(an oddity)",
         low=-1,
-        high=MOST,
         unit="tokens",
-        about=(
-            "tokens that a context shift keeps; if not given, those of the slot's last request "
-            "(an oddity)"
-        ),
     ),
-    Option(
-        name="n_discard",
-        kind="whole number",
+    asked(
+        "n_discard",
+        "whole number",
+        "tokens that a context shift drops; 0: half of what is not kept",
         default=0,
-        low=0,
-        high=MOST,
         unit="tokens",
-        about="tokens that a context shift drops; 0: half of what is not kept",
     ),
-    Option(name="cancel_after_ubatches", kind="whole number", low=0, high=MOST, internal=True),
+    asked("cancel_after_ubatches", "whole number", low=0, high=MOST, internal=True),
 )
 """Further fields of a request; the last stands for a client that goes away."""

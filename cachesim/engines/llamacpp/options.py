@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat_templates import TEMPLATES
-from cachesim.engines.option import Option, option
+from cachesim.engines.option import MOST, asked, listed, option
 from cachesim.errors import OptionError
 
 Drafting: TypeAlias = Literal["draft-mtp", "draft-simple"]
@@ -21,9 +21,6 @@ TRAINED_CONTEXT: Final = 65_536
 
 CONTEXT_STEP: Final = 256
 """Contexts are rounded up to multiples of this."""
-
-MOST: Final = 1 << 24
-"""More than any server is started with: what counts tokens ends here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +46,6 @@ class Options:
         "--kv-unified-per-slot",
         "the largest share of a unified cache that one slot may fill, in tokens; 0: no limit",
         default=0,
-        low=0,
-        high=MOST,
         unit="tokens",
         since="b10809",
     )
@@ -58,8 +53,6 @@ class Options:
         "-c, --ctx-size",
         "total context, rounded up to a multiple of 256; 0: what the model was trained with",
         default=4096,
-        low=0,
-        high=MOST,
         unit="tokens",
         tried=(4096, 1024, 512, 256),
     )
@@ -68,7 +61,6 @@ class Options:
         "maximum tokens per decode call",
         default=2048,
         low=1,
-        high=MOST,
         unit="tokens",
         tried=(2048, 256, 64, 32),
     )
@@ -76,8 +68,6 @@ class Options:
         "-ub, --ubatch-size",
         "maximum tokens per ubatch; 0: the batch size",
         default=512,
-        low=0,
-        high=MOST,
         unit="tokens",
         tried=(512, 64, 32, 16),
     )
@@ -85,7 +75,6 @@ class Options:
         "-ctxcp, --ctx-checkpoints",
         "maximum checkpoints per slot; 0: none",
         default=32,
-        low=0,
         high=1 << 16,
         unit="checkpoints",
         tried=(32, 8, 3, 1, 0),
@@ -94,8 +83,6 @@ class Options:
         "-cms, --checkpoint-min-step",
         "minimum distance between checkpoints",
         default=256,
-        low=0,
-        high=MOST,
         unit="tokens",
         since="b9538",
         later={"b9873": 8192},
@@ -106,7 +93,6 @@ class Options:
         "tokens between the checkpoints made during prefill; -1: none",
         default=8192,
         low=-1,
-        high=MOST,
         unit="tokens",
         until="b9294",
         tried=(8192, 64),
@@ -124,7 +110,6 @@ class Options:
         "size of the prompt cache in host memory; 0: no prompt cache, -1: no limit",
         default=8192,
         low=-1,
-        high=MOST,
         unit="MiB",
         tried=(8192, 1, 0, -1),
     )
@@ -132,8 +117,6 @@ class Options:
         "--cache-reuse",
         "minimum length of a chunk that is moved and reused; 0: none is",
         default=0,
-        low=0,
-        high=MOST,
         unit="tokens",
         tried=(0, 4, 16),
     )
@@ -168,9 +151,7 @@ class Options:
         choices=get_args(CacheType),
     )
     embedding: bool = option(
-        "--embeddings",
-        "serve embedding requests too; they share the slots",
-        default=False,
+        "--embeddings", "serve embedding requests too; they share the slots", default=False
     )
     pooling: Pooling = option(
         "--pooling",
@@ -184,25 +165,19 @@ class Options:
         "never. No clock runs here: a step says that the server sleeps",
         default=-1,
         low=-1,
-        high=MOST,
         unit="seconds",
     )
     cache_prompt: bool = option(
-        "--cache-prompt",
-        "reuse what a slot holds; a request may override it",
-        default=True,
+        "--cache-prompt", "reuse what a slot holds; a request may override it", default=True
     )
     cont_batching: bool = option(
-        "-cb, --cont-batching",
-        "prefill new prompts while other slots generate",
-        default=True,
+        "-cb, --cont-batching", "prefill new prompts while other slots generate", default=True
     )
     keep: int = option(
         "--keep",
         "tokens at the start that a context shift keeps; -1: the whole prompt",
         default=0,
         low=-1,
-        high=MOST,
         unit="tokens",
     )
     predict: int = option(
@@ -210,7 +185,6 @@ class Options:
         "maximum tokens of a reply, unless the request says; -1: no limit",
         default=-1,
         low=-1,
-        high=MOST,
         unit="tokens",
     )
     ignore_eos: bool = option(
@@ -220,10 +194,7 @@ class Options:
         default=True,
     )
     chat_template: str = option(
-        "--chat-template",
-        "how messages become tokens",
-        default="chatml",
-        choices=tuple(TEMPLATES),
+        "--chat-template", "how messages become tokens", default="chatml", choices=tuple(TEMPLATES)
     )
     spec_type: SpecType = option(
         "--spec-type",
@@ -268,7 +239,7 @@ class Options:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of the adapters, in the order of their ids."""
-        return tuple(each.strip() for each in self.lora.split(",") if each.strip())
+        return listed(self.lora)
 
     @property
     def n_parallel(self) -> int:
@@ -334,86 +305,62 @@ def _round_up(count: int) -> int:
 
 
 FIELDS: Final = (
-    Option(
-        name="endpoint",
-        kind="choice",
+    asked(
+        "endpoint",
+        "choice",
+        "what is asked: only completions search the prompt cache and make checkpoints",
         default="completion",
         choices=get_args(Endpoint),
-        about="what is asked: only completions search the prompt cache and make checkpoints",
     ),
-    Option(
-        name="n_predict",
-        kind="whole number",
+    asked(
+        "n_predict",
+        "whole number",
+        "like `predict`, passed to the server as it is: below -1 is one token, or refused",
         low=-MOST,
-        high=MOST,
         unit="tokens",
-        about="like `predict`, passed to the server as it is: below -1 is one token, or refused",
     ),
-    Option(
-        name="cache_prompt",
-        kind="yes or no",
-        about="set by the request itself; overrides the flag --cache-prompt",
+    asked(
+        "cache_prompt", "yes or no", "set by the request itself; overrides the flag --cache-prompt"
     ),
-    Option(
-        name="add_generation_prompt",
-        kind="yes or no",
-        about="for a chat: whether the template opens the reply",
+    asked("add_generation_prompt", "yes or no", "for a chat: whether the template opens the reply"),
+    asked(
+        "tools",
+        "texts",
+        "for a chat: what the model may call; a template shows it before the messages",
     ),
-    Option(
-        name="tools",
-        kind="texts",
-        about="for a chat: what the model may call; a template shows it before the messages",
+    asked(
+        "n_keep", "whole number", "like the flag --keep, for this request", low=-1, unit="tokens"
     ),
-    Option(
-        name="n_keep",
-        kind="whole number",
-        low=-1,
-        high=MOST,
-        unit="tokens",
-        about="like the flag --keep, for this request",
-    ),
-    Option(
-        name="n_discard",
-        kind="whole number",
+    asked(
+        "n_discard",
+        "whole number",
+        "tokens that a context shift drops; 0: half of what --keep does not keep",
         default=0,
-        low=0,
-        high=MOST,
         unit="tokens",
-        about="tokens that a context shift drops; 0: half of what --keep does not keep",
     ),
-    Option(
-        name="n_cache_reuse",
-        kind="whole number",
-        low=0,
-        high=MOST,
+    asked(
+        "n_cache_reuse",
+        "whole number",
+        "like the flag --cache-reuse, for this request",
         unit="tokens",
-        about="like the flag --cache-reuse, for this request",
     ),
-    Option(
-        name="ignore_eos",
-        kind="yes or no",
-        about="like the flag --ignore-eos, for this request",
+    asked("ignore_eos", "yes or no", "like the flag --ignore-eos, for this request"),
+    asked(
+        "prompt_string",
+        "yes or no",
+        "the prompt is sent as text, which may be empty, instead of token ids",
     ),
-    Option(
-        name="prompt_string",
-        kind="yes or no",
-        about="the prompt is sent as text, which may be empty, instead of token ids",
-    ),
-    Option(
-        name="lora",
-        kind="any",
-        about="strengths of adapters for this request, as tables with 'id' and 'scale'",
-    ),
-    Option(
-        name="message_delimiters",
-        kind="any",
-        about="by which token texts messages begin, as tables with 'role' and 'delimiter'",
+    asked("lora", "any", "strengths of adapters for this request, as tables with 'id' and 'scale'"),
+    asked(
+        "message_delimiters",
+        "any",
+        "by which token texts messages begin, as tables with 'role' and 'delimiter'",
         since="b9873",  # #24176
     ),
-    Option(
-        name="message_spans",
-        kind="any",
-        about="where messages begin, as tables with 'role' and 'start'; offsets are cachesim's own",
+    asked(
+        "message_spans",
+        "any",
+        "where messages begin, as tables with 'role' and 'start'; offsets are cachesim's own",
         since="b9538",  # #22929
     ),
 )

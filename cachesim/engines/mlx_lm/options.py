@@ -8,7 +8,7 @@ from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat import ChatTokenizer
 from cachesim.engines.chat_templates import TEMPLATES
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
-from cachesim.engines.option import MOST_BYTES, Option, option
+from cachesim.engines.option import MOST_BYTES, asked, option
 from cachesim.errors import OptionError
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.spec import F16_BYTES, F32_BYTES, ModelSpec
@@ -18,8 +18,6 @@ TOKENIZERS: Final[Mapping[str, tuple[tuple[str, ...], Callable[[str, int], ChatT
     "words": (tuple(WORD_TEMPLATES), WordTokenizer),
 }
 """Name -> the chat templates it has, and how to build it for a template and a vocabulary."""
-
-MOST: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,6 @@ class MlxOptions:
         "--prompt-cache-size",
         "maximum number of stored conversations",
         default=10,
-        low=0,
-        high=MOST,
         unit="entries",
         since="after-906",
         tried=(10, 3, 1),
@@ -45,7 +41,6 @@ class MlxOptions:
         "total size of stored conversations; if not given: no limit",
         default=None,
         kind="size",
-        low=0,
         high=MOST_BYTES,
         unit="bytes",
         since="after-906",
@@ -56,7 +51,6 @@ class MlxOptions:
         "maximum tokens per prefill step",
         default=2048,
         low=1,
-        high=MOST,
         unit="tokens",
         since="0.31.0",
         tried=(2048, 64, 16),
@@ -66,7 +60,6 @@ class MlxOptions:
         "maximum prompts that are prefilled together",
         default=8,
         low=1,
-        high=MOST,
         unit="prompts",
         since="0.30.6",
         tried=(8, 2, 1),
@@ -76,7 +69,6 @@ class MlxOptions:
         "maximum replies that are generated together",
         default=32,
         low=1,
-        high=MOST,
         unit="replies",
         since="0.30.6",
         tried=(32, 2, 1),
@@ -105,8 +97,6 @@ class MlxOptions:
         "--quantized-kv-start",
         "number of tokens after which a layer is quantised",
         default=5000,
-        low=0,
-        high=MOST,
         unit="tokens",
         since="0.32.0",
     )
@@ -122,7 +112,6 @@ class MlxOptions:
         "--num-draft-tokens",
         "maximum tokens per draft",
         default=3,
-        low=0,
         high=64,
         unit="tokens",
         tried=(3, 1),
@@ -132,7 +121,6 @@ class MlxOptions:
         "maximum tokens of a reply, unless the request says",
         default=512,
         low=1,
-        high=MOST,
         unit="tokens",
     )
     chat_template: str = option(
@@ -146,9 +134,9 @@ class MlxOptions:
     element_bytes: int = option(  # of a key or value: 4 for a model in float32
         default=F16_BYTES, low=F16_BYTES, high=F32_BYTES, internal=True
     )
-    provenance: bool = option(
+    provenance: bool = option(  # write down what every state has folded in
         default=True, internal=True
-    )  # write down what every state has folded in
+    )
 
     def draft_spec(self, model: ModelSpec) -> ModelSpec | None:
         """The draft model: a toy of a preset with the model's vocabulary, or the model itself."""
@@ -178,27 +166,17 @@ class MlxOptions:
 
 
 FIELDS: Final = (
-    Option(
-        name="seed",
-        kind="whole number",
-        about="a request with a seed is served alone, on a different path",
+    asked("seed", "whole number", "a request with a seed is served alone, on a different path"),
+    asked("stop_words", "texts", "texts that end the reply"),
+    asked(
+        "tools",
+        "texts",
+        "for a chat: what the model may call; the template puts these texts before the messages",
     ),
-    Option(
-        name="stop_words",
-        kind="texts",
-        about="texts that end the reply",
-    ),
-    Option(
-        name="tools",
-        kind="texts",
-        about=(
-            "for a chat: what the model may call; the template puts these texts before the messages"
-        ),
-    ),
-    Option(
-        name="chat_template_kwargs",
-        kind="any",
-        about="what the chat template is told: { enable_thinking = false } closes the thoughts",
+    asked(
+        "chat_template_kwargs",
+        "any",
+        "what the chat template is told: { enable_thinking = false } closes the thoughts",
         since="0.30.6",  # #829
     ),
 )

@@ -5,7 +5,7 @@ from typing import Final
 
 from cachesim.engines.corner import Corner
 from cachesim.engines.family import Family
-from cachesim.engines.option import Option
+from cachesim.engines.option import asked
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.profiles import PATCHES, RELEASES
 from cachesim.engines.sglang.rules import Rules
@@ -44,15 +44,15 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     patches=PATCHES,
     options=SglangOptions,
     fields=(
-        Option(
-            name="extra_key",
-            about="separates this request's prefixes from those of other keys",
-            kind="text",
+        asked(
+            "extra_key",
+            "text",
+            "separates this request's prefixes from those of other keys",
         ),
-        Option(
-            name="priority",
-            about="under the eviction policy `priority`, nodes of lower priority are evicted first",
-            kind="whole number",
+        asked(
+            "priority",
+            "whole number",
+            "under the eviction policy `priority`, nodes of lower priority are evicted first",
             default=0,
             low=0,
             high=1 << 30,

@@ -1,7 +1,7 @@
 """The flags of `sglang.launch_server` that decide what is cached, under upstream's names."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from cachesim.engines.option import option
 from cachesim.engines.sglang.build import Kind, Sizes
@@ -14,7 +14,6 @@ from cachesim.model.spec import ModelSpec
 LONGEST: Final = 4096
 """`context_length` where nothing is said."""
 
-MOST: Final = 1 << 24
 STRATEGIES: Final = ("auto", "no_buffer", "extra_buffer")
 
 
@@ -36,24 +35,17 @@ class SglangOptions:
         "number of token slots",
         default=16384,
         low=2,
-        high=MOST,
         unit="tokens",
         tried=(16384, 400),
     )
     context_length: int = option(
-        "--context-length",
-        "maximum tokens of a request",
-        default=LONGEST,
-        low=2,
-        high=MOST,
-        unit="tokens",
+        "--context-length", "maximum tokens of a request", default=LONGEST, low=2, unit="tokens"
     )
     chunked_prefill_size: int = option(
         "--chunked-prefill-size",
         "maximum tokens per prefill chunk; -1: prompts are not split",
         default=8192,
         low=-1,
-        high=MOST,
         unit="tokens",
         tried=(8192, 64, 32),
     )
@@ -62,7 +54,6 @@ class SglangOptions:
         "prompt tokens that are prefilled together",
         default=16384,
         low=1,
-        high=MOST,
         unit="tokens",
     )
     max_running_requests: int = option(
@@ -165,15 +156,14 @@ class SglangOptions:
         "--hicache-size",
         "the host's pools in GB, split like the device's; 0: by the ratio",
         default=0,
-        low=0,
         high=4096,
         unit="GB",
     )
-    hicache_write_policy: str = option(
+    hicache_write_policy: WritePolicy = option(
         "--hicache-write-policy",
         "what is copied to the host: what is used, what is used twice, or what the device evicts",
         default="write_through",
-        choices=("write_through", "write_through_selective", "write_back"),
+        choices=get_args(WritePolicy),
         tried=("write_through", "write_back", "write_through_selective"),
     )
 
@@ -183,11 +173,11 @@ class SglangOptions:
         default="none",
         choices=("none", "file"),
     )
-    hicache_storage_prefetch_policy: str = option(
+    hicache_storage_prefetch_policy: PrefetchPolicy = option(
         "--hicache-storage-prefetch-policy",
         "whether a request waits until everything the storage has of it has arrived",
         default="best_effort",
-        choices=("best_effort", "wait_complete", "timeout"),
+        choices=get_args(PrefetchPolicy),
         later={"0.5.23": "timeout"},
     )
     prefetch_threshold: int = option(
@@ -196,14 +186,12 @@ class SglangOptions:
         "this flag)",
         default=256,
         low=1,
-        high=MOST,
         unit="tokens",
     )
     hicache_storage_prefetch_retry_poll_interval: int = option(
         "--hicache-storage-prefetch-retry-poll-interval",
         "passes of the scheduler until a request that missed asks the storage again; 0: never",
         default=8,
-        low=0,
         high=1 << 20,
         unit="passes",
         since="0.5.23",
@@ -277,30 +265,19 @@ class SglangOptions:
         states = host_size(sizes.states, ratio, 1)
         if rules.tree.states_for_every_chunk and self.chunked_prefill_size > 0:
             states = max(states, 2 * -(-tokens // self.chunked_prefill_size))
-        policies: dict[str, WritePolicy] = {
-            "write_through": "write_through",
-            "write_through_selective": "write_through_selective",
-            "write_back": "write_back",
-        }
         return HostShape(
             tokens=tokens,
             window_tokens=host_size(sizes.window_tokens, ratio, self.page_size),
             states=states,
-            policy=policies[self.hicache_write_policy],
+            policy=self.hicache_write_policy,
             storage=self._storage(),
         )
 
     def _storage(self) -> StorageShape | None:
         if self.hicache_storage_backend == "none":
             return None
-        policies: dict[str, PrefetchPolicy] = {
-            "best_effort": "best_effort",
-            "wait_complete": "wait_complete",
-            "timeout": "timeout",
-        }
-        policy = policies[self.hicache_storage_prefetch_policy]
         return StorageShape(
-            policy=policy,
+            policy=self.hicache_storage_prefetch_policy,
             threshold=self.prefetch_threshold,
             interval=self.hicache_storage_prefetch_retry_poll_interval,
             attempts=self.hicache_storage_prefetch_retry_max_attempts,

@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.family import Family
-from cachesim.engines.option import Option
+from cachesim.engines.option import asked
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.profiles import PATCHES, RELEASES
 from cachesim.engines.vllm.rules import Rules
@@ -18,20 +18,20 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     patches=PATCHES,
     options=VllmOptions,
     fields=(
-        Option(
-            name="cache_salt",
-            about="separates this request's prefixes from those of other salts",
-            kind="text",
+        asked(
+            "cache_salt",
+            "text",
+            "separates this request's prefixes from those of other salts",
         ),
-        Option(
-            name="lora",
-            about="the adapter to answer with: a table with 'name', and 'path' among --enable-lora",
-            kind="any",
+        asked(
+            "lora",
+            "any",
+            "the adapter to answer with: a table with 'name', and 'path' among --enable-lora",
         ),
-        Option(
-            name="priority",
-            about="under the policy `priority`: smaller numbers are served first",
-            kind="whole number",
+        asked(
+            "priority",
+            "whole number",
+            "under the policy `priority`: smaller numbers are served first",
             low=-(1 << 31),
             high=1 << 31,
         ),

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, get_args
 
-from cachesim.engines.option import option
+from cachesim.engines.option import listed, option
 from cachesim.engines.vllm.groups import GroupSpec, StateMode, cdiv
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Limits
@@ -38,7 +38,6 @@ class VllmOptions:
         "--mamba-block-size",
         "tokens that one saved state stands for; 0: as many as a block of attention holds",
         default=0,
-        low=0,
         high=MOST,
         unit="tokens",
         tried=(0, 32),
@@ -53,7 +52,6 @@ class VllmOptions:
         "--prefix-match-unit",
         "tokens per block id; 0: the greatest common divisor of the groups' blocks",
         default=0,
-        low=0,
         high=MOST,
         unit="tokens",
         since="0.28.0",
@@ -71,7 +69,6 @@ class VllmOptions:
         "--max-model-len",
         "maximum tokens of a request; 0: what the pool can hold of one, at most 4096",
         default=0,
-        low=0,
         high=MOST_BLOCKS,
         unit="tokens",
     )
@@ -96,11 +93,11 @@ class VllmOptions:
     enable_prefix_caching: bool = option(
         "--enable-prefix-caching", "whether prefixes are cached", default=True
     )
-    mamba_cache_mode: str = option(
+    mamba_cache_mode: StateMode = option(
         "--mamba-cache-mode",
         "where states are kept: at the ends of prefill chunks, at every block, or nowhere",
         default="align",
-        choices=("align", "all", "none"),
+        choices=get_args(StateMode),
     )
     prefix_cache_retention_interval: int = option(
         "--prefix-cache-retention-interval",
@@ -166,7 +163,7 @@ class VllmOptions:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The files of adapters."""
-        return tuple(each.strip() for each in self.lora.split(",") if each.strip())
+        return listed(self.lora)
 
     @property
     def use_eagle(self) -> bool:
@@ -296,8 +293,7 @@ class VllmOptions:
         return GroupSpec(kind="chunked", block=self.block_size, chunk=spec.window)
 
     def _states(self) -> GroupSpec:
-        modes: dict[str, StateMode] = {"align": "align", "all": "all", "none": "none"}
-        mode = modes[self.mamba_cache_mode] if self.enable_prefix_caching else "none"
+        mode = self.mamba_cache_mode if self.enable_prefix_caching else "none"
         block = self.mamba_block_size or self.block_size
         if mode == "none":  # one running state, in one block for the whole sequence
             block = -(-(self.max_model_len or LONGEST) // self.block_size) * self.block_size
