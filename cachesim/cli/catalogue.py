@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cachesim.engines.family import Family, Patch, Release
+    from cachesim.engines.family import Family
+    from cachesim.engines.release import Patch, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

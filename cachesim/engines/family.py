@@ -1,9 +1,7 @@
 """What every tool must know of an engine, as one value: `Family`.
 
-    Family     a server family: where it lives, what it can do, and the tables below
-    Release    one release of it: the rules it has, the commit it follows, the real package
-    Patch      a change that may be laid over the rules of the releases it fits
-    Option     a flag of the server, or a field of its requests
+It says where a server family lives, what it can do, and holds the tables of its releases and
+patches (`release.py`) and of its options (`option.py`).
 
 An engine's package holds its value in `family.py`; `cachesim.engines` registers it. Nothing else
 keeps a list of engines, releases, patches or options. These values are plain data: no array and
@@ -12,12 +10,12 @@ no engine is loaded for them.
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from cachesim.engines.corner import Corner
 from cachesim.engines.nearest import did_you_mean, near_release
 from cachesim.engines.option import Option, options_of
+from cachesim.engines.release import Patch, Release
 from cachesim.errors import OptionError, ProfileError, SpecError
 
 if TYPE_CHECKING:
@@ -31,63 +29,16 @@ S = TypeVar("S")
 """An engine's options, as a dataclass whose fields are written with `option`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """What plays a release for real: a package at one version, and what it is installed with."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Corner:
+    """A place where chance seldom leads a search: what each of these does alone is not enough."""
 
-    name: str
-    version: str
-    beside: tuple[str, ...] = ()
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """What to install."""
-        return (*self.beside, f"{self.name}=={self.version}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release(Generic[R]):
-    """One release: its rules, and where they come from."""
-
-    name: str
-    about: str
-    rules: R
-    date: str = ""
-    upstream: str = ""  # the tag or commit whose code the rules follow; the release itself if empty
-    aliases: tuple[str, ...] = ()  # builds under another number with the same cache logic
-    package: Package | None = None
-
-    @property
-    def follows(self) -> str:
-        """The tag or commit whose code the rules follow."""
-        return self.upstream or self.name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch(Generic[R]):
-    """A proposed, foreign or merged change, laid over the rules of a release.
-
-    One that was merged can be taken back from the releases that have it: `b11549-28302`.
-    """
-
-    name: str
-    about: str
-    fits: tuple[str, ...]
-    lay: Callable[[R], R]
-    pull: int = 0  # its number where it was proposed; 0: our own, or unknown where it landed
-    perhaps: tuple[int, ...] = ()  # numbers that may be its own, where none could be confirmed
-    landed: str = ""  # the first release that has it
-    back: Callable[[R], R] | None = None  # the rules without it, where it was merged
-    cures: str = ""  # the wrong answers that there are without it, by their cause
-
-
-def laying(part: str, **changes: Any) -> Callable[[Any], Any]:
-    """A patch that changes some rules of one part, where a release's rules have parts."""
-
-    def lay(rules: Any) -> Any:  # noqa: ANN401 - any engine's rules
-        return replace(rules, **{part: replace(getattr(rules, part), **changes)})
-
-    return lay
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    layers: frozenset[str] = frozenset()  # for models that have one of these; empty: for all
+    window: int = 0  # of layers that have one; 0: the preset's own
+    replies: int = 0  # tokens of the longest reply; 0: as everywhere
+    steps: int = 0  # requests of the longest workload; 0: as everywhere
+    crowd: bool = False  # most requests come together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.engines.family import Family, Package
+from cachesim.engines.family import Family
+from cachesim.engines.release import Package
 from cachesim.errors import CachesimError, ProfileError
 
 SET_UP_SECONDS: Final = 600

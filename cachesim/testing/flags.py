@@ -5,8 +5,7 @@ from functools import cache
 from typing import Any
 
 from cachesim.engines import Engine, Profile
-from cachesim.engines.corner import Corner
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Corner, family_of
 from cachesim.errors import InputError
 from cachesim.model.build import build
 from cachesim.model.presets import preset

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
-from cachesim.engines.family import Patch, family_of
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
+from cachesim.engines.release import Patch
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Expect, Scenario

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.corner import Corner
-from cachesim.engines.family import Family, family_of
+from cachesim.engines.family import Corner, Family, family_of
 from cachesim.engines.profile import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.chats import Chats

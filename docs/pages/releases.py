@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import Family, Patch
+from cachesim.engines.family import Family
 from cachesim.engines.profile import Profile
+from cachesim.engines.release import Patch
 from pages.source import classes, folders
 from pages.tables import code, linked, plain, table
 

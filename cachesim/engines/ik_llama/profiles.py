@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from cachesim.engines.family import Patch, Release
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
+from cachesim.engines.release import Patch, Release
 from cachesim.units import Count
 
 RELEASES: Final[tuple[Release[Rules], ...]] = (

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from cachesim.engines.family import Package, Patch, Release
 from cachesim.engines.llamacpp.landed import HISTORY
 from cachesim.engines.llamacpp.merged import Merged
 from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.engines.release import Package, Patch, Release
 from cachesim.units import Count
 
 

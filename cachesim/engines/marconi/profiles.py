@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
-from cachesim.engines.family import Patch, Release
 from cachesim.engines.marconi.rules import ARTIFACT, PAPER, Rules
+from cachesim.engines.release import Patch, Release
 
 RELEASES: Final = (
     Release(

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from cachesim.engines.family import Patch
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.profiles import ALL, BEFORE_738, BEFORE_741, SEGMENTED, MlxRules
 from cachesim.engines.mlx_lm.server.rules import SnapshotRules
+from cachesim.engines.release import Patch
 
 
 def _lay(

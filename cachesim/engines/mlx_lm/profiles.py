@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from cachesim.engines.family import Package, Release
 from cachesim.engines.mlx_lm.families import ModelFamily, RecurrentRules
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
 from cachesim.engines.mlx_lm.server.rules import ServerRules
+from cachesim.engines.release import Package, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from cachesim.engines.corner import Corner
-from cachesim.engines.family import Family
+from cachesim.engines.family import Corner, Family
 from cachesim.engines.option import asked
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.profiles import PATCHES, RELEASES

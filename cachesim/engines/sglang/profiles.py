@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.family import Package, Patch, Release, laying
+from cachesim.engines.release import Package, Patch, Release, laying
 from cachesim.engines.sglang.rules import RULES_0523, RULES_059, Rules
 
 

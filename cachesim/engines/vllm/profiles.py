@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.family import Package, Patch, Release, laying
+from cachesim.engines.release import Package, Patch, Release, laying
 from cachesim.engines.vllm.rules import (
     RULES_0191,
     RULES_0240,

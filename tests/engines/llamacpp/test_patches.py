@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 
 from cachesim.engines.base import Request
-from cachesim.engines.family import Patch
 from cachesim.engines.llamacpp.checkpoint_events import (
     CheckpointCut,
     CheckpointErased,
@@ -15,6 +14,7 @@ from cachesim.engines.llamacpp.events import ChunkReused
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.profile import Profile
+from cachesim.engines.release import Patch
 from cachesim.errors import UpstreamAbort
 from cachesim.units import as_tokens
 from tests.engines.llamacpp.play import Play, run

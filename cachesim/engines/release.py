@@ -1,0 +1,67 @@
+"""Releases of an engine, and patches that may be laid over their rules, as plain data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+R = TypeVar("R")
+"""An engine's value of rules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """What plays a release for real: a package at one version, and what it is installed with."""
+
+    name: str
+    version: str
+    beside: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What to install."""
+        return (*self.beside, f"{self.name}=={self.version}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(Generic[R]):
+    """One release: its rules, and where they come from."""
+
+    name: str
+    about: str
+    rules: R
+    date: str = ""
+    upstream: str = ""  # the tag or commit whose code the rules follow; the release itself if empty
+    aliases: tuple[str, ...] = ()  # builds under another number with the same cache logic
+    package: Package | None = None
+
+    @property
+    def follows(self) -> str:
+        """The tag or commit whose code the rules follow."""
+        return self.upstream or self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch(Generic[R]):
+    """A proposed, foreign or merged change, laid over the rules of a release.
+
+    One that was merged can be taken back from the releases that have it: `b11549-28302`.
+    """
+
+    name: str
+    about: str
+    fits: tuple[str, ...]
+    lay: Callable[[R], R]
+    pull: int = 0  # its number where it was proposed; 0: our own, or unknown where it landed
+    perhaps: tuple[int, ...] = ()  # numbers that may be its own, where none could be confirmed
+    landed: str = ""  # the first release that has it
+    back: Callable[[R], R] | None = None  # the rules without it, where it was merged
+    cures: str = ""  # the wrong answers that there are without it, by their cause
+
+
+def laying(part: str, **changes: Any) -> Callable[[Any], Any]:
+    """A patch that changes some rules of one part, where a release's rules have parts."""
+
+    def lay(rules: Any) -> Any:  # noqa: ANN401 - any engine's rules
+        return replace(rules, **{part: replace(getattr(rules, part), **changes)})
+
+    return lay
