@@ -60,6 +60,11 @@ class Fetch:
             return NO_SLOTS
         return self.slots[self.completed :] if self.handled else self.slots
 
+    @property
+    def parts_here(self) -> list[PartFetch]:
+        """The parts, once their transfer is over."""
+        return self.parts if self.parts_done else []
+
 
 @dataclass(slots=True)
 class Ongoing:

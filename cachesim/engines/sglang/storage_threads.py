@@ -9,7 +9,7 @@ Follows the thread functions of `HybridCacheController`, and `HiCacheFile`.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,17 @@ from cachesim.engines.sglang.storage import (
 )
 from cachesim.units import Integers
 
+T = TypeVar("T")
+
 BATCH: Final = 128
 """`STORAGE_BATCH_SIZE`: pages that one piece of a transfer has."""
+
+
+def drained(queue: list[T]) -> list[T]:
+    """What a queue holds, which it then holds no more."""
+    found = queue[:]
+    queue.clear()
+    return found
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from cachesim.engines.sglang.storage import (
     hashes_of,
     namespace,
 )
-from cachesim.engines.sglang.storage_threads import NodeBackup, Threads
+from cachesim.engines.sglang.storage_threads import NodeBackup, Threads, drained
 from cachesim.engines.sglang.tree import Match, Shape, joined
 from cachesim.engines.sglang.unified import UnifiedRadixCache
 from cachesim.engines.sglang.unified_host import HostTier
@@ -126,8 +126,7 @@ class StoringRadixCache(UnifiedRadixCache):
         if anchor is not self.root and anchor.host_full is None:
             return
         self.retries.cancel(req.id)
-        wait = self.waits.get(req.id)
-        if (wait is not None and wait.expired) or req.id in self.ongoing:
+        if self.waits.get(req.id, Wait()).expired or req.id in self.ongoing:
             return
         limit = max(req.num_tokens - int(not self.rules.tree.asks_for_the_last_token), 0)
         tokens, pair = req.tokens[matched:limit], int(self.shape.bigrams)
@@ -196,19 +195,15 @@ class StoringRadixCache(UnifiedRadixCache):
         threads = self.threads
         self.looks += 1
         threads.run()
-        released, threads.released = threads.released, []
+        released = drained(threads.released)
         super().look()
-        told, threads.stored = threads.stored, []
-        for deed, part, node in told:
+        for deed, part, node in drained(threads.stored):
             self.tier.tell(deed, part, node)
-        found, threads.found = threads.found, []
-        for fetch in found:
+        for fetch in drained(threads.found):
             self._take_hit(fetch)
-        news, threads.news = threads.news, []
-        for ack in news:
+        for ack in drained(threads.news):
             self._take_news(ack)
-        saved, threads.saved = threads.saved, []
-        for backup in saved:
+        for backup in drained(threads.saved):
             self.tier.release(backup.held)
         for part in PARTS:
             pool = self.tier.pools.of(part)
@@ -330,15 +325,14 @@ class StoringRadixCache(UnifiedRadixCache):
 
     def _handle(self, info: Ongoing) -> None:
         """What has come goes into the tree. Follows `_handle_prefetch_result`."""
-        fetch, page = info.fetch, self.shape.page
+        fetch, page, done = info.fetch, self.shape.page, info.fetch.completed
         slots = NO_SLOTS if info.slots is None else info.slots
-        done = fetch.completed
         whole = done == len(fetch.keys) * page and all(
             fetch.hits.get(each.part, 0) == len(each.keys) for each in fetch.parts
         )
         fetch.handled = True
         if fetch.parts and not whole:
-            self._retire(fetch, slots[:done], fetch.parts if fetch.parts_done else [])
+            self._retire(fetch, slots[:done], fetch.parts_here)
             return
         self.by_request = fetch.request
         graft = Graft(self, self.tier, self.threads, fetch)
@@ -384,7 +378,7 @@ class StoringRadixCache(UnifiedRadixCache):
             self._revoke(req.id)
             return
         fetch.handled = True
-        self._retire(fetch, info.slots[: fetch.completed], fetch.parts if fetch.parts_done else [])
+        self._retire(fetch, info.slots[: fetch.completed], fetch.parts_here)
 
     # -- looking in --------------------------------------------------------------------------------
 
