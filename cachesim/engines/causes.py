@@ -6,7 +6,7 @@ names its cause and hands over the numbers of the test it really made (`Ledger.a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from cachesim.engines.words import filled, names_in
 from cachesim.errors import ContractError
@@ -84,3 +84,16 @@ class Loss:
 def declared(module: Mapping[str, object]) -> tuple[Cause, ...]:
     """The causes among the names of a module, in order."""
     return tuple(each for each in module.values() if isinstance(each, Cause))
+
+
+NO_STATE: Final = "no state was saved between {found} and {wanted} tokens"
+
+
+def last_computed(about: str) -> Cause:
+    """The cause of engines that compute the last token of a prompt that is all known."""
+    return Cause(
+        id="last-token",
+        sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
+        about=about,
+        fields=("prompt_tokens",),
+    )

@@ -60,6 +60,14 @@ class Event:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkEvent(Event, tone="plain", says="tokens {start} to {end} are computed in this step"):
+    """A request computes tokens `[start, end)`."""
+
+    start: int
+    end: int
+
+
 class EventLog(list[Event]):
     """A list of events; whoever wants to look at the server after each of them may."""
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from cachesim.report.picture_bars import Texts
 from cachesim.report.picture_tree import tree_rows
-from cachesim.report.stems import stem
 from cachesim.scenario.provenance import Piece, size_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.states import CellPart, TreeState
@@ -40,7 +39,7 @@ def _tree(run: Run, tree: TreeState) -> Iterator[str]:
             for size in [bar.end - bar.start]
         ]
         label = UNDER.sub("", row.label)  # the lines say it
-        line = label if row.branch is None else f"{stem(row.branch)}{label}"
+        line = label if row.branch is None else f"{row.branch.stem}{label}"
         joint = " " if row.branch is not None and row.branch.root else "; "
         yield f"{line}{joint}{owners(run, pieces)}" if pieces else line
 

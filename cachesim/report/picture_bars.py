@@ -46,6 +46,12 @@ class Branch:
     mark: Mark = ""
     window: bool | None = None
 
+    @property
+    def stem(self) -> str:
+        """In text: lines to later rows, and the corner that joins a node to its parent."""
+        lines = "".join("│  " if more else "   " for more in self.lines)
+        return lines if self.root else f"{lines}{'└─ ' if self.last else '├─ '}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

@@ -9,7 +9,6 @@ from typing import Final
 
 from cachesim.report.picture import Picture
 from cachesim.report.picture_bars import Bar, Branch
-from cachesim.report.stems import stem
 
 WIDEST: Final = 64
 """Columns of a row."""
@@ -57,7 +56,7 @@ def blocks(
                 _write(held, marks, bar, scale, writers)
         label = f"{row.label}{note}"
         if row.branch is not None:
-            label = f"{stem(row.branch)}{label}"
+            label = f"{row.branch.stem}{label}"
             _hang(held, row.branch, scale)
         lines = [f"  {label}", f"    {''.join(held).rstrip()}"]
         if row.branch is not None and row.branch.root and not row.bars:

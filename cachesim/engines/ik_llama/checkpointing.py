@@ -2,11 +2,11 @@
 
 from cachesim.engines.events import Event
 from cachesim.engines.ik_llama import events
-from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.slot import Slot
+from cachesim.engines.ik_llama.state import Checkpoint
 from cachesim.units import Count, Pos, SeqId
 
 

@@ -9,11 +9,11 @@ from typing import Final
 
 from cachesim.engines.events import Event
 from cachesim.engines.ik_llama import causes, events
-from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.context import Context
 from cachesim.engines.ik_llama.matching import TextOf, common_prefix
 from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.slot import Slot
+from cachesim.engines.ik_llama.state import Checkpoint
 from cachesim.units import SeqId
 
 TOLERANT_MARGIN: Final = 20

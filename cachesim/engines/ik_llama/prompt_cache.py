@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.matching import (
     Match,
     TextOf,
@@ -15,7 +14,7 @@ from cachesim.engines.ik_llama.matching import (
     without_reasoning,
 )
 from cachesim.engines.ik_llama.slot import CachedPrompt
-from cachesim.engines.ik_llama.state import SequenceState
+from cachesim.engines.ik_llama.state import Checkpoint, SequenceState
 from cachesim.units import Count, Pos, Token
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.base import Reply, Request, Ticket
-from cachesim.engines.ik_llama.checkpoint import Checkpoint
+from cachesim.engines.ik_llama.state import Checkpoint
 from cachesim.engines.ledger import Ledger
 from cachesim.errors import ContractError
 from cachesim.units import Array, Count, SlotId, Token

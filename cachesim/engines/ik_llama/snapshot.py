@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from cachesim.engines.ik_llama.checkpoint import Checkpoint
 from cachesim.engines.ik_llama.slot import Slot
+from cachesim.engines.ik_llama.state import Checkpoint
 from cachesim.units import SeqId
 
 if TYPE_CHECKING:

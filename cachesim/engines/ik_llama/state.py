@@ -1,4 +1,4 @@
-"""A saved sequence: what `llama_state_seq_get_data` writes, and how many bytes it takes.
+"""A saved sequence: what `llama_state_seq_get_data` writes, the bytes it takes, and checkpoints.
 
 The real server's bytes: they decide evictions.
 """
@@ -6,7 +6,7 @@ The real server's bytes: they decide evictions.
 from dataclasses import dataclass
 
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Array, Pos
+from cachesim.units import Array, Count, Pos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,28 @@ class SequenceState:
     values: dict[int, Array] | None
     rows: dict[int, Array]
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Everything needed to resume a hybrid sequence at `pos_max + 1`.
+
+    The `prompt` positions are the same points measured in the request's own tokens, which differ
+    from the cache's when texts matched across different token boundaries.
+    """
+
+    pos_min: Pos
+    pos_max: Pos
+    pos_min_prompt: Pos
+    pos_max_prompt: Pos
+    n_tokens: Count
+    made_by: int  # the task that saved it
+    state: SequenceState
+
+    @property
+    def size(self) -> int:
+        """Bytes of the saved state."""
+        return self.state.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,10 @@
 
 from typing import Final
 
-from cachesim.engines import said
-from cachesim.engines.causes import Cause, declared
+from cachesim.engines.causes import NO_STATE, Cause, declared, last_computed
 
-LAST_TOKEN: Final = Cause(
-    id="last-token",
-    sentence=said.LAST_COMPUTED,
-    about="The artifact has no such rule: `leaves_last_token` false is its accounting.",
-    fields=("prompt_tokens",),
+LAST_TOKEN: Final = last_computed(
+    "The artifact has no such rule: `leaves_last_token` false is its accounting."
 )
 NOT_KEPT: Final = Cause(
     id="not-kept",
@@ -19,7 +15,7 @@ NOT_KEPT: Final = Cause(
 )
 NO_STATE_YET: Final = Cause(
     id="no-state-yet",
-    sentence=said.NO_STATE,
+    sentence=NO_STATE,
     about=(
         "States are saved where requests end and where requests diverge: the first request that "
         "diverges saves one, and later ones can use it."

@@ -9,8 +9,8 @@ unified, unified_insert, unified_evict             one tree for all kinds (0.5.2
 host_pool                  slots on the host, and copies that are under way
 hi_radix                   a host beside attention (0.5.9)
 host_evict, host_backup, unified_host              a host beside every part (0.5.23)
-request, states            a request as the scheduler sees it; where its states are saved
-batch, adder, allocation, scheduler                who goes into the next batch, with which slots
+request, states            requests and batches of them; where their states are saved
+adder, allocation, scheduler                       who goes into the next batch, with which slots
 contents, runner           what lies in the slots, and the network over it
 seen, account              why not more was reused
 server                     the engine: requests in, replies and events out

@@ -2,15 +2,9 @@
 
 from typing import Final
 
-from cachesim.engines import said
-from cachesim.engines.causes import Cause, declared
+from cachesim.engines.causes import NO_STATE, Cause, declared, last_computed
 
-LAST_TOKEN: Final = Cause(
-    id="last-token",
-    sentence=said.LAST_COMPUTED,
-    about="A match is limited to the prompt's length minus one.",
-    fields=("prompt_tokens",),
-)
+LAST_TOKEN: Final = last_computed("A match is limited to the prompt's length minus one.")
 PAIRS: Final = Cause(
     id="pairs-of-tokens",
     sentence="keys are pairs of tokens: {tokens} tokens have {pairs}",
@@ -68,7 +62,7 @@ STATE_EVICTED: Final = Cause(
 )
 STATE_MISSING: Final = Cause(
     id="state-missing",
-    sentence=said.NO_STATE,
+    sentence=NO_STATE,
     about=(
         "`no_buffer` saves states where chunks and requests end, `extra_buffer` at the last "
         "multiple of the grid, every `mamba_track_interval` generated tokens, and where attention "

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines import said
-from cachesim.engines.events import Event
+from cachesim.engines.events import ChunkEvent, Event
 from cachesim.engines.sglang.host_pool import Deed
 from cachesim.units import Count
 
@@ -32,11 +31,8 @@ class PrefixMatched(Event, tone="plain"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkScheduled(Event, tone="plain", says=said.CHUNK):
-    """A request computes tokens `[start, end)` of its prompt in this step."""
-
-    start: int
-    end: int
+class ChunkScheduled(ChunkEvent):
+    """A chunk of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

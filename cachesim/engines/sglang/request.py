@@ -1,6 +1,6 @@
-"""A request as the scheduler sees it, and with it what came of it. Follows `Req`."""
+"""Requests as the scheduler sees them, and batches of them. Follows `schedule_batch.py`."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -136,3 +136,32 @@ class Job(job.Job):
             return ()
         found = self.req.tokens[self.req.num_prompt : self.req.num_tokens]
         return tuple(Token(int(each)) for each in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one batch may hold."""
+
+    chunk: int = 8192  # chunked_prefill_size
+    max_prefill: int = 16384  # max_prefill_tokens
+    max_running: int = 8
+    max_len: int = 4096
+    interval: int = 256  # mamba_track_interval
+    ignores_eos: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that go through the network together."""
+
+    reqs: list[Req]
+    extend: bool = False
+    chunked: Req | None = None
+    is_full: bool = False
+
+    def keep(self, excluded: Sequence[Req] = ()) -> bool:
+        """Drop finished and excluded requests; whether any went. Follows `filter_batch`."""
+        before = len(self.reqs)
+        gone = {id(req) for req in excluded}
+        self.reqs = [r for r in self.reqs if not r.finished and id(r) not in gone]
+        return len(self.reqs) < before

@@ -12,11 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.sglang.batch import Batch
 from cachesim.engines.sglang.build import CHUNK
 from cachesim.engines.sglang.contents import ChunkStore, Contents, copy_slots
 from cachesim.engines.sglang.pools import StatePool
-from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import RunnerRules
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import Lanes, Ubatch

@@ -13,11 +13,10 @@ import numpy as np
 
 from cachesim.engines.sglang.adder import Adder
 from cachesim.engines.sglang.allocation import Allocation
-from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.lookup import ask, ask_again, asked_after_a_loss, look_up
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool
-from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.states import plan_track, tracked_in_decode
 from cachesim.engines.sglang.tree import Match, Tree

@@ -10,7 +10,6 @@ from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.sglang import causes
 from cachesim.engines.sglang import events as happened
 from cachesim.engines.sglang.account import Account
-from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.contents import Contents
 from cachesim.engines.sglang.held import amounts, held, texts
@@ -19,7 +18,7 @@ from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.node import FULL, PART, Node
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import WindowPool
-from cachesim.engines.sglang.request import Job, Req
+from cachesim.engines.sglang.request import Batch, Job, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Runner
 from cachesim.engines.sglang.scheduler import Scheduler

@@ -2,19 +2,15 @@
 
 from typing import Final
 
-from cachesim.engines import said
-from cachesim.engines.causes import Cause, declared
+from cachesim.engines.causes import Cause, declared, last_computed
 
 CACHE_NOT_READ: Final = Cause(
     id="cache-not-read",
     sentence="the request does not read the prefix cache",
     about="Caching is off, or the request asks for something that needs every token computed.",
 )
-LAST_TOKEN: Final = Cause(
-    id="last-token",
-    sentence=said.LAST_COMPUTED,
-    about="A hit ends at the last token but one (`num_tokens - 1`), before it is cut to blocks.",
-    fields=("prompt_tokens",),
+LAST_TOKEN: Final = last_computed(
+    "A hit ends at the last token but one (`num_tokens - 1`), before it is cut to blocks."
 )
 WHOLE_BLOCKS: Final = Cause(
     id="whole-blocks",

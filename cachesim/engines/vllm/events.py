@@ -6,8 +6,7 @@ its content when the chunk has run.
 
 from dataclasses import dataclass
 
-from cachesim.engines import said
-from cachesim.engines.events import Event
+from cachesim.engines.events import ChunkEvent, Event
 from cachesim.units import Count
 
 
@@ -44,11 +43,9 @@ class RequestDeferred(Event, tone="warn"):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkScheduled(Event, tone="plain", says=said.CHUNK):
+class ChunkScheduled(ChunkEvent):
     """A request computes tokens `[start, end)` in this step, the last `drafts` of them proposed."""
 
-    start: int
-    end: int
     drafts: int = 0
 
 

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.sglang.batch import Batch, Limits
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.host_pool import HostShape, host_size
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import WindowPool
-from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.storage import Storage, StorageShape
