@@ -70,14 +70,14 @@ class Gate(Queue):  # type: ignore[type-arg]
         self._deciding = threading.Lock()  # who comes in: nobody opens the gate meanwhile
         self.later: list[tuple[int, Any]] = []
 
-    def put(self, item: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+    def put(self, item: Real, *_: Real, **__: Real) -> None:
         """From an HTTP thread; a request carries its number in a field that no sampler reads."""
         _, request, args = item
         number = number_of(args)
         self._numbers[id(request)] = number
         self.arrived[number] = item
 
-    def number_of(self, request: Any) -> int:  # noqa: ANN401
+    def number_of(self, request: Real) -> int:
         """The number of a request that came in."""
         return self._numbers[id(request)]
 
@@ -108,7 +108,7 @@ class Gate(Queue):  # type: ignore[type-arg]
                 self.shut = self.idle = False
                 self.not_empty.notify()
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401, FBT001, FBT002
+    def get(self, block: bool = True, timeout: float | None = None) -> Real:  # noqa: FBT001, FBT002 - as a queue's
         """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
         with self._deciding:
             shut = self.shut
@@ -130,7 +130,7 @@ class Gate(Queue):  # type: ignore[type-arg]
         self.idle = self.idle or (waits and self.empty() and not self.later)
 
 
-def number_of(args: Any) -> int:  # noqa: ANN401
+def number_of(args: Real) -> int:
     """The number that a request carries; the processor that would read it is replaced."""
     return int(args.logits.repetition_context_size)
 
@@ -151,7 +151,7 @@ class Inbox(Queue):  # type: ignore[type-arg]
         self._thread = threading.current_thread()
         self._returned = self._done = 0
 
-    def put(self, item: Any, *rest: Any, **more: Any) -> None:  # noqa: ANN401
+    def put(self, item: Real, *rest: Real, **more: Real) -> None:
         """The first thing is the context of the request, then come progress and tokens."""
         token = hasattr(item, "token")
         known = bool(self.items)
@@ -172,12 +172,36 @@ class Inbox(Queue):  # type: ignore[type-arg]
                 break
             time.sleep(0.0002)
 
-    def get(self, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+    def get(self, *rest: Real, **more: Real) -> Real:
         """From the HTTP thread, which is done with all that it got before."""
         self._done = self._returned
         item = super().get(*rest, **more)
         self._returned += 1
         return item
+
+
+def asking(request: Json, number: int, *, tells_tokens: bool) -> tuple[str, Json]:
+    """Where a request goes, and what it says; its number goes in a field that no sampler reads."""
+    chat = "messages" in request
+    body = {
+        "max_tokens": request["max_tokens"],
+        "repetition_context_size": number,
+        "stream": request.get("stream", False),
+        "stream_options": {"include_usage": True},
+    }
+    body |= {"logprobs": True} if tells_tokens else {}
+    body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
+    if "seed" in request:
+        body["seed"] = request["seed"]
+    if "stop_words" in request:
+        body["stop"] = request["stop_words"]
+    if "tools" in request:
+        named = [{"name": text} for text in request["tools"]]
+        body["tools"] = [{"type": "function", "function": each} for each in named]
+    if "chat_template_kwargs" in request:
+        body["chat_template_kwargs"] = request["chat_template_kwargs"]
+    body |= request.get("body", {})
+    return ("/v1/chat/completions" if chat else "/v1/completions"), body
 
 
 class Client(threading.Thread):
@@ -240,6 +264,18 @@ class Client(threading.Thread):
     def cached(self) -> int | None:
         """Of them the cached tokens."""
         return ((self.usage or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    @property
+    def told(self) -> Json:
+        """The counts and tokens that came over the wire; nothing where no counts came."""
+        usage = self.usage
+        return usage and {
+            "status": self.status,
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "cached_tokens": self.cached,
+            "tokens": self.tokens,
+        }
 
     @property
     def tokens(self) -> list[int] | None:

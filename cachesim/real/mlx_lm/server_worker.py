@@ -274,26 +274,7 @@ class Server:
         return result | ({} if self.death else {"store": self.watch.stored()})
 
     def _ask(self, request: Json) -> Asked:
-        chat = "messages" in request
-        body = {
-            "max_tokens": request["max_tokens"],
-            "repetition_context_size": len(self.asked),
-            "stream": request.get("stream", False),
-            "stream_options": {"include_usage": True},
-        }
-        body |= {"logprobs": True} if self.tells_tokens else {}
-        body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
-        if "seed" in request:
-            body["seed"] = request["seed"]
-        if "stop_words" in request:
-            body["stop"] = request["stop_words"]
-        if "tools" in request:
-            named = [{"name": text} for text in request["tools"]]
-            body["tools"] = [{"type": "function", "function": each} for each in named]
-        if "chat_template_kwargs" in request:
-            body["chat_template_kwargs"] = request["chat_template_kwargs"]
-        body |= request.get("body", {})
-        path = "/v1/chat/completions" if chat else "/v1/completions"
+        path, body = self.http.asking(request, len(self.asked), tells_tokens=self.tells_tokens)
         client = self.http.Client(self.httpd.server_address[1], path, body)
         script = self.scripts.Script(self.mx, request["reply"])
         if "drafts" in request:
@@ -355,7 +336,7 @@ class Server:
             self._unfinished(asked)
         count = getattr(context, "prompt_cache_count", -1)
         record["reported"] = None if count < 0 else count
-        record["wire"] = None if asked.client.usage is None else self._wire(asked)
+        record["wire"] = asked.client.told
         record["answer"] = self._answer(record, asked.script)
         if self.gives_rows:
             record["logprobs"] = asked.script.rows[: len(record["generated"])]
@@ -370,18 +351,6 @@ class Server:
         else:
             died = f"worker died: {self.death}"
             asked.record["error"] = "no answer" if self.gate.stuck else died
-
-    @staticmethod
-    def _wire(asked: Asked) -> Json:
-        """The counts and tokens that came over the wire."""
-        client = asked.client
-        return {
-            "status": client.status,
-            "prompt_tokens": client.usage["prompt_tokens"],
-            "completion_tokens": client.usage["completion_tokens"],
-            "cached_tokens": client.cached,
-            "tokens": client.tokens,
-        }
 
     def _answer(self, record: Json, script: Real) -> str | None:
         """The reply's rows held against those of one cold forward pass."""
