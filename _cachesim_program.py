@@ -16,6 +16,6 @@ def leave(_number: int, _frame: object) -> None:
 def main() -> int:
     """Load the program and run it; it answers Ctrl-C itself from then on."""
     signal.signal(signal.SIGINT, leave)
-    from cachesim.cli.main import main as program  # noqa: PLC0415 - only now
+    from cachesim.cli.main import main as program
 
     return program()

@@ -72,9 +72,9 @@ class ScenarioFile(pytest.File):
 
     def collect(self) -> Iterator["ScenarioItem | WrongItem"]:
         """Read the file; one that is wrong is a test that fails, and stops no other."""
-        from cachesim.errors import InputError  # noqa: PLC0415
-        from cachesim.scenario import full_profile, load  # noqa: PLC0415
-        from cachesim.scenario.selection import chosen_profiles  # noqa: PLC0415
+        from cachesim.errors import InputError
+        from cachesim.scenario import full_profile, load
+        from cachesim.scenario.selection import chosen_profiles
 
         asked = self.config.getoption("--cachesim-profile")
         try:
@@ -116,7 +116,7 @@ class ScenarioItem(pytest.Item):
 
     def runtest(self) -> None:
         """Run it; whatever was not as expected fails the test."""
-        from cachesim.scenario import run  # noqa: PLC0415
+        from cachesim.scenario import run
 
         arithmetic = self.config.getoption("--cachesim-arithmetic")
         entry = run(self.scenario, self.profile, arithmetic=arithmetic)
@@ -125,8 +125,8 @@ class ScenarioItem(pytest.Item):
 
     def _emit(self) -> Path | None:
         """Write the scenario for this profile alone, where that was asked for."""
-        from cachesim.scenario import full_profile  # noqa: PLC0415
-        from cachesim.scenario.writing import to_toml  # noqa: PLC0415
+        from cachesim.scenario import full_profile
+        from cachesim.scenario.writing import to_toml
 
         folder = self.config.getoption("--cachesim-emit")
         if folder is None:
@@ -165,9 +165,9 @@ class UnexpectedError(Exception):
 
     def told(self, scenario: "Scenario", source: str) -> str:
         """The mismatches and the report, as plain text."""
-        from cachesim.printable import printable  # noqa: PLC0415
-        from cachesim.report.consoles import plain_text  # noqa: PLC0415
-        from cachesim.report.findings import one_scenario  # noqa: PLC0415
+        from cachesim.printable import printable
+        from cachesim.report.consoles import plain_text
+        from cachesim.report.findings import one_scenario
 
         told = plain_text(one_scenario(scenario, [self.entry], source=source, width=80))
         again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []

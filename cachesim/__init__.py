@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Final
 from cachesim.lazily import lazily
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cachesim.engines import Engine, Profile, Reply, Request
     from cachesim.errors import CachesimError, InputError, ScenarioError, UpstreamAbort
     from cachesim.model.presets import preset
     from cachesim.model.spec import ModelSpec
-    from cachesim.report.notebook import Shown
+    from cachesim.report.notebook import show
     from cachesim.scenario import Scenario, load, run, run_scenario
     from cachesim.scenario.result import Run, Step
     from cachesim.traces.sweep import sweep
@@ -37,19 +35,13 @@ HOMES: Final = {
     "preset": "model.presets",
     "run": "scenario",
     "run_scenario": "scenario",
+    "show": "report.notebook",
     "sweep": "traces.sweep",
 }
 """Where each public name is defined."""
 
 
 __getattr__ = lazily(__name__, HOMES)
-
-
-def show(runs: "Run | Sequence[Run]") -> "Shown":
-    """What `run_scenario` returned, one or several, in a form that notebooks show."""
-    from cachesim.report import notebook  # noqa: PLC0415 - scripts do without
-
-    return notebook.show(runs)
 
 
 __all__ = [

@@ -3,13 +3,12 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
     """A package's `__getattr__`: `homes` says in which module of it each name is defined."""
 
-    def find(name: str) -> Any:  # noqa: ANN401 - whatever has that name
+    def find(name: str) -> object:
         if name not in homes:
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg)

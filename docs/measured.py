@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from cachesim.typed import Json
 
 FOLDER: Final = Path(__file__).parent / "explanation"
 END: Final = "<!-- end -->"
@@ -19,10 +21,10 @@ class Measured:
 
     name: str
     maker: str
-    written: Callable[[Any], str]
-    picture: Callable[[Any], str]
+    written: Callable[[Json], str]
+    picture: Callable[[Json], str]
 
-    def numbers(self) -> Any:  # noqa: ANN401 - JSON, of which each maker knows the form
+    def numbers(self) -> Json:
         """What was measured last."""
         return json.loads(self._file("json").read_text(encoding="utf-8"))
 
@@ -40,7 +42,7 @@ class Measured:
         self._file("md").write_text(self._page(told), encoding="utf-8")
         self._file("html").write_text(self.picture(told), encoding="utf-8")
 
-    def _page(self, told: Any) -> str:  # noqa: ANN401 - as above
+    def _page(self, told: Json) -> str:
         begin = f"<!-- written by docs/{self.maker} -->"
         before, rest = self._read("md").split(begin)
         return f"{before}{begin}\n\n{self.written(told)}\n\n{END}{rest.split(END)[1]}"

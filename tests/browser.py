@@ -331,7 +331,7 @@ def runs_of(name: str) -> list[Run]:
 
 def large() -> list[Run]:
     """A long conversation: 3,000 tokens, then 300 generated."""
-    from cachesim.scenario import run_scenario  # noqa: PLC0415
+    from cachesim.scenario import run_scenario
 
     story = {
         "format": 1,
@@ -396,7 +396,7 @@ def looked_at(browser: Any, paths: dict[str, Path]) -> int:
             try:
                 look(tab)
                 equal([], trouble)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            except Exception as error:
                 failed += 1
                 sys.stdout.write(f"FAILED  {words}\n        {str(error).splitlines()[0]}\n")
             else:
@@ -472,7 +472,7 @@ def browser_path() -> str | None:
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 all well or skipped, 1 something failed."""
     try:
-        from playwright.sync_api import sync_playwright  # noqa: PLC0415
+        from playwright.sync_api import sync_playwright
     except ImportError:
         sys.stdout.write("SKIPPED browser checks: the Python package playwright is not installed\n")
         return 0

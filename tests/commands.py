@@ -19,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from cachesim.cli.app import COMMANDS
+from cachesim.cli.check import check
+
 ROOT: Final = Path(__file__).parents[1]
 PLAYS: Final = {"run", "explain", "diff"}
 LEFT_OUT: Final = {"real", "bench", "record", "hunt"}
@@ -47,9 +50,6 @@ def written() -> Iterator[str]:
 
 def examples() -> Iterator[str]:
     """The example of every help text."""
-    from cachesim.cli.app import COMMANDS  # noqa: PLC0415
-    from cachesim.cli.check import check  # noqa: PLC0415
-
     for command in (*COMMANDS.values(), check):
         found = re.search(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
         if found:
@@ -83,7 +83,7 @@ def quicker(words: list[str]) -> list[str]:
 def run(program: list[str], words: list[str], folder: Path) -> str:
     """Run one; what is wrong with it, or nothing."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    done = subprocess.run(  # noqa: S603 - our own commands
+    done = subprocess.run(
         [*program, *quicker(words)],
         cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False, timeout=600,
@@ -99,16 +99,16 @@ def run(program: list[str], words: list[str], folder: Path) -> str:
 def installed(python: str, wheel: Path, folder: Path) -> list[str]:
     """The program in an environment of its own."""
     place = Path(tempfile.mkdtemp(dir=folder))
-    subprocess.run([python, "-m", "venv", str(place)], check=True)  # noqa: S603
+    subprocess.run([python, "-m", "venv", str(place)], check=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True)  # noqa: S603
+    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True)
     return [str(place / "bin" / "cachesim")]
 
 
 def built(folder: Path) -> Path:
     """The wheel."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), "."]
-    subprocess.run([*pip, "--disable-pip-version-check"], cwd=ROOT, check=True)  # noqa: S603
+    subprocess.run([*pip, "--disable-pip-version-check"], cwd=ROOT, check=True)
     return next(folder.glob("*.whl"))
 
 
@@ -124,7 +124,7 @@ def is_python(program: str | None) -> bool:
     """Whether it starts: a version manager has names for interpreters that are not there."""
     if program is None:
         return False
-    done = subprocess.run([program, "-c", ""], capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run([program, "-c", ""], capture_output=True, check=False)
     return done.returncode == 0
 
 
@@ -139,7 +139,7 @@ def main() -> int:
 def tried(python: str, wheel: Path, folder: Path) -> int:
     """Run all commands on one interpreter; how many failed."""
     program = installed(python, wheel, folder)
-    version = subprocess.run(  # noqa: S603
+    version = subprocess.run(
         [python, "--version"], capture_output=True, text=True, check=True
     ).stdout.strip()
     asked = commands()

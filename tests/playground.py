@@ -27,7 +27,7 @@ SLOW: Final = 180_000
 class Quiet(SimpleHTTPRequestHandler):
     """A server of files that prints no line for each of them."""
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class has it
+    def log_message(self, *_: object) -> None:
         """Nothing."""
 
 
@@ -51,7 +51,7 @@ def served(folder: Path) -> Iterator[str]:
 def built(folder: Path) -> bool:
     """Build the page; whether the engine is in it."""
     command = [sys.executable, str(ROOT / "docs" / "make_playground.py"), str(folder)]
-    subprocess.run(command, check=True)  # noqa: S603
+    subprocess.run(command, check=True)
     manifest = json.loads((folder / "playground" / "manifest.json").read_text(encoding="utf-8"))
     return "files" in manifest
 
@@ -60,7 +60,7 @@ def printed() -> str:
     """What the command line prints for three requests, in the arithmetic that is exact anywhere."""
     command = ["run", "llama.cpp-three-requests", "--profile", "llama.cpp@b11549"]
     more = ["--arithmetic", "ring", "--format", "json"]
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-m", "cachesim", *command, *more],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -183,7 +183,7 @@ def checked(browser: Any, folder: Path, pictures: Path | None) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Exit status: 0 all well or skipped, 1 something failed."""
     try:
-        from playwright.sync_api import sync_playwright  # noqa: PLC0415
+        from playwright.sync_api import sync_playwright
     except ImportError:
         sys.stdout.write("SKIPPED playground: the Python package playwright is not installed\n")
         return 0
@@ -198,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
         browser = driver.chromium.launch(executable_path=found, args=list(FLAGS))
         try:
             checked(browser, Path(folder), pictures)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:
             sys.stdout.write(f"FAILED  {str(error)[:600]}\n")
             return 1
         finally:

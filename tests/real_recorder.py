@@ -195,7 +195,7 @@ def recorded(name: str, real: str, *more: str) -> Iterator[Setup]:
         path = Path(folder) / "recorded.jsonl"
         command = [sys.executable, "-m", "cachesim", "record", "--upstream", tap.url]
         command += ["--listen", "127.0.0.1:0", "--quiet", "-o", str(path), *more]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)  # noqa: S603
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         line = process.stderr.readline()
         try:
@@ -226,9 +226,7 @@ def mlx() -> Iterator[str]:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         command = [str(python), "-I", http_worker.__file__, folder, str(port)]
-        process = subprocess.Popen(  # noqa: S603
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         try:
             ends = time.monotonic() + 2 * SECONDS
@@ -506,7 +504,7 @@ def why_agrees(setup: Setup) -> Found:
     first text is learned from the first request that shares nothing else.
     """
     command = [sys.executable, "-m", "cachesim", "why", str(setup.path), "--format", "json"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
         return False, found.stderr[-200:]
     told = json.loads(found.stdout)
@@ -532,7 +530,7 @@ def slots_are_followed(setup: Setup) -> Found:
             statuses.append(call(setup.url, "POST", path, {"filename": action[1]})[0])
     setup.written(before + len(marks) + len(statuses))
     command = [sys.executable, "-m", "cachesim", "why", str(setup.path), "--format", "json"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     told = [each for each in json.loads(found.stdout)["requests"] if each["number"] >= before]
     agree = [each["agrees"] for each in told]
     taken = [each["slot_taken"] for each in told if each["slot_taken"]]

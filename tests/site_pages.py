@@ -39,9 +39,9 @@ def built(folder: Path) -> Path:
     """The site, without the playground."""
     docs, site = folder / "docs", folder / "site"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_generated", "_build"))
-    subprocess.run([sys.executable, str(docs / "generate.py")], check=True)  # noqa: S603
+    subprocess.run([sys.executable, str(docs / "generate.py")], check=True)
     sphinx = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(docs), str(site)]
-    subprocess.run(sphinx, check=True)  # noqa: S603
+    subprocess.run(sphinx, check=True)
     return site
 
 
@@ -106,7 +106,7 @@ def taken(tab: Any, home: str) -> None:
 def tested(site: Path) -> bool:
     """Whether the tests of the site hold for this one; they need not build another."""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", str(ROOT / "tests/docs/test_site.py")]
-    return not subprocess.run(  # noqa: S603
+    return not subprocess.run(
         command, cwd=ROOT, env={**os.environ, SITE: str(site)}, check=False
     ).returncode
 
@@ -128,7 +128,7 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
     if importlib.util.find_spec("playwright") is None or found is None:
         sys.stdout.write("SKIPPED the site in a browser: no Chromium, or no playwright\n")
         return True
-    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+    from playwright.sync_api import sync_playwright
 
     pictures = Path(arguments[0]) if arguments else None
     if pictures is not None:
@@ -140,7 +140,7 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
                 home = address.removesuffix("playground/index.html")
                 looked_at(browser, home, pictures)
                 taken(browser.new_page(), home)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:
             sys.stdout.write(f"FAILED  {str(error)[:1500]}\n")
             return False
         finally:

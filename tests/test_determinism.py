@@ -32,7 +32,7 @@ for name in PRESETS:
 
 def output(seed: str) -> bytes:
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, check=True
     )
     return done.stdout

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 
 def collected(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pytest", "-p", "no:cachesim", "-p", "_cachesim_pytest", "-v"]
-    return subprocess.run(  # noqa: S603 - our own interpreter
+    return subprocess.run(
         [*command, "--cachesim-arithmetic=ring", *options, "."],
         cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},

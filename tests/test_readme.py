@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+from cachesim.cli.app import COMMANDS
 from cachesim.scenario import full_profile, run, scenario_of
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +40,6 @@ def test_the_scenario_in_the_readme_runs_as_it_expects() -> None:
 
 
 def test_every_command_in_the_readme_is_one() -> None:
-    from cachesim.cli.app import COMMANDS  # noqa: PLC0415
-
     named = set(re.findall(r"cachesim ([a-z]+)\b", "".join(blocks("console")))) - {"list"}
 
     assert named <= {*COMMANDS, "real", "check", "why", "tune", "replay", "bench"}

@@ -8,7 +8,8 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from types import ModuleType
+from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
@@ -66,7 +67,7 @@ def mount(app: App, arguments: Sequence[str]) -> None:
         app.command(bench, name="bench")
 
 
-def real_functions(commands: Any) -> dict[str, Callable[..., int]]:  # noqa: ANN401 - a module
+def real_functions(commands: ModuleType) -> dict[str, Callable[..., int]]:
     """The commands of `cachesim real` that there are: an engine's is named for it."""
     from cachesim.engines import FAMILIES
 
@@ -111,4 +112,4 @@ def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     import subprocess
 
     command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=folder.parent, check=False).returncode  # noqa: S603
+    return subprocess.run(command, cwd=folder.parent, check=False).returncode

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -70,7 +71,7 @@ def record(
     check_no_circle(plan.upstream, host, port)
     about = server.wanted(set)
     try:
-        import aiohttp  # noqa: F401 - the extra
+        import_module("aiohttp")  # the extra
     except ImportError:
         raise InputError(EXTRA) from None
     return _recorded(plan, about, quiet=quiet)

@@ -112,7 +112,7 @@ def _asked(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
         msg = f"{lesson.file}:{part.line}: a question ends with a line `= expression`"
         raise ContractError(msg)
     question, _, hint = text.partition("\nHint: ")
-    answer = str(eval(expression, names))  # noqa: S307 - our own lessons, shipped with the package
+    answer = str(eval(expression, names))
     asks = Asked(question=" ".join(question.split()), hint=" ".join(hint.split()), answer=answer)
     return Told(part=part, text=asks.question, asks=asks)
 
@@ -120,7 +120,7 @@ def _asked(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
 def _drawing(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
     """A picture or a control: the code that makes it is not told."""
     names.pop(part.kind, None)
-    exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)  # noqa: S102
+    exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)
     shown = names.get(part.kind)
     if not isinstance(shown, Drawn | Control):
         msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
@@ -137,10 +137,10 @@ def _tell(lesson: Lesson, part: Passage, names: dict[str, Any]) -> Told:
         # blank lines first: a traceback then names the line of the lesson's own file
         code = compile("\n" * (part.line - 1) + part.text, lesson.file, "exec")
         with redirect_stdout(printed):
-            exec(code, names)  # noqa: S102 - our own lessons, shipped with the package
+            exec(code, names)
         return Told(part=part, text=part.text, output=printed.getvalue().rstrip("\n"))
 
     def filled(slot: re.Match[str]) -> str:
-        return str(eval(slot[1].strip(), names))  # noqa: S307 - the same
+        return str(eval(slot[1].strip(), names))
 
     return Told(part=part, text=_SLOT.sub(filled, part.text))

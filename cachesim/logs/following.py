@@ -51,28 +51,31 @@ class _Life:
         if not settings.is_played:
             ended = [as_printed(each) for each in self.log.requests if each.ended]
             return [self._entry(each) for each in ended if each.observed.number not in self.told]
-        if self.rebuilder is None or self._is_another(settings):
+        if self.rebuilder is None or is_another(self.settings, settings):
             self.settings, self.states = settings, States()
             self.rebuilder = Rebuilder(self.log, settings, Hints())
         numbers = self.rebuilder.advance()
         ended = [self.rebuilder.replay.requests[number] for number in numbers]
         return [self._entry(each) for each in ended if each.observed.number not in self.told]
 
-    def _is_another(self, settings: Settings) -> bool:
-        """Whether the lines since then show another server than the one that is played."""
-        before = self.settings
-        assert before is not None  # noqa: S101 - there is one where something is played
-        names = ("profile", "values")
-        kind = (settings.preset.value, settings.window.value)
-        return kind != (before.preset.value, before.window.value) or any(
-            getattr(settings, name) != getattr(before, name) for name in names
-        )
-
     def _entry(self, each: Rebuilt) -> dict[str, Any]:
         number = each.observed.number
         self.told.add(number)
         entry = request_entry(each, server=self.number, number=self.first + number)
         return entry | {"stale": self.states.stale(each)}
+
+
+def is_another(played: Settings | None, shown: Settings) -> bool:
+    """Whether a log shows another server by now than the one that is played."""
+    return played is None or any(
+        one != other
+        for one, other in (
+            (played.profile, shown.profile),
+            (played.values, shown.values),
+            (played.preset.value, shown.preset.value),
+            (played.window.value, shown.window.value),
+        )
+    )
 
 
 class Following:

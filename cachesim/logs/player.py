@@ -20,6 +20,7 @@ from cachesim.engines.rope import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.session import SlotFiles
+from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens
 
 MOST_TURNS: Final = 200_000
@@ -75,8 +76,7 @@ class Player:
         engine = Engine.create(
             profile, model=spec, options=dict(options), arithmetic="counts", store=self.files
         )
-        assert isinstance(engine, LlamaCpp)  # noqa: S101 - the profile says so
-        self.engine = engine
+        self.engine = of_kind(LlamaCpp, engine)  # the profile says so
         self.knows_messages = knows_messages(profile)
         placement = self.engine.server.rules.checkpoints
         self.saves_every_turn = placement.spacing_waived_for_last_user

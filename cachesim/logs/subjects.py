@@ -21,6 +21,7 @@ from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.session import Session
+from cachesim.typed import of_kind
 
 CELLS: Final = 256
 """A context is rounded up to so many tokens."""
@@ -94,8 +95,7 @@ class OfScenario:
         engine = replace(self.scenario.engine, options=dict(options))
         changed = replace(self.scenario, engine=engine)
         session = Session(changed, self.profile, arithmetic="ring", looks=False)
-        server = session.engine
-        assert isinstance(server, LlamaCpp)  # noqa: S101 - the profile says so
+        server = of_kind(LlamaCpp, session.engine)  # the profile says so
         processed = failed = peak = 0
         for record in session.run():
             peak = max(peak, server.held_bytes())

@@ -11,6 +11,7 @@ from rich.table import Table
 from cachesim.real.playing import console
 from cachesim.real.vectors.replay import differing
 from cachesim.real.worker_process import WorkerError
+from cachesim.typed import Json
 
 Workload = dict[str, Any]
 
@@ -37,7 +38,7 @@ class Agreement:
         """Whether every workload came out alike."""
         return self.difference is None
 
-    def count(self, workload: Workload, real: Any, simulated: Any) -> None:  # noqa: ANN401
+    def count(self, workload: Workload, real: Json, simulated: Json) -> None:
         """Hold one workload's results against each other."""
         kind = workload["id"].rpartition("-")[0]
         self.workloads[kind] += 1

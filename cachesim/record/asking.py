@@ -19,6 +19,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from cachesim.engines.rope import Rope, Run
 from cachesim.logs.dump import Recorded
+from cachesim.typed import Json
 from cachesim.units import Array
 
 PATIENCE: Final = 10.0
@@ -176,7 +177,7 @@ class Asker:
             self._mark = np.zeros(0, dtype=np.int64) if found is None else found
         return places_of(self._mark, ids)
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         """One question; None where there is no answer that can be used."""
         if self._failures >= FAILURES:
             return None
@@ -188,7 +189,7 @@ class Asker:
             self._failures += 1
             return None
 
-    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:  # noqa: ANN401
+    async def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         async with self._session.request(
             method, f"{self._upstream}{path}", json=body, timeout=ClientTimeout(total=PATIENCE)
         ) as answer:

@@ -97,11 +97,13 @@ def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> di
 
 
 def action_entry(
-    exchange: Exchange, request: Mapping[str, Any], hasher: Hasher | None
+    exchange: Exchange,
+    called: tuple[str, int],
+    request: Mapping[str, Any],
+    hasher: Hasher | None,
 ) -> dict[str, Any]:
     """The line of a call of `/slots/N`: a file's name is hashed as texts are."""
-    assert exchange.action is not None  # noqa: S101 - the caller has looked
-    action, slot = exchange.action
+    action, slot = called
     name = str(request.get("filename") or "")[:LONGEST_WORD]
     facts = exchange.answer.said.facts
     entry = entry_of(exchange, {}, "")

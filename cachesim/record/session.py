@@ -112,7 +112,7 @@ class Session:
         request, problem = request_in(exchange)
         exchange.number = self._file.lines
         if exchange.action is not None:
-            self._write_action(exchange, request)
+            self._write_action(exchange, exchange.action, request)
             return
         entry = entry_of(exchange, request, problem)
         reply = reply_of(said)
@@ -128,9 +128,11 @@ class Session:
         if row is not None:
             self._view(row)
 
-    def _write_action(self, exchange: Exchange, request: Mapping[str, Any]) -> None:
+    def _write_action(
+        self, exchange: Exchange, called: tuple[str, int], request: Mapping[str, Any]
+    ) -> None:
         """A slot was saved, restored or erased: the next request finds it so."""
-        entry = action_entry(exchange, request, self._hasher)
+        entry = action_entry(exchange, called, request, self._hasher)
         action = acted(entry, number=exchange.number)
         self._actions.append(action)
         self._keep(entry)

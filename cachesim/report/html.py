@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
 from cachesim.report.html_data import packed, thinner
@@ -23,6 +23,9 @@ from cachesim.report.html_picture import drawn
 from cachesim.report.picture_bars import Texts
 from cachesim.report.svg import STYLE, patterns
 from cachesim.scenario.result import Run
+
+Part: TypeAlias = Any
+"""A part of a state: a dataclass, a mapping, a list, or a plain value."""
 
 LIMIT: Final = 300_000
 """Bytes of a whole page."""
@@ -148,7 +151,7 @@ def beginning(run: Run, steps: int) -> Run:
     return replace(run, steps=kept, detail=replace(run.detail, states=states))
 
 
-def _spelled_out(value: Any, texts: Texts, steps: int) -> Any:  # noqa: ANN401 - a part of a state
+def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
     """The same with the tokens themselves where they are named as those of a step left out."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = {each.name: getattr(value, each.name) for each in fields(value)}

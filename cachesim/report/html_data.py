@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from cachesim.typed import Json
+
 SMALL: Final = 24
 """Parts below this many characters are not worth a name."""
 
@@ -36,7 +38,7 @@ class Packer:
             return self._known(("list", tuple(inner)), inner, inner, size)
         return self._known((type(value).__name__, value), value, [], len(repr(value)))
 
-    def _known(self, key: Any, value: object, inner: list[int], size: int) -> int:  # noqa: ANN401
+    def _known(self, key: tuple[str, object], value: object, inner: list[int], size: int) -> int:
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._values)
@@ -45,7 +47,7 @@ class Packer:
             self._uses.update(inner)
         return number
 
-    def written(self, number: int) -> Any:  # noqa: ANN401
+    def written(self, number: int) -> Json:
         """A value, or its name where it is used more than once."""
         kind, value = self._values[number]
         if kind not in {"mapping", "list"}:
@@ -58,7 +60,7 @@ class Packer:
             self._pool.append(spelled)
         return {"$": self._places[number]}
 
-    def _spelled(self, kind: str, value: Any) -> Any:  # noqa: ANN401
+    def _spelled(self, kind: str, value: Json) -> Json:
         if kind == "list":
             return [self.written(each) for each in value]
         mapping = {key: self.written(each) for key, each in value.items()}

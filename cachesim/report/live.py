@@ -24,27 +24,44 @@ class Row(Protocol):
     """What is shown of a request."""
 
     @property
-    def number(self) -> int: ...  # noqa: D102
+    def number(self) -> int:
+        """Which line of the file holds it."""
+
     @property
-    def client(self) -> str: ...  # noqa: D102
+    def client(self) -> str:
+        """Who asked."""
+
     @property
-    def status(self) -> int | None: ...  # noqa: D102
+    def status(self) -> int | None:
+        """Of the answer, where one came."""
+
     @property
-    def cancelled(self) -> bool: ...  # noqa: D102
+    def cancelled(self) -> bool:
+        """Whether the client left before the end."""
+
     @property
-    def prompt(self) -> int | None: ...  # noqa: D102
+    def prompt(self) -> int | None:
+        """Tokens of the prompt, where they are known."""
+
     @property
-    def cached(self) -> int | None: ...  # noqa: D102
+    def cached(self) -> int | None:
+        """How many of them were reused."""
+
     @property
-    def again(self) -> int | None: ...  # noqa: D102
+    def again(self) -> int | None:
+        """How many the server had once, and processed again."""
+
     @property
-    def why(self) -> str: ...  # noqa: D102
+    def why(self) -> str:
+        """Why that was so."""
+
     @property
-    def how(self) -> str: ...  # noqa: D102
+    def how(self) -> str:
+        """How `prompt` and `cached` are known; empty where there is no prompt."""
 
 
 class LiveView:
-    """A table that is drawn anew on a terminal, and one line after the other elsewhere."""
+    """A table on a terminal, drawn again with each request; elsewhere one line after the other."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen

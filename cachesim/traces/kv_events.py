@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.traces.asked import Asked, TraceError
+from cachesim.typed import Json
 
 STORED: Final = "BlockStored"
 KNOWN: Final = (STORED, "BlockRemoved", "AllBlocksCleared")
@@ -57,7 +58,7 @@ class Stream:
     _order: deque[_Open] = field(default_factory=deque)
     _batch: int = 0
 
-    def add(self, told: Any, place: str) -> Iterator[Asked]:  # noqa: ANN401 - JSON
+    def add(self, told: Json, place: str) -> Iterator[Asked]:
         """Take in one batch; requests that have ended come out, the one that began first first."""
         time, events = _batch_of(told, place)
         self._batch += 1
@@ -147,7 +148,7 @@ def is_batch(told: object) -> bool:
     return isinstance(told, dict) and "events" in told
 
 
-def _batch_of(told: Any, place: str) -> tuple[float, list[Any]]:  # noqa: ANN401 - JSON
+def _batch_of(told: Json, place: str) -> tuple[float, list[Json]]:
     if isinstance(told, dict):
         told = [told.get("ts"), told.get("events")]
     match told:
@@ -158,7 +159,7 @@ def _batch_of(told: Any, place: str) -> tuple[float, list[Any]]:  # noqa: ANN401
     raise TraceError(msg)
 
 
-def _event_of(told: Any, place: str) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - JSON
+def _event_of(told: Json, place: str) -> tuple[str, dict[str, Json]]:
     match told:
         case {"type": str(name)} if name in KNOWN:
             return name, told

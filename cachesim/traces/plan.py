@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar
 from cachesim.errors import InputError
 from cachesim.traces.replay import BOUND, Cell
 from cachesim.traces.source import Source
+from cachesim.typed import Json
 
 T = TypeVar("T")
 
@@ -188,7 +189,7 @@ def _servers(
         yield profile, model, tuple(zip(flags, values, strict=True))
 
 
-def _several(value: Any, place: str) -> list[Any]:  # noqa: ANN401 - a value of TOML
+def _several(value: Json, place: str) -> list[Json]:
     if value == []:
         msg = f"{place} is an empty list; write one value, or a list of values"
         raise PlanError(msg)

@@ -18,6 +18,7 @@ from typing import Any, Final
 from cachesim.traces.asked import Asked, TraceError
 from cachesim.traces.kv_events import Stream, is_batch, requests_of
 from cachesim.traces.runs import Chains, asked_of
+from cachesim.typed import Json
 
 UNITS: Final = {"Mooncake": 512, "Bailian": 16}
 """Tokens that an id stands for, by who publishes such files."""
@@ -84,7 +85,7 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
         raise TraceError(msg) from None
 
 
-def _json(line: str, place: str) -> Any:  # noqa: ANN401 - whatever the line has
+def _json(line: str, place: str) -> Json:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
 """The public Python interface: every name, its signature, what it says of itself, and examples."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Final, get_args, get_origin, get_type_hints
 
 import cachesim
 from cachesim import testing
@@ -89,7 +89,7 @@ def _testing() -> Iterator[str]:
         yield from _entry("cachesim.testing", name, getattr(testing, name))
 
 
-def _entry(where: str, name: str, value: Any) -> Iterator[str]:  # noqa: ANN401 - any public thing
+def _entry(where: str, name: str, value: object) -> Iterator[str]:
     yield f"### {where}.{name}"
     if callable(value) and not is_dataclass(value) and not isinstance(value, type):
         yield f"```text\n{_signature(name, value)}\n```"
@@ -102,7 +102,7 @@ def _entry(where: str, name: str, value: Any) -> Iterator[str]:  # noqa: ANN401 
         yield f"```python\n{EXAMPLES[name]}```"
 
 
-def _fields(kind: Any) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401 - a dataclass
+def _fields(kind: type) -> Iterator[tuple[str, str, str]]:
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
         hint, about = hints[each.name], ""
@@ -112,7 +112,7 @@ def _fields(kind: Any) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401 - a da
         yield code(each.name), code(_named(hint)), plain(about)
 
 
-def _named(hint: Any) -> str:  # noqa: ANN401 - a type
+def _named(hint: object) -> str:
     """A type without the modules that its parts come from."""
     text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
     words = text.replace("typing.", "").replace("|", "or")
@@ -131,7 +131,7 @@ def _pieces(text: str) -> Iterator[str]:
     yield word
 
 
-def _signature(name: str, value: Any) -> str:  # noqa: ANN401 - a function
+def _signature(name: str, value: Callable[..., object]) -> str:
     return f"{name}{inspect.signature(value)}".replace('"', "")
 
 

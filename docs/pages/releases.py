@@ -123,7 +123,7 @@ def _by_release(name: str, values: Mapping[str, Mapping[str, str]]) -> str:
     return "; ".join(f"{code(value)}: {', '.join(names)}" for value, names in having.items())
 
 
-def flat(rules: Any) -> dict[str, str]:  # noqa: ANN401 - any of the rules
+def flat(rules: object) -> dict[str, str]:
     """The fields of a value of rules, those of its parts among them."""
     found = {}
     for field in fields(rules):
@@ -135,7 +135,7 @@ def flat(rules: Any) -> dict[str, str]:  # noqa: ANN401 - any of the rules
     return found
 
 
-def shown(value: Any) -> str:  # noqa: ANN401 - any field
+def shown(value: object) -> str:
     """A value as the tables show it; sets in order, so that two runs are alike."""
     if isinstance(value, frozenset):
         return ", ".join(sorted(map(str, value)))

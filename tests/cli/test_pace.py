@@ -187,7 +187,7 @@ def test_processes_share_scenarios_and_no_more_than_that(tmp_path: Path) -> None
 
 def test_a_single_long_scenario_shows_a_bar(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
-    program = subprocess.Popen(  # noqa: S603 - our own interpreter
+    program = subprocess.Popen(
         [sys.executable, "-m", "cachesim", "run", long(tmp_path, tokens=3000)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=follower, cwd=ROOT,
         env={**os.environ, "TERM": "xterm"},

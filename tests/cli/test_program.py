@@ -29,14 +29,14 @@ LOADED = "import sys; from cachesim.cli.main import main; main({words!r}); print
 
 
 def shell(command: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(  # noqa: S602 - the shell closes and joins files
+    return subprocess.run(
         command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT
     )
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["show", STALE], ["list", "presets"]])
 def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str]) -> None:
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = subprocess.run(
         [sys.executable, "-c", LOADED.format(words=words)],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str
 def test_one_engine_is_played_and_shown_without_the_others(
     words: list[str], engines: set[str]
 ) -> None:
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = subprocess.run(
         [sys.executable, "-c", LOADED.format(words=words)],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def wait_until_numpy_is_loaded(pid: int) -> None:
 def test_the_end_of_input_ends_watching() -> None:
     """Ctrl-D at a terminal: enough was seen."""
     leader, follower = pty.openpty()
-    run = subprocess.Popen(  # noqa: S603 - our own interpreter
+    run = subprocess.Popen(
         [sys.executable, "-m", "cachesim", "run", STALE, "--watch"],
         stdin=follower, stdout=follower, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env={**os.environ, "TERM": "dumb"},
@@ -173,7 +173,7 @@ def test_ctrl_c_before_the_package_is_loaded_is_answered_too() -> None:
         "sys.meta_path.insert(0, Pressed())\n"
         "_cachesim_program.main()\n"
     )
-    done = subprocess.run(  # noqa: S603 - our own interpreter
+    done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
 

@@ -5,6 +5,7 @@ import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -37,8 +38,8 @@ def _too_slow(_: int, __: FrameType | None) -> None:
 
 def limit_memory() -> None:
     """From here on this process may take a gigabyte more than it has."""
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - no file of ours
-        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    mapped = int(pages) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + BYTES, resource.RLIM_INFINITY))
 
 

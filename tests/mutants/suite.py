@@ -30,7 +30,7 @@ def run(tests: list[str], *, planted: str = "") -> subprocess.CompletedProcess[s
     """Some tests of the suite, with a bug or without."""
     environment = {name: value for name, value in os.environ.items() if name != PLANTED}
     environment |= {"COLUMNS": "300"} | ({PLANTED: planted} if planted else {})
-    return subprocess.run(  # noqa: S603 - our own interpreter and tests
+    return subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-rf", "--tb=no", "-p", "no:cacheprovider",
          "-p", "tests.mutants.plant", *tests],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300,

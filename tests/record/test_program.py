@@ -55,7 +55,7 @@ def program(url: str, folder: Path, **settings: Any) -> Iterator[tuple[Any, int]
     """The recorder in a process of its own, and its port."""
     command = [sys.executable, "-m", "cachesim", "record", "--upstream", url, "--listen"]
     command += ["127.0.0.1:0", "--no-ask", "--output", str(folder / "recorded.jsonl")]
-    process = subprocess.Popen(  # noqa: S603 - our own program
+    process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings
     )
     try:
@@ -153,7 +153,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
 
 def test_a_place_that_is_taken_is_said(tmp_path: Path) -> None:
     with server() as url, program(url, tmp_path) as (_, port):
-        found = subprocess.run(  # noqa: S603 - our own program
+        found = subprocess.run(
             [sys.executable, "-m", "cachesim", "record", "--upstream", url, "--listen", str(port),
              "--output", str(tmp_path / "other.jsonl")],
             capture_output=True, text=True, check=False,

@@ -14,7 +14,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_reused_and_lost_are_as_wide_as_their_share_of_the_prompts() -> None:
-    drawn = ET.fromstring(plot("a title & more", ROWS))  # noqa: S314 - our own text
+    drawn = ET.fromstring(plot("a title & more", ROWS))
     bars = {
         title.text: bar.get("width")
         for group in drawn.iter(f"{SVG}g")

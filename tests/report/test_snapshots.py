@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,6 @@ def test_the_page_is_as_it_was(
 def test_colour_is_an_addition_and_says_nothing_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import re  # noqa: PLC0415
-
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")

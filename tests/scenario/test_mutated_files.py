@@ -1,5 +1,6 @@
 """A thousand damaged files: each is refused with a message, quickly, and never with a traceback."""
 
+import json
 import random
 import re
 import time
@@ -141,8 +142,6 @@ def test_what_is_no_scenario_at_all_is_refused(content: bytes) -> None:
 
 
 def test_json_is_read_as_well_as_toml() -> None:
-    import json  # noqa: PLC0415
-
     content: dict[str, Any] = tomllib.loads(STORY_TOML)
 
     assert loads(json.dumps(content).encode(), name="x") == loads(STORY_TOML.encode(), name="x")

@@ -1,5 +1,6 @@
 """What a scenario says of its report is held against the run."""
 
+import tomllib
 from typing import Any
 
 import pytest
@@ -72,8 +73,6 @@ def test_a_promise_of_nothing_is_refused() -> None:
 
 
 def test_a_written_file_keeps_its_promise() -> None:
-    import tomllib  # noqa: PLC0415
-
     scenario = scenario_of(story(shows=shows(error="refused")))
 
     assert scenario == scenario_of(tomllib.loads(to_toml(scenario)))

@@ -196,7 +196,7 @@ def test_bytes_are_told_in_words_and_drawn_as_characters() -> None:
 def test_changes_are_drawn_on_their_side_of_the_line() -> None:
     drawn = balance_bars({"a <b>": {"p": 30, "q": -10}, "c": {"q": -70}}, title="t")
 
-    svg = ET.fromstring(drawn.partition("<ul")[0])  # noqa: S314 - our own text
+    svg = ET.fromstring(drawn.partition("<ul")[0])
     (line,) = (float(each.get("x1", 0)) for each in svg.iter("line"))
     bars = [each for each in svg.iter("rect") if each.get("y")]
     spans = [(float(b.get("x", 0)), float(b.get("width", 0))) for b in bars]
@@ -220,7 +220,7 @@ def test_areas_stand_one_upon_the_other_and_reach_the_top() -> None:
     assert 2 == len(areas)
     assert "20.0" in heights[1]
     assert "130.0" in heights[0]
-    ET.fromstring(drawn)  # noqa: S314 - our own text
+    ET.fromstring(drawn)
 
 
 def test_page_and_screen_tell_knees_releases_and_bytes() -> None:

@@ -29,7 +29,7 @@ class Budget:
         return workloads / max(self.seconds, 1e-9)
 
 
-class bar:  # noqa: N801 - used like a function
+class Bar:
     """Workloads played so far, on standard error, where that is a terminal."""
 
     def __init__(self, title: str) -> None:

@@ -3,16 +3,15 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from cachesim.engines.base import Message
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.chats import text_of
 from cachesim.real.llama_cpp.vocabulary import FILL_MIDDLE, FILL_SUFFIX
 from cachesim.real.llama_cpp.workload import Outcome, Step
+from cachesim.typed import JsonObject
 from cachesim.units import Token, Tokens, as_tokens
-
-Json: TypeAlias = dict[str, Any]
 
 PLAIN_WORD: Final = re.compile(r"\[(\d+)\]")
 """The text of a token that greedy decoding may yield."""
@@ -65,7 +64,7 @@ def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
     yield tuple(call)
 
 
-def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
+def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
     """The HTTP call that plays a group of steps."""
     first = group[0]
     if first.do == "set-lora":
@@ -78,7 +77,7 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> Json:
     if endpoint in {"embedding", "rerank"}:
         return _embedding(group, endpoint)
     prompts = [_prompt_of(step) for step in group]
-    body: Json = {
+    body: JsonObject = {
         **GREEDY,
         "n_predict": first.predict,
         **({} if first.cache_prompt else {"cache_prompt": False}),
@@ -119,7 +118,7 @@ OURS: Final = (AS_TEXT, "endpoint", "tools")
 """Fields of a request that are said in other words over HTTP."""
 
 
-def _message(message: Message, *, parts: bool) -> Json:
+def _message(message: Message, *, parts: bool) -> JsonObject:
     """A message; what stands on several lines may go out as several parts."""
     plain = asdict(message)
     if parts and message.content:
@@ -127,12 +126,12 @@ def _message(message: Message, *, parts: bool) -> Json:
     return plain
 
 
-def _tool(name: str) -> Json:
+def _tool(name: str) -> JsonObject:
     shape = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": shape}}
 
 
-def _infill(prompt: Tokens) -> Json:
+def _infill(prompt: Tokens) -> JsonObject:
     """What stands before the gap and behind it, of a prompt with the marks of both."""
     suffix, middle = prompt.index(FILL_SUFFIX), prompt.index(FILL_MIDDLE)
     return {
@@ -141,7 +140,7 @@ def _infill(prompt: Tokens) -> Json:
     }
 
 
-def _embedding(group: Sequence[Step], endpoint: str) -> Json:
+def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
     """The call that embeds prompts, or holds documents against what is asked."""
     if endpoint == "rerank":
         documents = [text_of(step.prompt[step.query :]) for step in group]
@@ -163,12 +162,12 @@ def _prompt_of(step: Step) -> list[int] | str:
     return text_of(step.prompt) if step.options.get(AS_TEXT) else list(step.prompt)
 
 
-def _patience(step: Step) -> Json:
+def _patience(step: Step) -> JsonObject:
     """How long a client waits that will go away."""
     return {"abandon": SECONDS_OF_PATIENCE} if step.abandoned else {}
 
 
-def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
+def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...]:
     """What an answer says about each step of its group."""
     body = answer["body"]
     if answer["status"] != 200:
@@ -188,7 +187,7 @@ def outcomes_of(group: Sequence[Step], answer: Json) -> tuple[Outcome, ...]:
     return tuple(_outcome(reply) for reply in replies)
 
 
-def _outcome(reply: Json) -> Outcome:
+def _outcome(reply: JsonObject) -> Outcome:
     timings = reply["timings"]
     return Outcome(
         cached=timings["cache_n"],
@@ -207,7 +206,7 @@ def _outcome(reply: Json) -> Outcome:
     )
 
 
-def _chat_outcome(reply: Json) -> Outcome:
+def _chat_outcome(reply: JsonObject) -> Outcome:
     """A chat reply is text, and keeps its slot to itself.
 
     Since June a reply that goes on from a message says that message again.

@@ -21,6 +21,7 @@ from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.workload import Release, Step
+from cachesim.typed import there_is
 from cachesim.units import Tokens
 
 DRAFTING: Final[Mapping[str, Any]] = {
@@ -77,10 +78,10 @@ def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Draf
 
 def head_guesses(network: FloatNetwork, tokens: Tokens) -> list[int]:
     """The head's guess for the token after each: it reads the hidden row before it."""
-    head = network.companion()
+    head = there_is(network.companion())  # the preset has one
     ids, positions = np.array(tokens), np.arange(len(tokens))
-    hidden = network.run(Ubatch(tokens=ids, positions=positions), PlainStore(network)).hidden
-    assert head is not None and hidden is not None  # noqa: PT018, S101 - the preset has one
+    output = network.run(Ubatch(tokens=ids, positions=positions), PlainStore(network))
+    hidden = there_is(output.hidden)
     before = np.concatenate([np.zeros_like(hidden[:1]), hidden[:-1]])
     ubatch = Ubatch(tokens=ids, positions=positions, hidden=before)
     guesses: list[int] = head.run(ubatch, PlainStore(head)).logits.argmax(axis=1).tolist()

@@ -6,8 +6,8 @@ from typing import Any, Final, TypeAlias, get_args
 
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Drafting, Ngrams
 from cachesim.errors import OptionError
+from cachesim.typed import JsonObject
 
-Json: TypeAlias = dict[str, Any]
 Value: TypeAlias = Any
 
 PARAMETERS: Final[Mapping[str, str]] = {
@@ -66,9 +66,9 @@ SURROUNDINGS: Final[Mapping[str, Any]] = {
 """What a workload does not speak of: no warm-up, nothing fitted, one thread."""
 
 
-def parameters(options: Mapping[str, Any], folder: Path = Path()) -> Json:
+def parameters(options: Mapping[str, Any], folder: Path = Path()) -> JsonObject:
     """The wheel's parameters for a server's flags; files of adapters lie in a folder."""
-    values: Json = dict(SURROUNDINGS)
+    values: JsonObject = dict(SURROUNDINGS)
     for flag, value in options.items():
         if flag not in PARAMETERS:
             msg = f"the real server is not driven with {flag!r}; there are {', '.join(PARAMETERS)}"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.real.environment import Environment, package_of
@@ -32,9 +32,8 @@ from cachesim.real.llama_cpp.workload import (
     Step,
     Workload,
 )
+from cachesim.typed import Json, JsonObject, there_is
 from cachesim.units import as_tokens
-
-Json: TypeAlias = dict[str, Any]
 
 QUIET, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
@@ -163,7 +162,7 @@ class Played:
     """A running server that answers groups of steps."""
 
     def __init__(
-        self, worker: "Worker", values: Json, probabilities: int, drafts: Path | None = None
+        self, worker: "Worker", values: JsonObject, probabilities: int, drafts: Path | None = None
     ) -> None:
         self._worker = worker
         self._values = values  # that the server was started with
@@ -238,7 +237,7 @@ class Played:
             self._worker.lost = True  # it was refused
         return Outcome(reply=said, slot=None, truncated=None, error=CANCELLED)
 
-    def _call(self, steps: Sequence[Step]) -> tuple[float, Json]:
+    def _call(self, steps: Sequence[Step]) -> tuple[float, JsonObject]:
         seconds = WHILE_AT_WORK if steps[0].turns else 0.0
         call = call_for(steps, probabilities=self._probabilities)
         return seconds, call | {"timeout": self._worker.patience + SECONDS_LONGER}
@@ -285,7 +284,7 @@ class Worker:
         """Its number."""
         return self._process.pid
 
-    def start(self, values: Json) -> None:
+    def start(self, values: JsonObject) -> None:
         """Start a fresh server; raises where it refuses its parameters."""
         self.jobs += 1
         answer = self.order({"start": values})
@@ -295,10 +294,9 @@ class Worker:
             raise RealServerError(msg)
         self.address = answer["started"]
 
-    def order(self, what: Json) -> Any:  # noqa: ANN401 - JSON: an answer, or one for each call
+    def order(self, what: JsonObject) -> Json:
         """Send one order and wait; a word where the process ended, or never answers."""
-        stdin = self._process.stdin
-        assert stdin is not None  # noqa: S101 - it was asked for
+        stdin = there_is(self._process.stdin)
         try:
             stdin.write(json.dumps(what).encode() + b"\n")
             stdin.flush()
@@ -342,8 +340,6 @@ class Worker:
                     stream.close()
 
     def _read(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None  # noqa: S101
-        for line in stdout:
+        for line in there_is(self._process.stdout):
             self._lines.put(line)
         self._lines.put(b"")

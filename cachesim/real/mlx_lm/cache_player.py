@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
+from cachesim.engines.mlx_lm.caches.layer_cache import State
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
@@ -23,10 +24,16 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.real.mlx_lm.rows import read_row, write_row
+from cachesim.typed import Json
 from cachesim.units import Array, Integers
 
-Json: TypeAlias = Any
-Operation: TypeAlias = Mapping[str, Any]
+Operation: TypeAlias = Mapping[str, Json]
+AnyCache: TypeAlias = Any
+"""Of one of the classes, of which the operation asks what only that one can do."""
+
+RowsCache: TypeAlias = (
+    KVCache | RotatingKVCache | ChunkedKVCache | BatchKVCache | BatchRotatingKVCache
+)
 
 MODULUS: Final = 9973
 HEADER: Final = {"k": "v"}
@@ -44,7 +51,7 @@ class CachePlayer:
         act: Callable[[Operation], Json] = getattr(self, f"_{op['op']}")
         try:
             result: dict[str, Json] = {"ret": act(op)}
-        except Exception as error:  # noqa: BLE001 - whatever the port raises is its answer
+        except Exception as error:
             result = {"error": name_of(error)}
         touched = [op.get("obj"), op.get("other"), *op.get("objs", ()), op.get("out")]
         if op["op"] not in ("mask", "state"):
@@ -55,11 +62,11 @@ class CachePlayer:
             }
         return result
 
-    def _object(self, op: Operation) -> Any:  # noqa: ANN401 - any of the classes
-        found: Any = self.objects[op["obj"]]
+    def _object(self, op: Operation) -> AnyCache:
+        found: AnyCache = self.objects[op["obj"]]
         return found[op["member"]] if "member" in op else found
 
-    def _objects(self, op: Operation) -> list[Any]:
+    def _objects(self, op: Operation) -> list[AnyCache]:
         return [self.objects[name] for name in op["objs"]]
 
     def _new(self, op: Operation) -> None:
@@ -182,7 +189,7 @@ def _bits(mask: Array) -> Json:
     return [_bits(row) for row in mask]
 
 
-def state_shape(state: Any) -> Json:  # noqa: ANN401 - a tree
+def state_shape(state: State) -> Json:
     """A state with every array replaced by its shape."""
     if isinstance(state, np.ndarray):
         return {"array": list(state.shape)}
@@ -217,16 +224,12 @@ def snapshot(cache: LayerCache, rules: CacheRules) -> dict[str, Json]:
         shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
         shown["left_padding"] = _pending(lambda: cache.left_padding)
         shown["lengths"] = _pending(lambda: cache.lengths)
-    else:
+    elif isinstance(cache, RowsCache):
         shown |= _rows_snapshot(cache)
     return shown
 
 
-def _rows_snapshot(cache: LayerCache) -> dict[str, Json]:
-    rows = cache
-    assert isinstance(  # noqa: S101 - narrows
-        rows, KVCache | RotatingKVCache | ChunkedKVCache | BatchKVCache | BatchRotatingKVCache
-    )
+def _rows_snapshot(rows: RowsCache) -> dict[str, Json]:
     shown: dict[str, Json] = {"buffer": None if rows.keys is None else written(rows.keys)}
     shown["offset"] = rows.offset if isinstance(rows.offset, int) else rows.offset.tolist()
     if isinstance(rows, RotatingKVCache | BatchKVCache | BatchRotatingKVCache):

@@ -5,6 +5,7 @@ and anything after an exception.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -259,9 +260,9 @@ class _Drawing:
         member = self.random.randrange(len(cache.caches))
         batch = max(_batch_of(each) for each in cache.caches)
         if isinstance(cache[member], ArraysCache):
-            feed = lambda: self._absorb(name, batch, member=member)  # noqa: E731
+            feed = partial(self._absorb, name, batch, member=member)
         else:
-            feed = lambda: self._write(name, batch, member=member)  # noqa: E731
+            feed = partial(self._write, name, batch, member=member)
         choices: list[tuple[int, Callable[[], Operation]]] = [
             (12, feed),
             (2, self._named("trim", name, n=self.random.randint(0, 6))),

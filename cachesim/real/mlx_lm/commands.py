@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -18,6 +18,7 @@ from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.registry import versions_of
 from cachesim.real.vectors.replay import differing
+from cachesim.typed import Json
 
 MOST_LINES = 12
 
@@ -207,7 +208,7 @@ def differences(classes: Agreement, served: ServerAgreement) -> Iterator[str]:
         yield from _fields(wrong.expected, wrong.actual)
 
 
-def _fields(expected: Any, actual: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
+def _fields(expected: Json, actual: Json) -> Iterator[str]:
     for index, (where, real, simulated) in enumerate(differing(expected, actual, "")):
         if index == MOST_LINES:
             yield "  ..."

@@ -122,7 +122,7 @@ def _compare(
     old = not FAMILY.release(release).rules.server.segments
     with TemporaryDirectory() as folder:
         order = order_of(spec, Path(folder) / "weights.npz")
-        order |= {"prompts": cut, "batches": [_as_order(each, old) for each in planted]}
+        order |= {"prompts": cut, "batches": [_as_order(each, old=old) for each in planted]}
         real = _answer(release, order)
     network = build(spec)
     largest, spreads = 0.0, []
@@ -189,7 +189,7 @@ def _cold(spec: ModelSpec, planted: Planted) -> Array:
     return np.stack(rows, axis=1)
 
 
-def _as_order(planted: Planted, old: bool) -> dict[str, Any]:  # noqa: FBT001 - one of two ways
+def _as_order(planted: Planted, *, old: bool) -> dict[str, Any]:
     left, calls = planted.calls(before_1072=old)
     return {
         "past": [list(past) for past in planted.past],

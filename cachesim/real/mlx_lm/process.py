@@ -7,19 +7,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Self
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import CachesimError
 from cachesim.real.environment import Environment, package_of
+from cachesim.typed import Json
 
 
 class RealMlxError(CachesimError):
     """The process with the real mlx-lm is gone."""
 
 
-_STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default={})  # noqa: B039 - never changed
+_STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=MappingProxyType({}))
 """Release -> the version of the package that is played in its place."""
 
 
@@ -57,7 +58,7 @@ class RealProcess:
             text=True,
         )
 
-    def order(self, line: object) -> Any:  # noqa: ANN401 - JSON
+    def order(self, line: object) -> Json:
         """Send one line, wait for the answer."""
         inbox, outbox = self._process.stdin, self._process.stdout
         if inbox is None or outbox is None:

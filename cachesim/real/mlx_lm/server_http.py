@@ -108,7 +108,7 @@ class Gate(Queue):  # type: ignore[type-arg]
                 self.shut = self.idle = False
                 self.not_empty.notify()
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Real:  # noqa: FBT001, FBT002 - as a queue's
+    def get(self, block: bool = True, timeout: float | None = None) -> Real:  # noqa: FBT001, FBT002 - a queue has it
         """As a queue's, but nothing comes out while it is shut; only an idle thread waits."""
         with self._deciding:
             shut = self.shut

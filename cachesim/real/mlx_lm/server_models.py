@@ -43,13 +43,13 @@ def watch_calls(name: str, on_call: Callable[[int, int], None]) -> None:
     """Have every call of a model of this module told."""
     module = importlib.import_module(f"mlx_lm.models.{name}")
     kind: Real = module.Model
-    call = getattr(kind, "_unwatched", kind.__call__)
+    call = getattr(kind, "unwatched", kind.__call__)
 
     def watched(self: Real, inputs: Real, *rest: Real, **more: Real) -> Real:
         on_call(*inputs.shape)
         return call(self, inputs, *rest, **more)
 
-    kind._unwatched, kind.__call__ = call, watched  # noqa: SLF001 - ours
+    kind.unwatched, kind.__call__ = call, watched
 
 
 class Folders:

@@ -1,7 +1,7 @@
 """Operations on mlx-lm's store of prompt caches, and on its trie, played on the port."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 from cachesim.engines.mlx_lm.caches.raised import name_of
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
-from cachesim.engines.mlx_lm.store.trie import PromptTrie
-from cachesim.real.mlx_lm.cache_player import Json, Operation
+from cachesim.engines.mlx_lm.store.trie import PromptTrie, PromptTrieResult
+from cachesim.real.mlx_lm.cache_player import Operation
 from cachesim.real.mlx_lm.rows import read_row, write_row
+from cachesim.typed import Json
 from cachesim.units import Array
 
 GENERATIONS: Final = {("all",): "G0", ("ordinary", "checkpoint"): "G2"}
@@ -39,7 +40,7 @@ class StorePlayer:
         act: Callable[[Operation], Json] = getattr(self, f"_{op['op']}")
         try:
             result: dict[str, Json] = {"ret": act(op)}
-        except Exception as error:  # noqa: BLE001 - whatever the port raises is its answer
+        except Exception as error:
             result = {"error": name_of(error)}
         return result | {"store": self._snapshot()}
 
@@ -138,7 +139,7 @@ class TriePlayer:
         """One operation: what it returned or raised, and the values afterwards."""
         try:
             result: dict[str, Json] = {"ret": self._act(op, read_row(op["key"]))}
-        except Exception as error:  # noqa: BLE001 - whatever the port raises is its answer
+        except Exception as error:
             result = {"error": name_of(error)}
         values = [[model, write_row(key), value] for model, key, value in self.trie.items()]
         return result | {"entries": values}
@@ -155,7 +156,7 @@ class TriePlayer:
         return result_shown(self.trie.search(op["model"], key))
 
 
-def result_shown(found: Any) -> Json:  # noqa: ANN401 - a PromptTrieResult, of the port or real
+def result_shown(found: PromptTrieResult) -> Json:
     """A search result as vectors write it."""
     shown = {
         name: None if getattr(found, name) is None else write_row(getattr(found, name))

@@ -14,6 +14,7 @@ from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.process import RealScheduler
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.typed import of_kind
 
 TOLD_OF_GROUPS = ("evicted", "tree", "free")
 
@@ -31,7 +32,7 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     groups = list(groups_of(scenario))
     workload = {
         "id": scenario.name,
-        "config": config_of(session.engine),
+        "config": config_of(of_kind(Sglang, session.engine)),
         "steps": [[_wanted(records[index]) for index in group] for group in groups],
     }
     rules = FAMILY.release(release).rules
@@ -40,9 +41,8 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     return steps_played(records, groups, *told, TOLD_OF_GROUPS)
 
 
-def config_of(engine: object) -> dict[str, Any]:
+def config_of(engine: Sglang) -> dict[str, Any]:
     """What the real scheduler is told of a simulated server."""
-    assert isinstance(engine, Sglang)  # noqa: S101 - the profile says so
     shape, pool, limits = engine.tree.shape, engine.tree.pool, engine.scheduler.limits
     config: dict[str, Any] = {
         "kind": engine.kind,

@@ -182,7 +182,7 @@ FUNCTIONS: Final[dict[str, Callable[..., Real]]] = {
     "any": lambda given: _made(_plain(given).any()),
     "cumsum": lambda given, dim: _made(np.cumsum(_plain(given), axis=dim)),
     "isin": lambda given, among: _made(np.isin(_plain(given), _plain(among))),
-    "clamp": lambda given, min=None, max=None: np.clip(given, min, max),  # noqa: A006 - torch's
+    "clamp": lambda given, min=None, max=None: np.clip(given, min, max),
     "equal": lambda one, other: bool(np.array_equal(one, other)),
     "is_tensor": lambda given: isinstance(given, Tensor),
     "get_num_threads": lambda: 1,
@@ -257,8 +257,8 @@ _METHODS: Final[dict[str, Callable[..., Real]]] = {
     "unsqueeze": np.expand_dims,
     "split": _split,
     "index_select": lambda self, dim, index: np.take(self, index, axis=dim),
-    "clamp": lambda self, min=None, max=None: np.clip(self, min, max),  # noqa: A006 - torch's
-    "clamp_": _changed(lambda self, min=None, max=None: _set(self, np.clip(self, min, max))),  # noqa: A006 - torch's
+    "clamp": lambda self, min=None, max=None: np.clip(self, min, max),
+    "clamp_": _changed(lambda self, min=None, max=None: _set(self, np.clip(self, min, max))),
     "add_": _changed(lambda self, other: _set(self, self + other)),
     "sub_": _changed(lambda self, other: _set(self, self - other)),
     "copy_": _changed(_set),

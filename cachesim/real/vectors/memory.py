@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
@@ -15,8 +15,7 @@ from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.real.vectors.memory_counter import counter_context
 from cachesim.scenario.limits import TOTAL_TOKENS
-
-Json: TypeAlias = dict[str, Any]
+from cachesim.typed import JsonObject
 
 NAMES: Final = {"attention": "kv", "window": "swa"}
 """What the vectors call our caches."""
@@ -52,7 +51,7 @@ class MemoryPlayer:
         self.parts = named_parts(self.context.memory)
         self.slots: dict[str, Blob] = {}
 
-    def play(self, op: Mapping[str, Any]) -> Json:
+    def play(self, op: Mapping[str, Any]) -> JsonObject:
         """Do one operation: what it returned, and the state it left."""
         result = OPERATIONS[op["op"]](self, op)
         self.context.check_integrity()
@@ -60,7 +59,7 @@ class MemoryPlayer:
 
     # --- operations
 
-    def decode(self, op: Mapping[str, Any]) -> Json:
+    def decode(self, op: Mapping[str, Any]) -> JsonObject:
         """Decode a batch of runs."""
         runs: Sequence[Mapping[str, Any]] = op["runs"]
         counted = sum(run["count"] for run in runs)
@@ -79,7 +78,7 @@ class MemoryPlayer:
             Batch(tokens=(0,) * len(seqs), positions=positions, seqs=seqs),
             fail=None if fail is None else PlannedFailure(ubatch=fail["ubatch"], code=fail["code"]),
         )
-        result: Json = {"ret": ret}
+        result: JsonObject = {"ret": ret}
         if ret not in {NO_SLOT, INVALID}:
             result["ubatches"] = [told(ubatch, store) for ubatch, store in self.context.reached]
         if ret not in {0, NO_SLOT, INVALID}:
@@ -90,26 +89,26 @@ class MemoryPlayer:
             ]
         return result
 
-    def seq_rm(self, op: Mapping[str, Any]) -> Json:
+    def seq_rm(self, op: Mapping[str, Any]) -> JsonObject:
         """Remove a range."""
         return {"ret": self.context.seq_rm(op["seq"], op["p0"], op["p1"])}
 
-    def seq_cp(self, op: Mapping[str, Any]) -> Json:
+    def seq_cp(self, op: Mapping[str, Any]) -> JsonObject:
         """Copy a sequence."""
         self.context.seq_cp(op["src"], op["dst"], op["p0"], op["p1"])
         return {"ret": None}
 
-    def seq_keep(self, op: Mapping[str, Any]) -> Json:
+    def seq_keep(self, op: Mapping[str, Any]) -> JsonObject:
         """Drop the other sequences."""
         self.context.seq_keep(op["seq"])
         return {"ret": None}
 
-    def seq_add(self, op: Mapping[str, Any]) -> Json:
+    def seq_add(self, op: Mapping[str, Any]) -> JsonObject:
         """Move positions."""
         self.context.seq_add(op["seq"], op["p0"], op["p1"], op["delta"])
         return {"ret": None}
 
-    def seq_div(self, op: Mapping[str, Any]) -> Json:
+    def seq_div(self, op: Mapping[str, Any]) -> JsonObject:
         """Divide positions."""
         if op["divisor"] < 1:
             msg = f"positions divided by {op['divisor']}; write a whole number from 1 on"
@@ -117,24 +116,24 @@ class MemoryPlayer:
         self.context.seq_div(op["seq"], op["p0"], op["p1"], op["divisor"])
         return {"ret": None}
 
-    def clear(self, op: Mapping[str, Any]) -> Json:
+    def clear(self, op: Mapping[str, Any]) -> JsonObject:
         """Empty everything."""
         self.context.clear(data=op["data"])
         return {"ret": None}
 
-    def save(self, op: Mapping[str, Any]) -> Json:
+    def save(self, op: Mapping[str, Any]) -> JsonObject:
         """Write a state into a named slot."""
         blob = self.context.state_write(op["seq"], partial=op["flags"] == "partial")
         self.slots[op["slot"]] = blob
         return {"bytes": blob.size}
 
-    def load(self, op: Mapping[str, Any]) -> Json:
+    def load(self, op: Mapping[str, Any]) -> JsonObject:
         """Restore a state from a named slot."""
         blob = self.slots[op["slot"]]
         consumed = self.context.state_read(blob, op["seq"], partial=op["flags"] == "partial")
         return {"ok": False} if consumed is None else {"ok": True, "bytes": consumed}
 
-    def mask(self, op: Mapping[str, Any]) -> Json:
+    def mask(self, op: Mapping[str, Any]) -> JsonObject:
         """The attention mask of the last ubatch of the decode just before."""
         ubatch, _ = self.context.reached[-1]
         causal: bool = op["causal"]
@@ -145,11 +144,11 @@ class MemoryPlayer:
 
     # --- state
 
-    def state(self) -> Json:
+    def state(self) -> JsonObject:
         """Everything that is compared after an operation."""
         context = self.context
         ids = range(self.n_seq_max)
-        state: Json = {"pos": [[context.seq_pos_min(s), context.seq_pos_max(s)] for s in ids]}
+        state: JsonObject = {"pos": [[context.seq_pos_min(s), context.seq_pos_max(s)] for s in ids]}
         for name, cache in self.parts.caches.items():
             state[name] = [stream_state(cache, stream) for stream in range(len(cache.streams))]
         if self.parts.recurrent is not None:
@@ -157,7 +156,7 @@ class MemoryPlayer:
         return state
 
 
-OPERATIONS: Final[Mapping[str, Callable[[MemoryPlayer, Mapping[str, Any]], Json]]] = {
+OPERATIONS: Final[Mapping[str, Callable[[MemoryPlayer, Mapping[str, Any]], JsonObject]]] = {
     "decode": MemoryPlayer.decode,
     "seq_rm": MemoryPlayer.seq_rm,
     "seq_cp": MemoryPlayer.seq_cp,
@@ -186,9 +185,9 @@ def named_parts(memory: Memory) -> Parts:
     return Parts(caches=named, recurrent=recurrent)
 
 
-def told(ubatch: Ubatch, store: UbatchStore | None) -> Json:
+def told(ubatch: Ubatch, store: UbatchStore | None) -> JsonObject:
     """A ubatch that was reached."""
-    entry: Json = {
+    entry: JsonObject = {
         "n_tokens": ubatch.n_tokens,
         "n_seqs": ubatch.n_seqs,
         "n_seq_tokens": ubatch.n_seq_tokens,
@@ -206,7 +205,7 @@ def told(ubatch: Ubatch, store: UbatchStore | None) -> Json:
     return entry
 
 
-def stream_state(cache: AttentionCache, stream: int) -> Json:
+def stream_state(cache: AttentionCache, stream: int) -> JsonObject:
     """One stream: its head and its non-empty cells."""
     cells = cache.streams.cells[stream]
     return {
@@ -222,7 +221,7 @@ def stream_state(cache: AttentionCache, stream: int) -> Json:
     }
 
 
-def recurrent_state(memory: RecurrentMemory) -> Json:
+def recurrent_state(memory: RecurrentMemory) -> JsonObject:
     """The recurrent part: records, pending rollbacks, and every plane's number."""
     cells = memory.cells
     rows = memory.planes.rows[memory.layers[0]][:, 0].tolist()

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ProfileError, ScenarioError
-from cachesim.real.mlx_lm.cache_player import CachePlayer, Json, Operation
+from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation
 from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
+from cachesim.typed import Json
 
 
 class Player(Protocol):

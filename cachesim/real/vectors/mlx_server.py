@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,10 +30,9 @@ from cachesim.model.spec import ModelSpec
 from cachesim.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.state import ColdStates
+from cachesim.typed import Json
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
-
-Json: TypeAlias = Any
 
 PRESETS: Final = {"attn": "dense", "swa": "swa", "hyb": "hybrid-delta"}
 """The models of the vectors, and the presets that have their caches."""

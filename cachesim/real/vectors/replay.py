@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from cachesim.errors import ScenarioError, UpstreamAbort
+from cachesim.typed import Json
 
 Line: TypeAlias = Mapping[str, Any]
 """One recorded sequence."""
@@ -114,11 +115,10 @@ class FirstDifference:
 
     def lines(self) -> list[str]:
         """The difference as text, field by field."""
-        told = [
-            f"first difference: {self.sequence}, operation {self.step}: {_json(self.operation)}"
-        ]
+        operation = json.dumps(self.operation)
+        told = [f"first difference: {self.sequence}, operation {self.step}: {operation}"]
         told += [
-            f"  {where}: expected {_json(expected)}, got {_json(actual)}"
+            f"  {where}: expected {json.dumps(expected)}, got {json.dumps(actual)}"
             for where, expected, actual in differing(self.expected, self.actual, "")
         ]
         return told
@@ -247,7 +247,7 @@ def lines_of(path: Path) -> Iterator[Line]:
         raise ScenarioError(msg) from error
 
 
-def differing(expected: Any, actual: Any, where: str) -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+def differing(expected: Json, actual: Json, where: str) -> Iterator[tuple[str, Json, Json]]:
     """The places where two JSON values differ, as deep as both have the same shape."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         for key in sorted({*expected, *actual}):
@@ -258,7 +258,3 @@ def differing(expected: Any, actual: Any, where: str) -> Iterator[tuple[str, Any
             yield from differing(one, other, f"{where}[{i}]")
     elif expected != actual:
         yield where, expected, actual
-
-
-def _json(value: Any) -> str:  # noqa: ANN401
-    return json.dumps(value)

@@ -14,6 +14,7 @@ from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.process import RealScheduler
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.typed import of_kind
 
 
 def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
@@ -24,7 +25,7 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     groups = list(groups_of(scenario))
     workload = {
         "id": scenario.name,
-        "config": config_of(session.engine),
+        "config": config_of(of_kind(Vllm, session.engine)),
         "steps": [arriving([records[index] for index in group]) for group in groups],
     }
     rules = FAMILY.release(release).rules
@@ -33,9 +34,8 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     return steps_played(records, groups, *told, ("evicted", "cache", "queue"))
 
 
-def config_of(engine: object) -> dict[str, Any]:
+def config_of(engine: Vllm) -> dict[str, Any]:
     """What the real scheduler is told of a simulated server."""
-    assert isinstance(engine, Vllm)  # noqa: S101 - the profile says so
     options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
     return {
         "groups": [

@@ -8,7 +8,7 @@ with something empty. Runs in the worker: the standard library is all there is.
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,7 +117,9 @@ def _fill() -> None:
         for name, value in names.items():
             setattr(found, name, value)
 
-    nothing_to_record: Callable[..., Real] = lambda *_: Nothing()  # noqa: E731 - a stand-in
+    def nothing_to_record(*_: Real) -> Real:
+        return Nothing()
+
     put(
         "vllm.v1.utils", ConstantList=ConstantList, record_function_or_nullcontext=nothing_to_record
     )

@@ -48,6 +48,6 @@ def test_the_words_of_a_rule_are_true_exactly_where_its_test_holds(
         pos_min_thold=thold,
         n_prompt=n_prompt,
     )
-    claimed = eval(numbers_of(words, checkpoint, prefix), {"__builtins__": {}})  # noqa: S307
+    claimed = eval(numbers_of(words, checkpoint, prefix), {"__builtins__": {}})
     narrower = NARROWER.get(words, lambda _c, _p: True)
     assert (claimed and narrower(checkpoint, prefix)) == test(checkpoint, prefix)

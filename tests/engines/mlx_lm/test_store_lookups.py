@@ -44,7 +44,7 @@ def test_what_is_trimmed_is_not_checked() -> None:
     cache, rest = it.fetch_nearest_cache("m", digits("19"))
 
     assert cache is not None
-    assert ([9], [2, 1]) == (list(rest), [getattr(layer, "offset") for layer in cache])  # noqa: B009
+    assert ([9], [2, 1]) == (list(rest), [layer.offset for layer in cache])
 
 
 @pytest.mark.parametrize(
