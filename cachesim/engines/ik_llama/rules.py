@@ -51,7 +51,6 @@ class Rules:
     companion_reset: CompanionReset = "everything"  # #1889
     trims_companion_always: bool = True  # later release: only after the primary agreed
     commit_keeps_pending_row: bool = False  # later release: commit begins at M + 1
-    swa_compress: bool = False  # later release: rolling window caches (#2253)
 
 
 SEED_ERA: Final = Rules()
@@ -68,5 +67,4 @@ LATER: Final = Rules(
     eviction="variance",
     trims_companion_always=False,
     commit_keeps_pending_row=True,
-    swa_compress=True,
 )

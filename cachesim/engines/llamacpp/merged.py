@@ -96,10 +96,6 @@ class History:
         """The releases over which a change can be laid."""
         return self.releases[: self.releases.index(merged.landed)]
 
-    def younger(self, merged: Merged) -> tuple[str, ...]:
-        """The releases from which a change can be taken back."""
-        return self.releases[self.releases.index(merged.landed) :]
-
 
 def _why(later: Sequence[str]) -> str:
     if not later:

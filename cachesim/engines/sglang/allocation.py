@@ -137,7 +137,6 @@ class Allocation:
         where = "HybridReqToTokenPool.alloc"
         if req.state is None:
             req.state = pool.alloc()
-            req.state_is_new = True
             if req.state is None:
                 raise UpstreamAbort(where, "assert: Not enough space for mamba cache")
         if self.tree.shape.extra_buffer and req.tracks is None:

@@ -206,7 +206,6 @@ class StatePool:
         self._free = Ring(1, size)
         self._group: list[int] = []
         self.on_copy: Callable[[int, int], None] | None = None
-        self.on_clear: Callable[[int], None] | None = None
 
     @property
     def available(self) -> int:

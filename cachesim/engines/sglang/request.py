@@ -54,7 +54,6 @@ class Req:
 
     state: int | None = None  # mamba_pool_idx
     state_source: int | None = None  # mamba_cow_src_index: copied when the chunk runs
-    state_is_new: bool = False  # mamba_needs_clear
     tracks: list[int] | None = None  # mamba_ping_pong_track_buffer
     next_track: int = 0
     tracked: int | None = None  # mamba_last_track_seqlen
@@ -114,7 +113,6 @@ class Req:
         self.protected = self.inserted = 0
         self.is_chunked = 0
         self.state = self.state_source = self.tracks = None
-        self.state_is_new = False
         self.next_track = 0
         self.tracked = self.tracked_before = self.kept_track = None
         self.branch = self.window_branch = None

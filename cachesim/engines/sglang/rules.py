@@ -24,10 +24,6 @@ class TreeRules:
     keeps_prompt_end: bool = True
     """0.5.23: a finished request divides its node where the prompt ends, and prefers that part."""
 
-    branch_beyond_the_state: bool = True
-    """The branching point is reported only where it lies beyond what the state gives; in 0.5.9
-    also where the floored one does not."""
-
     uses_path_states: bool = False
     """Until #31643 a match refreshed every state on its path; since then only the one it used."""
 
@@ -181,7 +177,6 @@ RULES_059 = Rules(
         trees="one-per-kind",
         counts_hits=False,
         keeps_prompt_end=False,
-        branch_beyond_the_state=False,
         uses_path_states=True,
         asks_for_the_last_token=True,
     ),

@@ -166,7 +166,6 @@ class Runner:
             if self.rules.shares_states:
                 return source
             self.contents.copy_state(source, req.state)
-        req.state_is_new = False
         return req.state
 
     def _cuts(self, req: Req) -> list[int]:

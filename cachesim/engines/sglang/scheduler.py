@@ -226,7 +226,7 @@ class Scheduler:
             states.end_group()
 
     def _return_state(self, req: Req) -> None:
-        req.state_source, req.state_is_new = None, False
+        req.state_source = None
         if req.state is not None:
             self.tree.state_pool.free(req.state)
             req.state = None

@@ -132,7 +132,6 @@ class UnifiedRadixCache(EvictingTree):
                 self.unlock(node, held)
             req.state = slot
         req.state_source = node.state
-        req.state_is_new = False
 
     # -- locks -------------------------------------------------------------------------------------
 

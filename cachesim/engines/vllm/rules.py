@@ -219,8 +219,6 @@ class Rules:
     retention: RetentionRules = RetentionRules()
     state: StateRules = StateRules()
     scheduler: SchedulerRules = SchedulerRules()
-    default_retention: int | None = 0
-    """Unset, every block, until 0.29; 0, only the last positions, since 0.30."""
     modes: tuple[str, ...] = ("align", "none")
     """0.32 removed `all`."""
 
@@ -251,7 +249,6 @@ RULES_0280 = replace(
     retention=replace(RULES_0300.retention, boundaries="prompt-end", on_hit_alignment=False),
     state=replace(RULES_0300.state, tail="prompt", retires_all=False),
     scheduler=replace(RULES_0300.scheduler, padding="beside-running", pins_tails=True),
-    default_retention=None,
 )
 
 RULES_0240 = replace(

@@ -270,13 +270,6 @@ class Context:
         consumed = self.state_read(blob, seq, partial=partial)
         return 0 if consumed is None else consumed + SEQ_HEADER
 
-    def state_seq_file_size(self, seq: int, n_tokens: int) -> int:
-        """Real bytes of a saved sequence's file (`llama_state_seq_save_file`).
-
-        Magic, version and token count stand before the tokens; the blob has no header of its own.
-        """
-        return 12 + 4 * n_tokens + self.state_write(seq).size
-
     def state_write(self, seq: int, *, partial: bool = False) -> Blob:
         """What is saved for one sequence, or (-1) for the whole memory."""
         return Blob(fields=tuple(self.memory.state_write(seq, partial=partial)), source=seq)

@@ -5,7 +5,6 @@ import pytest
 
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.context import SEQ_HEADER
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
@@ -126,14 +125,6 @@ def test_a_companion_keeps_a_plain_cache_of_its_own_and_reads_hidden_rows() -> N
     assert companion.seq_rm(0, 5, -1)
     assert companion.decode(Batch.of(tokens[5:6], start=5, hidden=hidden[5:6])) == 0
     assert (cold[5] == companion.logits(0)).all()
-
-
-def test_a_file_of_a_sequence_has_a_head_the_tokens_and_the_state() -> None:
-    context = create_context(build(tiny("dense"), "ring"), ContextParams(), B11434)
-    assert context.decode(Batch.of((300,) * 5, start=0)) == 0
-
-    state = context.state_seq_get_size(0) - SEQ_HEADER
-    assert 12 + 4 * 5 + state == context.state_seq_file_size(0, 5)
 
 
 @pytest.mark.parametrize("name", ["dense", "swa", "recurrent", "hybrid", "hybrid-mtp"])
