@@ -1,6 +1,6 @@
 """Releases of an engine, and patches that may be laid over their rules, as plain data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -58,10 +58,30 @@ class Patch(Generic[R]):
     cures: str = ""  # the wrong answers that there are without it, by their cause
 
 
-def laying(part: str, **changes: Any) -> Callable[[Any], Any]:
-    """A patch that changes some rules of one part, where a release's rules have parts."""
+def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:
+    """A release whose tag is its number, and which a package of that number plays."""
+    return Release(
+        name=name,
+        about=about,
+        rules=rules,
+        date=date,
+        upstream=f"v{name}",
+        package=Package(name=package, version=name),
+    )
+
+
+def laying(**changes: Any) -> Callable[[Any], Any]:
+    """A patch that sets fields of the rules; a mapping sets fields of the part that it names."""
 
     def lay(rules: Any) -> Any:  # noqa: ANN401 - any engine's rules
-        return replace(rules, **{part: replace(getattr(rules, part), **changes)})
+        return replace(
+            rules, **{name: _laid(getattr(rules, name), each) for name, each in changes.items()}
+        )
 
     return lay
+
+
+def _laid(before: Any, change: Any) -> Any:  # noqa: ANN401 - a field of any engine's rules
+    if not isinstance(change, Mapping):
+        return change
+    return {**before, **change} if isinstance(before, Mapping) else replace(before, **change)

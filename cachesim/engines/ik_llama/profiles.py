@@ -1,11 +1,9 @@
 """The releases and patches of ik_llama.cpp that are known, each as a value of rules."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
-from cachesim.engines.release import Patch, Release
+from cachesim.engines.release import Patch, Release, laying
 from cachesim.units import Count
 
 RELEASES: Final[tuple[Release[Rules], ...]] = (
@@ -27,31 +25,27 @@ RELEASES: Final[tuple[Release[Rules], ...]] = (
 ALL: Final = tuple(each.name for each in RELEASES)
 
 
-def _set(**fields: Any) -> Callable[[Rules], Rules]:
-    return lambda rules: replace(rules, **fields)
-
-
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="1889",
         pull=1889,
         about="a companion whose trim fails is emptied alone; the primary keeps its prefix",
         fits=ALL,
-        lay=_set(companion_reset="companion only"),
+        lay=laying(companion_reset="companion only"),
     ),
     Patch(
         name="1888",
         pull=1888,
         about="a checkpoint may also be used when pos_max <= pos_next; checkpoints from 4 tokens",
         fits=("d2da6da05",),
-        lay=_set(rewind="pos_min below or pos_max reaches", minimum=Count(4)),
+        lay=laying(rewind="pos_min below or pos_max reaches", minimum=Count(4)),
     ),
     Patch(
         name="1877",
         pull=1877,
         about="prompt cache entries that cannot be rewound are skipped; lists are cloned",
         fits=("d2da6da05",),
-        lay=_set(
+        lay=laying(
             ram_floor=True,
             ram_rewindable_only=True,
             ram_ties_to_longer_prefix=True,
@@ -65,21 +59,21 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=1854,
         about="--cache-ram-n-min is a minimum common prefix everywhere; lists are cloned",
         fits=("d2da6da05",),
-        lay=_set(n_min_is_a_prefix=True, clones_token_lists=True),
+        lay=laying(n_min_is_a_prefix=True, clones_token_lists=True),
     ),
     Patch(
         name="1689",
         pull=1689,
         about="recurrent and hybrid models apply no checkpoint and keep the whole prefix",
         fits=("d2da6da05",),
-        lay=_set(skips_recurrent=True),
+        lay=laying(skips_recurrent=True),
     ),
     Patch(
         name="2105",
         pull=2105,
         about="a floor for prompt cache loads; tolerant match only; last-token rule first",
         fits=("d2da6da05",),
-        lay=_set(ram_floor=True, tolerant_only=True, minus_one_first=True),
+        lay=laying(ram_floor=True, tolerant_only=True, minus_one_first=True),
         landed="8337e4cd3",
     ),
     Patch(
@@ -87,32 +81,32 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=1669,
         about="rejected drafts are taken out of recurrent states; before, only out of the cells",
         fits=(),
-        lay=_set(restores_recurrent=True),
+        lay=laying(restores_recurrent=True),
         landed="d2da6da05",
-        back=_set(restores_recurrent=False),
+        back=laying(restores_recurrent=False),
     ),
     Patch(
         name="1673",
         pull=1673,
         about="a decode starts without an earlier client's stop flag; before, a late one ended it",
         fits=(),
-        lay=_set(stop_flag_stays=False),
+        lay=laying(stop_flag_stays=False),
         landed="d2da6da05",
-        back=_set(stop_flag_stays=True),
+        back=laying(stop_flag_stays=True),
     ),
     Patch(
         name="1754",
         pull=1754,
         about="defect as reported: a draft accepted whole leaves the state after its first token",
         fits=("d2da6da05",),
-        lay=_set(restores_when_accepted=False),
+        lay=laying(restores_when_accepted=False),
     ),
     Patch(
         name="2459",
         pull=2459,
         about="a context shift shortens the token list of requests without cache_prompt too",
         fits=ALL,
-        lay=_set(shift_always_drops_tokens=True),
+        lay=laying(shift_always_drops_tokens=True),
     ),
 )
 """Pull requests at ikawrakow/ik_llama.cpp."""

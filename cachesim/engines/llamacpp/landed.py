@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.llamacpp.memory import rules as memory
-from cachesim.engines.llamacpp.merged import History, Merged
+from cachesim.engines.llamacpp.merged import Merged
 from cachesim.engines.llamacpp.rules import (
     CheckpointRules,
     LoopRules,
@@ -82,23 +82,6 @@ OLDEST: Final = ServerRules(
 )
 """Before the oldest wheel that names its build. What landed in that one was read in the reports and
 their fixes, and no wheel played it: taken back from b8672, it shows the report and no release."""
-
-NAMES: Final = (
-    "b8672",
-    "b8929",
-    "b9093",
-    "b9294",
-    "b9538",
-    "b9713",
-    "b9873",
-    "b10068",
-    "b10229",
-    "b10566",
-    "b10809",
-    "b11063",
-    "b11549",
-)
-"""The releases, oldest first."""
 
 LANDED: Final[tuple[Merged, ...]] = (
     Merged(
@@ -346,5 +329,3 @@ LANDED: Final[tuple[Merged, ...]] = (
         },
     ),
 )
-
-HISTORY: Final = History(OLDEST, LANDED, NAMES)

@@ -1,10 +1,9 @@
 """The published artifact, and the policy as the paper describes it."""
 
-from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.marconi.rules import ARTIFACT, PAPER, Rules
-from cachesim.engines.release import Patch, Release
+from cachesim.engines.release import Patch, Release, laying
 
 RELEASES: Final = (
     Release(
@@ -28,18 +27,18 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="strict-match",
         about="a match ends where an edge does not match to its end",
         fits=("artifact",),
-        lay=lambda rules: replace(rules, descends_partial=False),
+        lay=laying(descends_partial=False),
     ),
     Patch(
         name="own-bytes",
         about="an evicted leaf is counted with its own tokens",
         fits=("artifact",),
-        lay=lambda rules: replace(rules, bytes_of_last_candidate=False),
+        lay=laying(bytes_of_last_candidate=False),
     ),
     Patch(
         name="own-operations",
         about="what is saved of the MLPs is counted against the MLPs",
         fits=("artifact",),
-        lay=lambda rules: replace(rules, mlp_less_attention=False),
+        lay=laying(mlp_less_attention=False),
     ),
 )

@@ -1,41 +1,28 @@
 """What each patch of mlx-lm changes in the rules of a release: one entry of `PATCHES` each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.profiles import ALL, BEFORE_738, BEFORE_741, SEGMENTED, MlxRules
 from cachesim.engines.mlx_lm.server.rules import SnapshotRules
-from cachesim.engines.release import Patch
+from cachesim.engines.release import Patch, laying
 
 
-def _lay(
-    *,
-    caches: Mapping[str, Any] | None = None,
-    store: Mapping[str, Any] | None = None,
-    server: Mapping[str, Any] | None = None,
-    snapshots: Mapping[str, Any] | None = None,
-    classes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Callable[[MlxRules], MlxRules]:
-    """A patch as the fields it sets; #929's fixes are changes to #923's snapshots, and add up."""
+def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
+    """#923 with fixes of #929, which are changes to its snapshots, and add up."""
 
     def lay(rules: MlxRules) -> MlxRules:
-        serving = replace(rules.server, **(server or {}))
-        if snapshots is not None:
-            taken = replace(serving.snapshots or SnapshotRules(), **snapshots)
-            serving = replace(serving, snapshots=taken)
-        return MlxRules(
-            caches=replace(rules.caches, **(caches or {})),
-            store=replace(rules.store, **(store or {})),
-            server=serving,
-            classes={**rules.classes, **(classes or {})},
-        )
+        taken = replace(rules.server.snapshots or SnapshotRules(), **dict.fromkeys(fixes, True))
+        laid: MlxRules = laying(
+            caches={"bytes_skip_missing_slots": True}, server={"snapshots": taken}
+        )(rules)
+        return laid
 
     return lay
 
 
-_ON_923: Final = {"bytes_skip_missing_slots": True}
 _FIXES_929: Final = (
     "always_the_last_boundary",
     "boundary_after_every_message",
@@ -57,30 +44,30 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=138,
         about="a stored prompt that diverges from the new one is trimmed to what they share",
         fits=(),
-        lay=_lay(store={"cuts_to_common_prefix": True}),
+        lay=laying(store={"cuts_to_common_prefix": True}),
         landed=ALL[0],
-        back=_lay(store={"cuts_to_common_prefix": False}),
+        back=laying(store={"cuts_to_common_prefix": False}),
     ),
     Patch(
         name="183",
         pull=183,
         about="a stored prompt is trimmed so that at least one token is left to feed",
         fits=(),
-        lay=_lay(store={"leaves_one_token": True}),
+        lay=laying(store={"leaves_one_token": True}),
         landed=ALL[0],
-        back=_lay(store={"leaves_one_token": False}),
+        back=laying(store={"leaves_one_token": False}),
     ),
     Patch(
         name="738",
         pull=738,
         about="a row leaves a ring at its own length, and a padded prefill is told its lengths",
         fits=BEFORE_738,
-        lay=_lay(
+        lay=laying(
             caches={"rotating_merge": "by-index", "rotating_extract": "from-the-end"},
             server={"lengths_leave_last": True},
         ),
         landed="0.30.4",
-        back=_lay(
+        back=laying(
             caches={"rotating_merge": "by-offset", "rotating_extract": "uncut"},
             server={"lengths_leave_last": False},
         ),
@@ -90,13 +77,13 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=690,
         about="recurrent caches have a batch form (#740, #743 and #769 went with it)",
         fits=BEFORE_738,
-        lay=_lay(
+        lay=laying(
             caches={"batches_recurrent": True, "batch_size_method": False, "chunked_is_kv": False},
             server={"fresh_by_length": False},
             classes={name: {"advances": True} for name in _COUNTING},
         ),
         landed="0.30.4",
-        back=_lay(
+        back=laying(
             caches={"batches_recurrent": False, "batch_size_method": True, "chunked_is_kv": True},
             server={"fresh_by_length": True},
             classes={name: {"advances": False} for name in _COUNTING},
@@ -107,87 +94,87 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=755,
         about="rows without keys are merged with rows that have some",
         fits=BEFORE_738,
-        lay=_lay(caches={"merge_skips_empty": True}),
+        lay=laying(caches={"merge_skips_empty": True}),
         landed="0.30.4",
-        back=_lay(caches={"merge_skips_empty": False}),
+        back=laying(caches={"merge_skips_empty": False}),
     ),
     Patch(
         name="741",
         pull=741,
         about="a request that a stop word ended is stored, and leaves its batch",
         fits=BEFORE_741,
-        lay=_lay(server={"forgets_stopped": True}),
+        lay=laying(server={"forgets_stopped": True}),
         landed="0.30.6",
-        back=_lay(server={"forgets_stopped": False}),
+        back=laying(server={"forgets_stopped": False}),
     ),
     Patch(
         name="842",
         pull=842,
         about="fresh recurrent caches are merged without a padding of zeros",
         fits=BEFORE_741,
-        lay=_lay(classes={name: {"merges_slots_as_padding": False} for name in _MAMBAS}),
+        lay=laying(classes={name: {"merges_slots_as_padding": False} for name in _MAMBAS}),
         landed="0.30.6",
-        back=_lay(classes={name: {"merges_slots_as_padding": True} for name in _MAMBAS}),
+        back=laying(classes={name: {"merges_slots_as_padding": True} for name in _MAMBAS}),
     ),
     Patch(
         name="843",
         pull=843,
         about="a cache that keeps everything masks one column too where a window is asked for",
         fits=BEFORE_741,
-        lay=_lay(caches={"window_masks_one_column": True}),
+        lay=laying(caches={"window_masks_one_column": True}),
         landed="0.30.6",
-        back=_lay(caches={"window_masks_one_column": False}),
+        back=laying(caches={"window_masks_one_column": False}),
     ),
     Patch(
         name="807",
         pull=807,
         about="a restored recurrent cache has its fields for padding",
         fits=("0.30.4",),
-        lay=_lay(caches={"restores_padding_fields": True}),
+        lay=laying(caches={"restores_padding_fields": True}),
         landed="0.30.5",
-        back=_lay(caches={"restores_padding_fields": False}),
+        back=laying(caches={"restores_padding_fields": False}),
     ),
     Patch(
         name="923",
         pull=923,
         about="snapshots at message boundaries",
         fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={}),
+        lay=_snapshots(),
     ),
     Patch(
         name="929",
         pull=929,
         about="#923 with all three fixes of #929",
         fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots=dict.fromkeys(_FIXES_929, True)),
+        lay=_snapshots(*_FIXES_929),
     ),
     Patch(
         name="929.1",
         pull=929,
         about="#923 with the first fix: always a snapshot at the last boundary",
         fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[0]: True}),
+        lay=_snapshots(_FIXES_929[0]),
     ),
     Patch(
         name="929.2",
         pull=929,
         about="#923 with the second fix: a boundary after every message",
         fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[1]: True}),
+        lay=_snapshots(_FIXES_929[1]),
     ),
     Patch(
         name="929.3",
         pull=929,
         about="#923 with the third fix: every layer that can be trimmed is",
         fits=("after-906",),
-        lay=_lay(caches=_ON_923, snapshots={_FIXES_929[2]: True}),
+        lay=_snapshots(_FIXES_929[2]),
     ),
     Patch(
         name="999",
         pull=999,
         about="rotating caches unroll when they are trimmed",
         fits=("0.31.1-main",),
-        lay=_lay(
+        lay=laying(
             caches={"rotating_unrolls_on_trim": True},
             store={"checks_trimmed": True, "prunes": "within-size"},
         ),
@@ -197,21 +184,21 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=1006,
         about="checkpoint before the last user message, first commit",
         fits=("0.31.1-main",),
-        lay=_lay(server=_AT_LAST_USER),
+        lay=laying(server=_AT_LAST_USER),
     ),
     Patch(
         name="1006.2",
         pull=1006,
         about="the same, second commit: padded tails",
         fits=("0.31.1-main",),
-        lay=_lay(server=_AT_LAST_USER | {"tails": "padded"}),
+        lay=laying(server=_AT_LAST_USER | {"tails": "padded"}),
     ),
     Patch(
         name="1006",
         pull=1006,
         about="the same, last commit: a checkpoint at each request's own distance",
         fits=("0.31.1-main",),
-        lay=_lay(
+        lay=laying(
             server=_AT_LAST_USER | {"tails": "padded", "checkpoint_only_at_own_distance": True}
         ),
     ),
@@ -220,28 +207,28 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=1186,
         about="an untrimmed hybrid cache is reused from the common prefix on",
         fits=SEGMENTED,
-        lay=_lay(store={"reuses_untrimmed": True}),
+        lay=laying(store={"reuses_untrimmed": True}),
     ),
     Patch(
         name="1253",
         pull=1253,
         about="a trim resets the recurrent state",
         fits=SEGMENTED,
-        lay=_lay(caches={"arrays_trim_resets": True}),
+        lay=laying(caches={"arrays_trim_resets": True}),
     ),
     Patch(
         name="1254",
         pull=1254,
         about="a trim resets the recurrent state",
         fits=SEGMENTED,
-        lay=_lay(caches={"arrays_trim_resets": True}),
+        lay=laying(caches={"arrays_trim_resets": True}),
     ),
     Patch(
         name="1908",
         pull=1908,
         about="the chunked scan of Granite 4 is told the lengths: no rest of a batch is lost",
         fits=("0.31.2", "0.31.3", "0.32.0"),
-        lay=_lay(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
+        lay=laying(classes={"granitemoehybrid": {"scan_at_lengths": True}}),
         cures="the chunked scan of a padded batch loses the rest of a row",
         landed="0.32.2",
     ),
@@ -249,20 +236,20 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         name="chunk-front",
         about="a chunk whose front was dropped is not trimmed",
         fits=ALL,
-        lay=_lay(caches={"chunks_always_trim": False}),
+        lay=laying(caches={"chunks_always_trim": False}),
     ),
     Patch(
         name="draft-key",
         about="with a draft model, a stored key ends where its state does",
         fits=ALL,
-        lay=_lay(server={"key_is_what_was_fed": True}),
+        lay=laying(server={"key_is_what_was_fed": True}),
         cures="with a draft model, a stored key is longer than its state",
     ),
     Patch(
         name="ring-mask",
         about="the mask on a wrapped ring counts its rows: no padded row loses a token",
         fits=ALL,
-        lay=_lay(caches={"ring_mask_counts_rows": True}),
+        lay=laying(caches={"ring_mask_counts_rows": True}),
         cures="the mask on a wrapped ring hides a token of a padded row",
     ),
 )

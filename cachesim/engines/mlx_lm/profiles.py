@@ -128,147 +128,134 @@ _R0_32_0: Final = replace(
 _R0_32_2: Final = replace(_R0_32_0, no_tokens="refused")
 
 
-def _wheel(version: str, runtime: str, *older: str) -> Package:
-    """A release on the package index; the older ones need the older array runtime.
-
-    0.29.1 names no version of transformers, and knows none after 4: there a chat template gives a
-    list of tokens.
+def _release(
+    name: str,
+    date: str,
+    about: str,
+    rules: tuple[CacheRules, StoreRules, ServerRules],
+    *,
+    runtime: str = "",
+    beside: tuple[str, ...] = (),
+    upstream: str = "",
+) -> Release[MlxRules]:
+    """A release, or a state of the main branch; on the package index the older releases need the
+    older array runtime.
     """
-    return Package(name="mlx-lm", version=version, beside=(f"mlx[cpu]=={runtime}", *older))
+    caches, store, server = rules
+    needs = (f"mlx[cpu]=={runtime}", *beside)
+    return Release(
+        name=name,
+        about=about,
+        rules=MlxRules(caches=caches, store=store, server=server),
+        date=date,
+        upstream=upstream or f"v{name}",
+        package=Package(name="mlx-lm", version=name, beside=needs) if runtime else None,
+    )
 
 
 RELEASES: Final[tuple[Release[MlxRules], ...]] = (
-    Release(
-        name="0.29.1",
-        about="as 0.30.0",
-        rules=MlxRules(caches=_C_0_30_2, store=_G0, server=_R0_30_2),
-        date="2025-12-16",
+    _release(
+        "0.29.1",
+        "2025-12-16",
+        "as 0.30.0",
+        (_C_0_30_2, _G0, _R0_30_2),
+        runtime="0.30.6",
+        # it names no version of transformers, and knows none after 4: there a chat template
+        # gives a list of tokens
+        beside=("transformers==4.57.3",),
         upstream="0.29.1, the package: no tag",
-        package=_wheel("0.29.1", "0.30.6", "transformers==4.57.3"),
     ),
-    Release(
-        name="0.30.0",
-        about="as 0.30.2, but that other sampling waits for the batch to end (#635): not simulated",
-        rules=MlxRules(caches=_C_0_30_2, store=_G0, server=_R0_30_2),
-        date="2025-12-18",
-        upstream="v0.30.0",
-        package=_wheel("0.30.0", "0.30.6"),
+    _release(
+        "0.30.0",
+        "2025-12-18",
+        "as 0.30.2, but that other sampling waits for the batch to end (#635): not simulated",
+        (_C_0_30_2, _G0, _R0_30_2),
+        runtime="0.30.6",
     ),
-    Release(
-        name="0.30.2",
-        about="no checkpoints; recurrent models are served alone",
-        rules=MlxRules(caches=_C_0_30_2, store=_G0, server=_R0_30_2),
-        date="2026-01-06",
-        upstream="v0.30.2",
-        package=_wheel("0.30.2", "0.30.6"),
+    _release(
+        "0.30.2",
+        "2026-01-06",
+        "no checkpoints; recurrent models are served alone",
+        (_C_0_30_2, _G0, _R0_30_2),
+        runtime="0.30.6",
     ),
-    Release(
-        name="0.30.4",
-        about="no checkpoints; every model whose caches can be merged is batched",
-        rules=MlxRules(caches=_C_0_30_4, store=_G0, server=_R0_30_5),
-        date="2026-01-19",
-        upstream="v0.30.4",
-        package=_wheel("0.30.4", "0.30.6"),
+    _release(
+        "0.30.4",
+        "2026-01-19",
+        "no checkpoints; every model whose caches can be merged is batched",
+        (_C_0_30_4, _G0, _R0_30_5),
+        runtime="0.30.6",
     ),
-    Release(
-        name="0.30.5",
-        about="no checkpoints; a request ended by a stop word stays in its batch",
-        rules=MlxRules(caches=_C_0_30_5, store=_G0, server=_R0_30_5),
-        date="2026-01-25",
-        upstream="v0.30.5",
-        package=_wheel("0.30.5", "0.30.6"),
+    _release(
+        "0.30.5",
+        "2026-01-25",
+        "no checkpoints; a request ended by a stop word stays in its batch",
+        (_C_0_30_5, _G0, _R0_30_5),
+        runtime="0.30.6",
     ),
-    Release(
-        name="0.30.6",
-        about="no checkpoints",
-        rules=MlxRules(caches=_C_0_30_7, store=_G0, server=_R0_30_7),
-        date="2026-02-04",
-        upstream="v0.30.6",
-        package=_wheel("0.30.6", "0.30.6"),
+    _release(
+        "0.30.6", "2026-02-04", "no checkpoints", (_C_0_30_7, _G0, _R0_30_7), runtime="0.30.6"
     ),
-    Release(
-        name="0.30.7",
-        about="no checkpoints",
-        rules=MlxRules(caches=_C_0_30_7, store=_G0, server=_R0_30_7),
-        date="2026-02-12",
-        upstream="v0.30.7",
-        package=_wheel("0.30.7", "0.30.6"),
+    _release(
+        "0.30.7", "2026-02-12", "no checkpoints", (_C_0_30_7, _G0, _R0_30_7), runtime="0.30.6"
     ),
-    Release(
-        name="after-906",
-        about="main after #906, on which #923 stands",
-        rules=MlxRules(caches=_C_AFTER_906, store=_G1, server=_AFTER_906),
-        date="2026-02",
+    _release(
+        "after-906",
+        "2026-02",
+        "main after #906, on which #923 stands",
+        (_C_AFTER_906, _G1, _AFTER_906),
         upstream="main after #906",
     ),
-    Release(
-        name="0.31.0",
-        about="one checkpoint per request (#911)",
-        rules=MlxRules(caches=_C_0_31_1, store=_G2, server=_R0_31_0),
-        date="2026-03-06",
-        upstream="v0.31.0",
+    _release(
+        "0.31.0", "2026-03-06", "one checkpoint per request (#911)", (_C_0_31_1, _G2, _R0_31_0)
     ),
-    Release(
-        name="0.31.1",
-        about="one checkpoint per request (#911)",
-        rules=MlxRules(caches=_C_0_31_1, store=_G2, server=_R0_31_1),
-        date="2026-03-11",
-        upstream="v0.31.1",
-        package=_wheel("0.31.1", "0.30.6"),
+    _release(
+        "0.31.1",
+        "2026-03-11",
+        "one checkpoint per request (#911)",
+        (_C_0_31_1, _G2, _R0_31_1),
+        runtime="0.30.6",
     ),
-    Release(
-        name="0.31.1-main",
-        about="main after 0.31.1, on which #1006 stands",
-        rules=MlxRules(caches=_C_0_31_1, store=_G2, server=_R0_31_1),
-        date="2026-03",
+    _release(
+        "0.31.1-main",
+        "2026-03",
+        "main after 0.31.1, on which #1006 stands",
+        (_C_0_31_1, _G2, _R0_31_1),
         upstream="main after v0.31.1",
     ),
-    Release(
-        name="after-1019",
-        about="main after #1019",
-        rules=MlxRules(caches=_C_0_31_1, store=_G3, server=_R0_31_1),
-        date="2026-03",
+    _release(
+        "after-1019",
+        "2026-03",
+        "main after #1019",
+        (_C_0_31_1, _G3, _R0_31_1),
         upstream="main after #1019",
     ),
-    Release(
-        name="0.31.2",
-        about="segments (#1072)",
-        rules=MlxRules(caches=_C_0_31_2, store=_G4, server=_R0_31_2),
-        date="2026-04-06",
-        upstream="v0.31.2",
-        package=_wheel("0.31.2", "0.30.6"),
+    _release(
+        "0.31.2", "2026-04-06", "segments (#1072)", (_C_0_31_2, _G4, _R0_31_2), runtime="0.30.6"
     ),
-    Release(
-        name="0.31.3",
-        about="segments (#1072)",
-        rules=MlxRules(caches=_C_0_31_3, store=_G4, server=_R0_31_3),
-        date="2026-04-22",
-        upstream="v0.31.3",
-        package=_wheel("0.31.3", "0.32.4"),
+    _release(
+        "0.31.3", "2026-04-22", "segments (#1072)", (_C_0_31_3, _G4, _R0_31_3), runtime="0.32.4"
     ),
-    Release(
-        name="0.32.0",
-        about="segments; empty prompts refused",
-        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_0),
-        date="2026-08",
-        upstream="v0.32.0",
-        package=_wheel("0.32.0", "0.32.4"),
+    _release(
+        "0.32.0",
+        "2026-08",
+        "segments; empty prompts refused",
+        (_C_0_32_2, _G4, _R0_32_0),
+        runtime="0.32.4",
     ),
-    Release(
-        name="0.32.1",
-        about="segments; empty prompts refused",
-        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
-        date="2026-08",
-        upstream="v0.32.1",
-        package=_wheel("0.32.1", "0.32.4"),
+    _release(
+        "0.32.1",
+        "2026-08",
+        "segments; empty prompts refused",
+        (_C_0_32_2, _G4, _R0_32_2),
+        runtime="0.32.4",
     ),
-    Release(
-        name="0.32.2",
-        about="segments; empty prompts refused",
-        rules=MlxRules(caches=_C_0_32_2, store=_G4, server=_R0_32_2),
-        date="2026-08",
-        upstream="v0.32.2",
-        package=_wheel("0.32.2", "0.32.4"),
+    _release(
+        "0.32.2",
+        "2026-08",
+        "segments; empty prompts refused",
+        (_C_0_32_2, _G4, _R0_32_2),
+        runtime="0.32.4",
     ),
 )
 """The releases, oldest first, and states of upstream's main branch that proposals stand on."""

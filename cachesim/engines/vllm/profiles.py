@@ -1,8 +1,9 @@
 """Releases and patches of vLLM, by name."""
 
+from functools import partial
 from typing import Final
 
-from cachesim.engines.release import Package, Patch, Release, laying
+from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.rules import (
     RULES_0191,
     RULES_0240,
@@ -12,17 +13,7 @@ from cachesim.engines.vllm.rules import (
     Rules,
 )
 
-
-def _release(name: str, date: str, rules: Rules, about: str) -> Release[Rules]:
-    return Release(
-        name=name,
-        about=about,
-        rules=rules,
-        date=date,
-        upstream=f"v{name}",
-        package=Package(name="vllm", version=name),
-    )
-
+_release = partial(tagged, package="vllm")
 
 RELEASES: Final = (
     _release("0.19.1", "2026-04-18", RULES_0191, "states at chunk ends, no junction"),
@@ -39,33 +30,27 @@ SINCE_0280: Final = ALL[2:]
 SEEDED: Final = ("0.28.0", "0.30.0")
 
 
-def _junction(rules: Rules) -> Rules:
-    reports: Rules = laying("lookup", reports_junction=True)(rules)
-    split: Rules = laying("scheduler", chunk_split="uncached-prefix")(reports)
-    return split
-
-
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="37898",
         pull=37898,
         about="saves a state where attention still matches and no state does (the junction)",
         fits=("0.19.1",),
-        lay=_junction,
+        lay=laying(lookup={"reports_junction": True}, scheduler={"chunk_split": "uncached-prefix"}),
     ),
     Patch(
         name="47782",
         pull=47782,
         about="sparse retention keeps the junction",
         fits=("0.24.0",),
-        lay=laying("retention", keeps_junction=True),
+        lay=laying(retention={"keeps_junction": True}),
     ),
     Patch(
         name="44409",
         pull=44409,
         about="every group holds its hit before any group takes new blocks",
         fits=("0.19.1",),
-        lay=laying("scheduler", holds_before_taking=True),
+        lay=laying(scheduler={"holds_before_taking": True}),
     ),
     Patch(
         name="32802",
@@ -73,7 +58,11 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         about="the look-ahead block is dropped once, not in every round",
         fits=("0.19.1",),
         lay=laying(
-            "lookup", eagle_drop="once", eagle_margin="not-recurrent", margin_bound="hit-limit"
+            lookup={
+                "eagle_drop": "once",
+                "eagle_margin": "not-recurrent",
+                "margin_bound": "hit-limit",
+            }
         ),
     ),
     Patch(
@@ -81,7 +70,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=46281,
         about="recurrent groups look no further than attention with a drafter",
         fits=("0.24.0",),
-        lay=laying("lookup", eagle_margin="not-recurrent"),
+        lay=laying(lookup={"eagle_margin": "not-recurrent"}),
         cures="with a drafter a recurrent group is granted a block more than it has",
     ),
     Patch(
@@ -89,7 +78,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=55601,
         about="the entry of a hit's state is computed in the state's own block size",
         fits=SEEDED,
-        lay=laying("runner", seeds_in_smallest_block=False),
+        lay=laying(runner={"seeds_in_smallest_block": False}),
         cures="the entry of a state is computed in another block size than its own",
     ),
     Patch(
@@ -97,7 +86,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=39273,
         about="a step without drafts continues from the last accepted state",
         fits=ALL,
-        lay=laying("runner", plain_path_reads_first=False),
+        lay=laying(runner={"plain_path_reads_first": False}),
         cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
@@ -105,7 +94,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=43569,
         about="who is preempted or aborted takes back the ids of blocks that will not be written",
         fits=ALL,
-        lay=laying("scheduler", withdraws_unwritten=True),
+        lay=laying(scheduler={"withdraws_unwritten": True}),
         cures="a state is hit that was withdrawn from its step and never written",
     ),
     Patch(
@@ -113,73 +102,73 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=54076,
         about="prefill chunks end on the retention grid, so that a state per interval exists",
         fits=SINCE_0280,
-        lay=laying("scheduler", stops_at_interval=True),
+        lay=laying(scheduler={"stops_at_interval": True}),
     ),
     Patch(
         name="47491",
         pull=47491,
         about="a missing state leaves attention's hit as it is (the defect of #43090)",
         fits=ALL,
-        lay=laying("lookup", forgives_missing_state=True),
+        lay=laying(lookup={"forgives_missing_state": True}),
     ),
     Patch(
         name="no-29387",
         about="defect put back: a state registered in this step can be hit in this step",
         fits=ALL,
-        lay=laying("state", same_step_guard=False),
+        lay=laying(state={"same_step_guard": False}),
         pull=29387,
     ),
     Patch(
         name="no-46281",
         about="defect put back: with a drafter a recurrent group is granted a block too many",
         fits=SINCE_0280,
-        lay=laying("lookup", eagle_margin="every-group"),
+        lay=laying(lookup={"eagle_margin": "every-group"}),
         pull=46281,
     ),
     Patch(
         name="no-44409",
         about="defect put back: a group takes new blocks before the next one holds its hit",
         fits=SINCE_0240,
-        lay=laying("scheduler", holds_before_taking=False),
+        lay=laying(scheduler={"holds_before_taking": False}),
         pull=33775,
     ),
     Patch(
         name="no-55601",
         about="defect put back: the entry of a hit's state is computed in the smallest block size",
         fits=("0.19.1", "0.24.0", "0.33.0"),
-        lay=laying("runner", seeds_in_smallest_block=True),
+        lay=laying(runner={"seeds_in_smallest_block": True}),
         pull=55600,
     ),
     Patch(
         name="unhashed-last",
         about="blocks without an id go to the tail of the queue, as until 0.22",
         fits=SINCE_0240,
-        lay=laying("pool", unhashed_first=False),
+        lay=laying(pool={"unhashed_first": False}),
     ),
     Patch(
         name="counts-loaded-state",
         about="a block is counted for the state that a store brings, not only for the next one",
         fits=SINCE_0240,
-        lay=laying("state", counts_loaded_state=True),
+        lay=laying(state={"counts_loaded_state": True}),
     ),
     Patch(
         name="44243-agreed",
         about="with a store too, the hit is what all groups agree on (as since 0.28)",
         fits=("0.24.0",),
-        lay=laying("scheduler", store_hit="whole-blocks"),
+        lay=laying(scheduler={"store_hit": "whole-blocks"}),
         cures="with a store, attention's hit is taken where no state is (#48195)",
     ),
     Patch(
         name="skips-aborted",
         about="a chunk never runs whose request is aborted in time (as #56525 tells its failure)",
         fits=ALL,
-        lay=laying("runner", skips_aborted=True),
+        lay=laying(runner={"skips_aborted": True}),
     ),
     Patch(
         name="window-one-short",
         about="a hit needs one window block less (off by one, the classic of this arithmetic)",
         fits=ALL,
-        lay=laying("lookup", window_one_short=True),
+        lay=laying(lookup={"window_one_short": True}),
     ),
 )
 """By the number of the pull request or issue; our own names where there is none."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.llamacpp.landed import HISTORY
+from cachesim.engines.llamacpp.profiles import HISTORY
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.ratio import ratio
 from cachesim.model.presets import preset
