@@ -232,6 +232,36 @@ def test_in_0_31_3_zero_left_padding_hides_the_lengths_of_a_fresh_recurrent_batc
     assert [first, second] == shown
 
 
+@pytest.mark.parametrize("release", ["0.30.7", "0.31.3", "0.32.2"])
+@pytest.mark.parametrize("left", [None, [0, 0], [-3, -1], [0, 2], [0]])
+@pytest.mark.parametrize("lengths", [None, [3, 3], [4, 9], [2, 3], [3]])
+def test_a_mask_that_need_not_be_asked_for_shows_every_column_of_every_row(
+    release: str, left: list[int] | None, lengths: list[int] | None
+) -> None:
+    cache = states(1, 2, release=release)
+    cache.left_padding = None if left is None else np.array(left)
+    cache.lengths = None if lengths is None else np.array(lengths)
+
+    if not cache.may_pad(batch=2, columns=3):
+        mask = cache.make_mask(3)
+        assert mask is None or [[True] * 3] * 2 == mask.tolist()
+        assert lengths is None or min(lengths) >= 3
+
+
+def test_columns_before_and_behind_the_tokens_are_padding() -> None:
+    cache = states(1, 2)
+
+    assert not cache.may_pad(batch=2, columns=3)
+    cache.left_padding = np.array([0, -2])
+    assert not cache.may_pad(batch=2, columns=3)
+    cache.lengths = np.array([3, 4])
+    assert not cache.may_pad(batch=2, columns=3)
+    assert cache.may_pad(batch=2, columns=4)
+    assert cache.may_pad(batch=3, columns=3)
+    cache.left_padding = np.array([1, 0])
+    assert cache.may_pad(batch=2, columns=3)
+
+
 @pytest.mark.parametrize(("release", "values"), [("0.31.2", [1]), ("0.31.3", [1, 0, 0])])
 def test_empty_recurrent_rows_join_as_zeros_since_1169(release: str, values: list[int]) -> None:
     batch = ArraysCache.merge([states(1, release=release)])

@@ -126,6 +126,16 @@ def added(one: Integers, other: Integers) -> Integers:
         raise UpstreamValueError(str(error)) from error
 
 
+def every(flags: Array) -> bool:
+    """Whether all flags are set: a look at their bytes, quicker than `all` for few and for many."""
+    return b"\0" not in flags.tobytes()
+
+
+def same(one: Array, other: Array) -> bool:
+    """Whether two arrays of one type hold the same bits, which is quicker than number by number."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
 def integers(values: Sequence[int] | Integers) -> Integers:
     """A vector with one number per row of the batch."""
     return np.array(values, dtype=np.int64)

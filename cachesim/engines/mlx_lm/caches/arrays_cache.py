@@ -1,6 +1,7 @@
 """`ArraysCache`: a fixed number of slots for recurrent states, of one sequence or of a batch."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 
@@ -87,6 +88,18 @@ class ArraysCache(LayerCache):
     def is_padded(self) -> bool:
         """Whether columns to come may be padding."""
         return any(isinstance(each, np.ndarray) for each in (self._left_padding, self._lengths))
+
+    def may_pad(self, batch: int, columns: int) -> bool:
+        """Whether the mask of the coming columns has to be asked for.
+
+        It need not be where the fields for padding say of each row that all of them are tokens.
+        """
+        left, lengths = self._left_padding, self._lengths
+        starts = left is None or (_counts_rows(left, batch) and max(left.tolist(), default=0) <= 0)
+        ends = lengths is None or (
+            _counts_rows(lengths, batch) and min(lengths.tolist(), default=columns) >= columns
+        )
+        return not (starts and ends)
 
     @property
     def batch_size(self) -> int:
@@ -185,6 +198,8 @@ class ArraysCache(LayerCache):
         #690 it counts only as long as there is no state.
         """
         if not self.rules.batches_recurrent and not self.empty():
+            return None
+        if self.left_padding is None and self.lengths is None:
             return None
         position = np.arange(columns)
         if self.left_padding is not None and not self.left_padding.ndim:
@@ -292,3 +307,8 @@ class ArraysCache(LayerCache):
             if state is not None:
                 place_state(block, row, state)
         return block
+
+
+def _counts_rows(field: Integers | Missing, batch: int) -> TypeGuard[Integers]:
+    """Whether a field for padding has one number for each row of a batch."""
+    return isinstance(field, np.ndarray) and field.shape == (batch,)

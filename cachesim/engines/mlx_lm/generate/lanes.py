@@ -1,55 +1,138 @@
 """From the rows of a cache, in whatever order they lie, to lanes in the order of positions."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.generate.rows import Seen
-from cachesim.model.store import ABSENT, BLOCK, FAR, Lane, Lanes
+from cachesim.engines.mlx_lm.caches.arrays import every, same
+from cachesim.model.store import ABSENT, BLOCK, FAR, Lane
 from cachesim.units import Array, Integers
 
 NOWHERE: Final = -1
 """The position of a row that has none."""
 
 
-def lanes_of(seen: Seen, rows: Integers, low: Integers, positions: Integers) -> Lanes:
-    """One lane where every column sees what it should by position, else a lane per column."""
-    lane = _common_lane(seen, rows, low, positions)
-    if lane is not None:
-        return (lane,)
-    return tuple(
-        _lane_of_one(seen, column, int(row), int(positions[column]))
-        for column, row in enumerate(rows)
-    )
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How rows of a cache come into a lane: row `of[i]` lies at place `to[i]`."""
+
+    rows: Integers
+    of: Integers | slice
+    to: Integers | slice
+    positions: Integers
+    low: Integers
+    high: Integers
+
+    def lane(self, keys: Array, values: Array) -> Lane:
+        """The lane of one layer's keys and values, as they lie in its cache."""
+        return Lane(
+            rows=self.rows,
+            keys=self._brought(keys),
+            values=self._brought(values),
+            positions=self.positions,
+            low=self.low,
+            high=self.high,
+        )
+
+    def _brought(self, held: Array) -> Array:
+        lane = np.zeros((len(self.positions), *held.shape[1:]), held.dtype)
+        lane[self.to] = held[self.of]
+        return lane
 
 
-def _common_lane(seen: Seen, rows: Integers, low: Integers, high: Integers) -> Lane | None:
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the columns of one row see, worked out once for all layers of which the same is true."""
+
+    marks: Array  # (n,) the position of each key plus one
+    visible: Array | None  # (columns, n)
+    ways: tuple[Way, ...]
+
+    @classmethod
+    def of(
+        cls, marks: Array, visible: Array | None, rows: Integers, low: Integers, high: Integers
+    ) -> "Sight":
+        """One lane where every column sees what it should by position, else a lane per column.
+
+        `visible` says which column may look at which key, all of them at all where it is None; a
+        column should see the positions from its `low` to its `high`.
+        """
+        places = marks.astype(np.int64) - 1
+        way = _common_way(places, visible, rows, low, high)
+        if way is not None:
+            return cls(marks, visible, (way,))
+        everything = np.arange(len(places))
+        ways = (
+            _way_of_one(
+                places,
+                everything if visible is None else np.flatnonzero(visible[column]),
+                row=int(row),
+                position=int(high[column]),
+            )
+            for column, row in enumerate(rows)
+        )
+        return cls(marks, visible, tuple(ways))
+
+    def is_of(self, marks: Array, visible: Array | None) -> bool:
+        """Whether these keys lie at the same positions, under the same mask."""
+        if visible is None or self.visible is None:
+            return visible is self.visible and same(self.marks, marks)
+        return same(self.marks, marks) and same(self.visible, visible)
+
+    def lanes(self, keys: Array, values: Array) -> list[Lane]:
+        """The lanes of a layer's keys and values."""
+        return [way.lane(keys, values) for way in self.ways]
+
+
+def _common_way(
+    places: Integers, visible: Array | None, rows: Integers, low: Integers, high: Integers
+) -> Way | None:
     """The lane of all columns, if their masks show just the rows between `low` and `high`.
 
     Rows that are missing there stay missing; rows without a position, and second ones of one
     position, have no place in such a lane.
     """
-    places = seen.positions
-    if len(high) == 1 and seen.visible.all() and _is_run(places, int(low[0]), int(high[0])):
-        used = np.arange(len(places))
-        keys, values, positions = _in_blocks(seen, used)
-        return Lane(rows=rows, keys=keys, values=values, positions=positions, low=low, high=high)
-    used = np.flatnonzero(seen.visible.any(axis=0))
-    places = seen.positions[used]
-    if not len(places) or places.min() == NOWHERE or not _differ(places):
+    used: Integers | slice = slice(0, len(places))
+    if visible is not None and not every(visible):
+        some = np.flatnonzero(visible.any(axis=0))
+        used = _as_slice(some) if len(some) else some
+    seen = places[used]
+    if not len(seen):
         return None
-    between = (places >= low[:, None]) & (places <= high[:, None])
-    if not np.array_equal(between, seen.visible[:, used]):
+    where = _as_slice(seen)
+    first, last = _ends(where)
+    if first == NOWHERE or (isinstance(where, np.ndarray) and not _differ(where)):
         return None
-    keys, values, positions = _in_blocks(seen, used)
-    return Lane(rows=rows, keys=keys, values=values, positions=positions, low=low, high=high)
+    one_sees_all = len(high) == 1 and low[0] <= first and last <= high[0]
+    if not one_sees_all:
+        between = (seen >= low[:, None]) & (seen <= high[:, None])
+        if not (every(between) if visible is None else same(between, visible[:, used])):
+            return None
+    base, size = _blocks(first, last)
+    to = slice(first - base, last + 1 - base) if isinstance(where, slice) else where - base
+    positions = np.full(size, ABSENT)
+    positions[to] = seen
+    return Way(rows, used, to, positions, low, high)
 
 
-def _is_run(places: Integers, low: int, high: int) -> bool:
-    """Whether these are consecutive positions within bounds; what one token of a reply sees."""
-    first, count = (int(places[0]), len(places)) if len(places) else (NOWHERE, 0)
-    within = low <= first and first + count - 1 <= high
-    return within and first != NOWHERE and int(places[-1]) == first + count - 1 and _rise(places)
+def _as_slice(numbers: Integers) -> Integers | slice:
+    """Consecutive numbers as a slice: whole blocks are copied instead of row after row."""
+    first, stop = int(numbers[0]), int(numbers[-1]) + 1
+    if stop - first == len(numbers) and same(numbers, np.arange(first, stop)):
+        return slice(first, stop)
+    return numbers
+
+
+def _ends(numbers: Integers | slice) -> tuple[int, int]:
+    """The smallest and the largest."""
+    if isinstance(numbers, slice):
+        return numbers.start, numbers.stop - 1
+    return int(numbers.min()), int(numbers.max())
+
+
+def _rise(numbers: Integers) -> bool:
+    return every(numbers[1:] > numbers[:-1])
 
 
 def _differ(places: Integers) -> bool:
@@ -57,66 +140,32 @@ def _differ(places: Integers) -> bool:
     return _rise(places) or len(np.unique(places)) == len(places)
 
 
-def _rise(numbers: Integers) -> bool:
-    return bool((numbers[1:] > numbers[:-1]).all())
+def _blocks(first: int, last: int) -> tuple[int, int]:
+    """The place of the first block that positions lie in, and the size of all up to the last."""
+    base = first // BLOCK * BLOCK
+    return base, -(-(last + 1 - base) // BLOCK) * BLOCK
 
 
-def _as_slice(numbers: Integers) -> Integers | slice:
-    """Consecutive numbers as a slice: whole blocks are copied instead of row after row."""
-    first, count = int(numbers[0]), len(numbers)
-    if int(numbers[-1]) - first == count - 1 and _rise(numbers):
-        return slice(first, first + count)
-    return numbers
-
-
-def _lane_of_one(seen: Seen, column: int, row: int, position: int) -> Lane:
+def _way_of_one(places: Integers, used: Integers, row: int, position: int) -> Way:
     """What one column sees, rows without a position and second rows of one at the end.
 
     | by position, whole blocks | the others, padded to a block |
     """
-    used = np.flatnonzero(seen.visible[column])
-    places = seen.positions[used]
-    _, firsts = np.unique(places, return_index=True)
+    _, firsts = np.unique(places[used], return_index=True)
     regular = np.zeros(len(used), bool)
     regular[firsts] = True
-    regular &= places != NOWHERE
-    keys, values, positions = _in_blocks(seen, used[regular])
-    others = used[~regular]
-    if len(others) or not len(used):
-        size = max(BLOCK, -(-len(others) // BLOCK) * BLOCK)
-        keys = np.concatenate((keys, _padded(seen.keys[others], size)))
-        values = np.concatenate((values, _padded(seen.values[others], size)))
-        more = np.full(size, ABSENT)
-        more[: max(1, len(others))] = position
-        positions = np.concatenate((positions, more))
-    return Lane(
+    regular &= places[used] != NOWHERE
+    seen, others = places[used[regular]], np.flatnonzero(~regular)
+    base, size = _blocks(*_ends(seen)) if len(seen) else (0, 0)
+    more = max(BLOCK, -(-len(others) // BLOCK) * BLOCK) if len(others) or not len(used) else 0
+    positions = np.full(size + more, ABSENT)
+    positions[seen - base] = seen
+    positions[size : size + max(1, len(others))] = position  # where there are more
+    return Way(
         rows=np.array([row]),
-        keys=keys,
-        values=values,
+        of=np.concatenate((used[regular], used[others])),
+        to=np.concatenate((seen - base, np.arange(size, size + len(others)))),
         positions=positions,
         low=np.array([0]),
         high=np.array([FAR]),
     )
-
-
-def _in_blocks(seen: Seen, used: Integers) -> tuple[Array, Array, Integers]:
-    """Rows scattered to their positions, from a multiple of the block to a multiple of it."""
-    places = seen.positions[used]
-    if not len(places):
-        return seen.keys[:0], seen.values[:0], places
-    base = int(places.min()) // BLOCK * BLOCK
-    size = -(-(int(places.max()) + 1 - base) // BLOCK) * BLOCK
-    keys = np.zeros((size, *seen.keys.shape[1:]), seen.keys.dtype)
-    values = np.zeros((size, *seen.values.shape[1:]), seen.values.dtype)
-    positions = np.full(size, ABSENT)
-    to, of = _as_slice(places - base), _as_slice(used)
-    keys[to] = seen.keys[of]
-    values[to] = seen.values[of]
-    positions[to] = places
-    return keys, values, positions
-
-
-def _padded(rows: Array, size: int) -> Array:
-    padded = np.zeros((size, *rows.shape[1:]), rows.dtype)
-    padded[: len(rows)] = rows
-    return padded

@@ -6,7 +6,9 @@ cutting, merging, the positions go with them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.masks import Mask, causal_end
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.families import RecurrentRules
@@ -26,21 +28,6 @@ MARK: Final = 1 << 40
 """Above every position: the mark of a placeholder, which says which column it stands for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the columns of one row may look at: key `i` by column `c` where `visible[c, i]`."""
-
-    keys: Array  # (n, *key shape)
-    values: Array  # (n, *value shape)
-    positions: Integers  # (n,), -1 where a row has none
-    visible: Array  # (columns, n)
-
-    def moved(self, keys: Array, by: int) -> "Seen":
-        """The same rows as if they lay elsewhere."""
-        positions = np.where(self.positions >= 0, self.positions + by, -1)
-        return replace(self, keys=keys, positions=positions)
-
-
 @dataclass(slots=True, kw_only=True)
 class CachedRows:
     """One attention layer: the buffers that its cache handed back, columns not yet filled in."""
@@ -48,9 +35,10 @@ class CachedRows:
     shape: LayerShape
     keys: Array  # (batch, 1, n, key + 1), a view of the cache's own buffer
     values: Array
-    visible: Array  # (batch, columns, n)
-    landed: Integers  # (batch, columns), -1 where the cache lost the column
-    offsets: Integers  # (batch,), the position of each row's first column
+    mask: Array | None  # (batch, columns, n); None: every column may look at every row
+    landed: Integers | None  # (batch, columns), -1: the cache lost it; None: the last rows
+    columns: int
+    offsets: list[int]  # (batch,), the position of each row's first column
     window: int | None
     chunked: bool
     quantized: QuantizedKVCache | None = None  # what rounds the numbers that are written
@@ -60,41 +48,48 @@ class CachedRows:
         cls, shape: LayerShape, layer: LayerCache, window: int | None, batch: int, columns: int
     ) -> "CachedRows":
         """Ask the cache for its mask and let it take up the columns."""
+        chunked = isinstance(layer, ChunkedKVCache)
         if isinstance(layer, ChunkedKVCache):
             layer.maybe_trim_front()
         offsets = offsets_of(layer, batch)
         mask = layer.make_mask(columns, window_size=window)
-        width = int(np.prod(shape.key))
-        fresh = np.zeros((batch, 1, columns, width + 1), shape.dtype)
-        fresh[..., -1] = np.arange(MARK, MARK + columns)
-        blank = np.zeros((batch, 1, columns, int(np.prod(shape.value))), shape.dtype)
+        fresh = np.zeros((batch, 1, columns, prod(shape.key) + 1), shape.dtype)
+        fresh[..., -1] = _marks(columns, fresh.dtype.char)
+        blank = np.zeros((batch, 1, columns, prod(shape.value)), shape.dtype)
         keys, values = layer.update_and_fetch(fresh, blank)
         landed = _landed(keys[:, 0, :, -1], columns)
-        visible = as_visible(mask, batch, columns, keys.shape[2])
         return cls(
             shape=shape,
             keys=keys,
             values=values,
-            visible=visible,
+            mask=as_visible(mask, batch, columns, keys.shape[2]),
             landed=landed,
+            columns=columns,
             offsets=offsets,
             window=window,
-            chunked=isinstance(layer, ChunkedKVCache),
+            chunked=chunked,
             quantized=layer if isinstance(layer, QuantizedKVCache) else None,
         )
 
     def write(
-        self, row: int, columns: Integers, positions: Integers, keys: Array, values: Array
+        self, row: int, columns: range, positions: Integers, keys: Array, values: Array
     ) -> None:
         """Fill in columns of one row."""
         if self.quantized is not None:
             keys, values = self.quantized.rounded_keys(keys), self.quantized.rounded(values)
-        places = self.landed[row, columns]
-        kept = places >= 0
-        places = places[kept]
-        self.keys[row, 0, places, :-1] = keys.reshape(len(keys), -1)[kept]
-        self.keys[row, 0, places, -1] = positions[kept] + 1
-        self.values[row, 0, places] = values.reshape(len(values), -1)[kept]
+        keys, values = keys.reshape(len(keys), -1), values.reshape(len(values), -1)
+        places: slice | Integers
+        if self.landed is None:
+            end = self.keys.shape[2] - self.columns
+            places = slice(end + columns.start, end + columns.stop)
+        else:
+            places = self.landed[row, columns.start : columns.stop]
+            kept = places >= 0
+            places, positions = places[kept], positions[kept]
+            keys, values = keys[kept], values[kept]
+        self.keys[row, 0, places, :-1] = keys
+        self.keys[row, 0, places, -1] = positions + 1
+        self.values[row, 0, places] = values
 
     def lowest(self, positions: Integers) -> Integers:
         """The first position that each column sees, if its row lies as it should."""
@@ -104,27 +99,40 @@ class CachedRows:
             return positions // self.window * self.window
         return np.maximum(positions - self.window + 1, 0)
 
-    def seen(self, row: int, columns: Integers) -> Seen:
-        """What columns of one row may look at now."""
-        keys = self.keys[row, 0]
-        return Seen(
-            keys=keys[:, :-1].reshape(len(keys), *self.shape.key),
-            values=self.values[row, 0].reshape(len(keys), *self.shape.value),
-            positions=keys[:, -1].astype(np.int64) - 1,
-            visible=self.visible[row, columns],
-        )
+    def of_row(self, row: int) -> tuple[Array, Array, Array]:
+        """The keys and values of one row of the batch, and the position of each plus one."""
+        keys, values = self.keys[row, 0], self.values[row, 0]
+        rows, count = keys[:, :-1], len(keys)
+        if len(self.shape.key) > 1:
+            rows, values = (
+                rows.reshape(count, *self.shape.key),
+                values.reshape(count, *self.shape.value),
+            )
+        return rows, values, keys[:, -1]
+
+    def visible(self, row: int, columns: range) -> Array | None:
+        """Which keys of one row its columns may look at, (columns, n); None: all."""
+        return None if self.mask is None else self.mask[row, columns.start : columns.stop]
 
 
-def _landed(marks: Array, columns: int) -> Integers:
+@lru_cache(maxsize=64)
+def _marks(columns: int, dtype: str) -> Array:
+    """The marks of so many placeholders; they are the same in every layer."""
+    marks = np.arange(MARK, MARK + columns).astype(dtype)
+    marks.flags.writeable = False
+    return marks
+
+
+def _landed(marks: Array, columns: int) -> Integers | None:
     """Where each column lies, (batch, columns), -1 where it is lost; the marks are taken away.
 
-    Nearly always they are the last rows: then the others need not be looked at.
+    Nearly always they are the last rows: then the others need not be looked at, and this is None.
     """
     batch, count = marks.shape
-    last = np.arange(count - columns, count)
-    if count >= columns and (marks[:, last] == np.arange(MARK, MARK + columns)).all():
-        marks[:, last] = 0
-        return np.tile(last, (batch, 1))
+    last = marks[:, count - columns :]
+    if count >= columns and last.tobytes() == batch * _marks(columns, marks.dtype.char).tobytes():
+        last[...] = 0
+        return None
     landed = np.full((batch, columns), -1, np.int64)
     rows, places = np.nonzero(marks >= MARK)
     landed[rows, marks[rows, places].astype(np.int64) - MARK] = places
@@ -132,19 +140,24 @@ def _landed(marks: Array, columns: int) -> Integers:
     return landed
 
 
-def offsets_of(layer: LayerCache, batch: int) -> Integers:
+def offsets_of(layer: LayerCache, batch: int) -> list[int]:
     """The position of the next token of each row, as the layer's own rotation takes it."""
     offset: Any = layer.offset  # type: ignore[attr-defined]
-    return np.broadcast_to(np.asarray(offset, np.int64), (batch,)).copy()
+    if isinstance(offset, int):
+        return [offset] * batch
+    offsets: list[int] = offset.tolist()
+    return offsets if len(offsets) == batch else np.broadcast_to(offset, (batch,)).tolist()
 
 
-def as_visible(mask: Mask, batch: int, columns: int, rows: int) -> Array:
+def as_visible(mask: Mask, batch: int, columns: int, rows: int) -> Array | None:
     """A mask in any of its forms as (batch, columns, rows); one of another size raises."""
     if mask is None:
-        return np.ones((batch, columns, rows), bool)
+        return None
     if isinstance(mask, str):
-        mask = np.arange(rows) <= np.arange(rows - columns, rows)[:, None]
+        mask = causal_end(columns, rows)
     wide = mask[:, 0] if mask.ndim == 4 else mask
+    if wide.shape == (batch, columns, rows):
+        return wide
     try:
         return np.broadcast_to(wide, (batch, columns, rows))
     except ValueError as error:
@@ -158,54 +171,68 @@ class RecurrentRows:
 
     cache: ArraysCache
     rules: RecurrentRules
-    sizes: tuple[int, ...]  # numbers in each slot
-    mask: Array  # (batch, columns), True where the layer lets a column into the state
+    conv: int  # numbers in the first slot, where there are two
+    mask: Array | None  # (batch, columns), True where a column goes into the state; None: all do
     lengths: Integers | None  # (batch,), where the cache believes the tokens to end
     before: Array  # (batch, row)
-    after: Array  # (batch, row)
+    after: Array  # (batch, row); the states before, as long as nothing was computed
     columns: int
 
     @classmethod
     def of(
-        cls, shape: LayerShape, cache: LayerCache, rules: RecurrentRules, inputs: Integers
+        cls, shape: LayerShape, cache: ArraysCache, rules: RecurrentRules, batch: int, columns: int
     ) -> "RecurrentRows":
         """The states in a cache's slots; a slot that holds nothing is a state of zeros."""
-        if not isinstance(cache, ArraysCache):
-            raise TypeError
-        batch, columns = inputs.shape
         sizes = (shape.conv, shape.row - shape.conv) if len(cache.cache) > 1 else (shape.row,)
         slots = [
             np.zeros((batch, size), shape.dtype) if state is None else state
             for state, size in zip(cache.cache, sizes, strict=True)
         ]
-        if any(len(state) != batch for state in slots):
-            msg = f"states of {[len(state) for state in slots]} rows for a batch of {batch}"
-            raise UpstreamValueError(msg)
+        for state in slots:
+            if len(state) != batch:
+                msg = f"states of {[len(each) for each in slots]} rows for a batch of {batch}"
+                raise UpstreamValueError(msg)
         before = np.concatenate(slots, axis=1)
-        lengths = cache.lengths
+        mask = lengths = None
+        if cache.may_pad(batch, columns):
+            if cache.lengths is not None:
+                lengths = np.broadcast_to(cache.lengths, (batch,))
+            mask = _mask_of(cache, rules, batch, columns)
         return cls(
             cache=cache,
             rules=rules,
-            sizes=sizes,
-            mask=_mask_of(cache, rules, batch, columns),
-            lengths=None if lengths is None else np.broadcast_to(lengths, (batch,)),
+            conv=shape.conv,
+            mask=mask,
+            lengths=lengths,
             before=before,
-            after=before.copy(),
+            after=before,
             columns=columns,
         )
 
-    def reach(self, row: int) -> int:
-        """Up to where columns of a row matter to the layer: padding behind that changes nothing."""
+    def computed(self, row: int) -> range:
+        """The columns of a row that matter to the layer.
+
+        Padding in front does not where the layer looks at its mask; padding behind is computed
+        where the layer makes something of it.
+        """
+        if self.mask is None:
+            return range(self.columns)
         rules, tokens = self.rules, np.flatnonzero(self.mask[row])
+        start = int(tokens[0]) if len(tokens) else self.columns
         scans_well = rules.scan_at_lengths and not rules.padding_decays
         if self.lengths is None or not rules.conv_at_lengths or (rules.chunked and not scans_well):
-            return self.columns
-        return int(tokens[-1]) + 1 if len(tokens) else 0
+            return range(start, self.columns)
+        return range(start, int(tokens[-1]) + 1 if len(tokens) else 0)
 
-    def padding(self, rows: Sequence[int], columns: Integers) -> Padding | None:
+    def padding(self, rows: Sequence[int], columns: Sequence[range]) -> Padding | None:
         """How the layer meets some columns of some rows; None: all are tokens."""
-        real = np.take_along_axis(self.mask[list(rows)], columns, axis=1)
-        ends = None if self.lengths is None else self.lengths[list(rows)] - columns[:, 0]
+        if self.mask is None:
+            return None
+        real = np.array(
+            [self.mask[row, one.start : one.stop] for row, one in zip(rows, columns, strict=True)]
+        )
+        starts = np.array([one.start for one in columns])
+        ends = None if self.lengths is None else self.lengths[list(rows)] - starts
         if real.all() and (ends is None or (ends >= real.shape[1]).all()):
             return None
         rules = self.rules
@@ -219,13 +246,19 @@ class RecurrentRows:
 
     def keep(self, rows: Sequence[int], states: Array) -> None:
         """What the layer made of some rows, (rows, 1, row)."""
+        if len(rows) == len(self.before):  # in their order: all of them run together
+            self.after = states[:, 0].copy()
+            return
+        if self.after is self.before:
+            self.after = self.before.copy()
         self.after[list(rows)] = states[:, 0]
 
     def finish(self) -> None:
         """Put the states into the slots and count the columns."""
-        ends = np.cumsum(self.sizes)
-        for slot, (size, end) in enumerate(zip(self.sizes, ends, strict=True)):
-            self.cache[slot] = self.after[:, end - size : end]
+        if len(self.cache.cache) > 1:
+            self.cache[0], self.cache[1] = self.after[:, : self.conv], self.after[:, self.conv :]
+        else:
+            self.cache[0] = self.after
         if self.rules.advances:
             self.cache.advance(self.columns)
 
