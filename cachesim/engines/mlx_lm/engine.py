@@ -27,9 +27,10 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
     def _open(self) -> None:
         rules, network = self.rules, self.network
         self.tokenizer = self.options.chat_tokenizer(network.spec.vocabulary)
-        traced = network if isinstance(network, Traced) else Traced(network)
+        if self.options.provenance and not isinstance(network, Traced):
+            network = Traced(network)
         self.model = Forward(
-            traced if self.options.provenance else network,
+            network,
             rules.caches,
             recurrent=rules.recurrent(family_of(network.spec), self.profile.release),
             element_bytes=self.options.element_bytes,

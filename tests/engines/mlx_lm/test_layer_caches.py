@@ -1,9 +1,11 @@
 """The worked rows C-1 to C-22: one layer, one sequence."""
 
+import numpy as np
 import pytest
 
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
+    CacheList,
     ChunkedKVCache,
     KVCache,
     RotatingKVCache,
@@ -233,6 +235,21 @@ def test_a_copy_is_independent() -> None:
 
     assert [[1, 2, 3]] == used(cache)
     assert [[1, 2, 9]] == used(copy)
+
+
+def test_a_copy_of_a_list_shares_no_state_and_no_buffer_with_it() -> None:
+    states, inside = ArraysCache(RULES, 2), kv(1, 2, 3)
+    states[0] = np.array([[7]])
+    cache = CacheList(RULES, states, inside)
+    copy = cache.copy()
+    for layer in copy.caches:
+        if isinstance(layer, ArraysCache):
+            layer.cache[0][...] = 8
+            layer.cache[1] = np.array([[9]])
+    write(copy[1], [4])
+
+    assert ([[7]], None) == (states.cache[0].tolist(), states.cache[1])
+    assert [[1, 2, 3]] == used(inside)
 
 
 def test_an_empty_list_can_be_trimmed_and_trims_nothing() -> None:

@@ -1,8 +1,9 @@
 """What all layer caches have in common."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+
+import numpy as np
 
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.raised import (
@@ -122,7 +123,9 @@ class LayerCache:
 
     def copy(self) -> Self:
         """An independent cache, arrays included; upstream's `copy.deepcopy`."""
-        return copy.deepcopy(self)
+        other = object.__new__(type(self))
+        other.__dict__.update((name, copied(part)) for name, part in self.__dict__.items())
+        return other
 
     def lacks(self, name: str) -> NoReturn:
         """Python's answer to a name that the class does not have."""
@@ -193,6 +196,15 @@ class LayerCache:
     def advance(self, columns: int) -> None:
         """A forward pass of so many columns is over."""
         self.lacks("advance")
+
+
+def copied(part: State) -> State:
+    """A field of a cache, copied where it could be changed in place."""
+    if isinstance(part, np.ndarray | LayerCache):
+        return part.copy()
+    if isinstance(part, list | tuple):
+        return type(part)(map(copied, part))
+    return part
 
 
 def is_batch(cache: LayerCache) -> bool:

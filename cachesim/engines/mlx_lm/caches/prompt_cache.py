@@ -25,6 +25,11 @@ def trim_prompt_cache(cache: Sequence[LayerCache], num_tokens: int) -> int:
     return [each.trim(num_tokens) for each in cache][0]  # noqa: RUF015 - all are to be trimmed
 
 
+def copy_prompt_cache(cache: Sequence[LayerCache]) -> list[LayerCache]:
+    """Independent layers, arrays included; upstream's `copy.deepcopy` of a prompt cache."""
+    return [each.copy() for each in cache]
+
+
 __all__ = [
     "ArraysCache",
     "BatchKVCache",
@@ -36,5 +41,6 @@ __all__ = [
     "QuantizedKVCache",
     "RotatingKVCache",
     "can_trim_prompt_cache",
+    "copy_prompt_cache",
     "trim_prompt_cache",
 ]

@@ -30,14 +30,18 @@ class Layout:
         element_bytes: int = F16_BYTES,
     ) -> None:
         self.network = network
+        self.shapes = network.shapes
         self.rules = rules
         self.recurrent = recurrent
-        self.element_bytes = element_bytes
+        self.row_bytes = {
+            shape.layer: (self._row_bytes(shape, element_bytes), self._row_bytes(shape, F32_BYTES))
+            for shape in network.shapes
+        }
 
     def make_cache(self) -> PromptCache:
         """Fresh caches for one sequence. Follows `make_prompt_cache`."""
         caches: PromptCache = []
-        for shape in self.network.shapes:
+        for shape in self.shapes:
             cache = self._cache(shape)
             paired = self.recurrent.paired and not shape.marks and shape.place == "attention"
             if paired and caches and isinstance(caches[-1], ArraysCache):
@@ -67,8 +71,7 @@ class Layout:
                     self.recurrent.slots,
                     is_mamba=self.recurrent.merges_slots_as_padding,
                 )
-        cache.row_bytes = self._row_bytes(shape, self.element_bytes)
-        cache.wide_row_bytes = self._row_bytes(shape, F32_BYTES)
+        cache.row_bytes, cache.wide_row_bytes = self.row_bytes[shape.layer]
         return cache
 
     def _row_bytes(self, shape: LayerShape, element_bytes: int) -> int:

@@ -1,7 +1,6 @@
 """What both batch generators and the single path need of a model and of its caches."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.cache_list import CacheList
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
+from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.units import Array, Integers, Token
@@ -126,7 +126,7 @@ def extract_cache(cache: PromptCache, row: int) -> PromptCache:
 
 def copy_cache(cache: PromptCache) -> PromptCache:
     """Independent layers, arrays included; upstream's `copy.deepcopy`."""
-    return deepcopy(cache)
+    return copy_prompt_cache(cache)
 
 
 def filter_cache(cache: PromptCache, keep: Sequence[int]) -> None:

@@ -24,14 +24,15 @@ def entries_of(store: ServerStore) -> list[dict[str, Any]]:
 def check_books(store: ServerStore) -> None:
     """Every entry stands in exactly one queue, and the counters are the sums."""
     cache = store.cache
-    entries = [(model, tuple(tokens)) for model, tokens, _ in cache.trie.items()]
+    stored = cache.trie.items()
+    entries = [(model, tuple(tokens)) for model, tokens, _ in stored]
     queued = [
         (model, tuple(tokens)) for queue in cache.order.queues.values() for model, tokens in queue
     ]
     if Counter(entries) != Counter(queued):
         msg = f"the trie holds {len(entries)} entries, the queues {len(queued)}, not the same"
         raise ContractError(msg)
-    total = sum(entry.nbytes for _, _, entry in cache.trie.items())
+    total = sum(entry.nbytes for _, _, entry in stored)
     if cache.rules.limits_bytes and total != cache.nbytes:
         msg = f"the entries take {total} bytes, the counter says {cache.nbytes}"
         raise ContractError(msg)

@@ -1,7 +1,6 @@
 """The store as the server uses it: lookups with their reasons, insertions with their proof."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 from cachesim.engines.events import Event
@@ -47,25 +46,21 @@ class ServerStore:
         self._rules = rules
         self._tell = tell
         self._limit = options.prompt_cache_bytes
-        self._ticket = -1
         self.number = 0
         self._snapshots: list[CacheEntry] = []
         self.watch: Callable[[Insertion, PromptCache], None] | None = None
         size, snapshots = options.prompt_cache_size, rules.server.snapshots
         self.cache = (
-            LRUPromptCache(rules.store, size, on_event=self._tell_change)
+            LRUPromptCache(rules.store, size, on_event=tell)
             if snapshots is None
-            else SnapshotPromptCache(rules.store, snapshots, size, on_event=self._tell_change)
+            else SnapshotPromptCache(rules.store, snapshots, size, on_event=tell)
         )
-
-    def _tell_change(self, event: Event) -> None:
-        self._tell(replace(event, task=self._ticket))
 
     def look_up(
         self, job: Job, key: Tokens, pending: Iterable[Job] = ()
     ) -> tuple[PromptCache | None, Fetched]:
         """The cache to go on from; the job learns what was equal, what was not usable, and why."""
-        self._ticket = job.ticket
+        self.cache.task = job.ticket
         in_flight = [(get_common_prefix(key, _tokens_of(each)), each) for each in pending]
         ahead, other = max(in_flight, key=lambda each: each[0], default=(Count(0), None))
         found = self.cache.fetch(MODEL, list(key))
@@ -91,7 +86,7 @@ class ServerStore:
         self, job: Job, key: Sequence[Token], cache: PromptCache, cache_type: str = "assistant"
     ) -> None:
         """Keep a state under a key, and say whether it is the key's."""
-        self._ticket = job.ticket
+        self.cache.task = job.ticket
         if isinstance(self.cache, SnapshotPromptCache):
             self.cache.move_cache(
                 MODEL, list(key), cache, boundaries=job.boundaries, position=job.old_position
@@ -136,7 +131,7 @@ class ServerStore:
         """`--prompt-cache-bytes`: what is at work leaves the rest to the store."""
         if self._limit is None:
             return
-        self._ticket = job.ticket
+        self.cache.task = job.ticket
         before, active = self.cache.nbytes, generator.prompt_cache_nbytes
         self.cache.trim_to(n_bytes=self._limit - active)
         if self.cache.nbytes < before:

@@ -6,6 +6,7 @@ for at most half a second between two looks at the queue; a turn is the shortest
 
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import Final
 
 from cachesim.engines.events import Event
@@ -60,7 +61,7 @@ class ResponseGenerator:
         self._unprocessed: list[Job] = []
         self._admitting: Job | None = None
 
-    @property
+    @cached_property
     def is_batchable(self) -> bool:
         """Whether every layer cache can be merged with others, none is packed, nothing drafted."""
         alone = self.serving.options.kv_bits is not None or self.serving.draft is not None

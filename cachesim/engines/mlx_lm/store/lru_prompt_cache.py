@@ -1,7 +1,6 @@
 """`LRUPromptCache`: whole conversations kept for later, in the generations that upstream had."""
 
 from collections.abc import Callable, Hashable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 
 from cachesim.engines.causes import Cause, Loss
@@ -10,6 +9,7 @@ from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
+    copy_prompt_cache,
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.caches.raised import UpstreamAttributeError
@@ -70,6 +70,7 @@ class LRUPromptCache:
         self.max_bytes = max_bytes
         self.trie: PromptTrie[CacheEntry] = PromptTrie()
         self.order = CacheOrder(rules)
+        self.task = -1  # of the request that the store is used for
         self._tell = on_event or (lambda _event: None)
         self._n_bytes = 0
         self._n_bytes_by_type = dict.fromkeys(rules.queues, 0)
@@ -128,7 +129,7 @@ class LRUPromptCache:
         equal = Count(found.common_prefix)
         if not can_trim_prompt_cache(entry.prompt_cache):
             return self._untrimmed(found, entry, tokens) if self.rules.reuses_untrimmed else None
-        cache = deepcopy(entry.prompt_cache)
+        cache = copy_prompt_cache(entry.prompt_cache)
         spared = 1 if self.rules.leaves_one_token else 0
         prefix = Count(min(len(tokens) - spared, equal))
         wanted = len(found.longer) - prefix
@@ -151,7 +152,7 @@ class LRUPromptCache:
     def _untrimmed(found: PromptTrieResult, entry: CacheEntry, tokens: Key) -> Fetched:
         """#1186: the longer entry as it is, although it holds tokens of another prompt."""
         return Fetched(
-            prompt_cache=deepcopy(entry.prompt_cache),
+            prompt_cache=copy_prompt_cache(entry.prompt_cache),
             rest=tokens[found.common_prefix :],
             kind="untrimmed",
             key=found.longer,
@@ -201,7 +202,7 @@ class LRUPromptCache:
         """
         entry = self.trie.get(model, key)
         if not self.rules.consumes:
-            return deepcopy(entry.prompt_cache)
+            return copy_prompt_cache(entry.prompt_cache)
         if entry.count == 1:
             self.trie.pop(model, key)
             self.order.remove(model, key)
@@ -209,7 +210,7 @@ class LRUPromptCache:
             self._say(PromptCacheConsumed, key, entry)
             return entry.prompt_cache
         entry.count -= 1
-        return deepcopy(entry.prompt_cache)
+        return copy_prompt_cache(entry.prompt_cache)
 
     def insert_cache(
         self,
@@ -304,7 +305,12 @@ class LRUPromptCache:
 
     def _say(self, event: type[PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
         self._tell(
-            event(n_tokens=Count(len(tokens)), cache_type=entry.cache_type, nbytes=entry.nbytes)
+            event(
+                task=self.task,
+                n_tokens=Count(len(tokens)),
+                cache_type=entry.cache_type,
+                nbytes=entry.nbytes,
+            )
         )
 
     def _needs_bytes(self, name: str) -> None:

@@ -6,7 +6,6 @@ it, and recurrent layers are not cut at all: no snapshot holds a state that the 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from copy import deepcopy
 from dataclasses import replace
 
 from cachesim.engines.causes import Loss
@@ -15,6 +14,7 @@ from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
+    copy_prompt_cache,
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.rules import StoreRules
@@ -181,7 +181,7 @@ class SnapshotPromptCache(LRUPromptCache):
         """
         if self.trie.holds(model, tokens[:position]):
             return
-        snapshot = deepcopy(prompt_cache)
+        snapshot = copy_prompt_cache(prompt_cache)
         beyond = len(tokens) - position
         if can_trim_prompt_cache(snapshot):
             trim_prompt_cache(snapshot, beyond)

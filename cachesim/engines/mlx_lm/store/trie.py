@@ -84,7 +84,10 @@ class PromptTrie(Generic[V]):
         """Put a value; the one that was there before. Follows `PromptTrie.add`."""
         node = self._trie.setdefault(model, _Node())
         for token in tokens:
-            node = node.children.setdefault(token, _Node())
+            child = node.children.get(token)
+            if child is None:
+                child = node.children[token] = _Node()
+            node = child
         previous, node.value = node.value, value
         return None if isinstance(previous, _Nothing) else previous
 
@@ -97,11 +100,12 @@ class PromptTrie(Generic[V]):
 
     def holds(self, model: Hashable, tokens: Key) -> bool:
         """Whether the key has a value."""
-        try:
-            self.get(model, tokens)
-        except UpstreamKeyError:
-            return False
-        return True
+        node = self._trie.get(model)
+        for token in tokens:
+            if node is None:
+                return False
+            node = node.children.get(token)
+        return node is not None and not isinstance(node.value, _Nothing)
 
     def pop(self, model: Hashable, tokens: Key) -> V:
         """Take a value out, and the nodes that led to it alone. Follows `PromptTrie.pop`."""
@@ -201,13 +205,17 @@ class PromptTrie(Generic[V]):
         """All values, depth first, children in the order of their creation."""
         found: list[tuple[Hashable, list[int], V]] = []
         for model, root in self._trie.items():
-            stack: list[tuple[_Node[V], _Way]] = [(root, None)]
+            stack: list[tuple[_Node[V], list[int]]] = [(root, [])]
             while stack:
-                node, way = stack.pop()
+                node, tokens = stack.pop()
+                while len(node.children) == 1:  # the only child goes on with its parent's tokens
+                    if not isinstance(node.value, _Nothing):
+                        found.append((model, tokens.copy(), node.value))
+                    [(token, node)] = node.children.items()
+                    tokens.append(token)
                 if not isinstance(node.value, _Nothing):
-                    found.append((model, _tokens_of(way), node.value))
-                children = [(child, (way, token)) for token, child in node.children.items()]
-                stack += reversed(children)
+                    found.append((model, tokens, node.value))
+                stack += [(child, [*tokens, token]) for token, child in node.children.items()][::-1]
         return found
 
     def stretches(self) -> Iterator[Stretch[V]]:
