@@ -33,6 +33,9 @@ ATTENTION_LADDER: Final[Ladder] = (2, *LADDER, 64, 128)
 ORDERS: Final[tuple[Order, ...]] = ("F", "C")
 """Columns in one piece, rows in one piece: the quicker first."""
 
+SMALL: Final = (64, 128)
+"""A matrix that is small to every BLAS: the order in which it mixes is the quicker for all."""
+
 ALONE: Final[Ladder] = (16,)
 """The one height of a machine that cannot mix."""
 
@@ -51,7 +54,8 @@ class Matrix:
     """Weights (in, out) for `product`, in the order of memory in which this machine mixes heights.
 
     Few rows times columns that lie in one piece take many a BLAS a third less time than rows times
-    rows, so that order comes first.
+    rows, so that order comes first. Kernels for small products are the other way round: they want
+    rows in one piece, and then even large matrices are quicker in that order, block by block.
     """
 
     factor: Array
@@ -123,9 +127,10 @@ def heights(inner: int, columns: int) -> Ladder:
 
 @lru_cache(maxsize=1024)
 def order_for(inner: int, columns: int) -> Order:
-    """How weights of that shape lie: column by column where heights mix so, else row by row."""
+    """How weights of that shape lie: as small ones do best here, if heights mix so."""
     ladder = heights(inner, columns)
-    return next((order for order in ORDERS if mixes(ladder, inner, columns, order)), ORDERS[0])
+    orders = ORDERS if mixes(heights(*SMALL), *SMALL, ORDERS[0]) else ORDERS[::-1]
+    return next((order for order in orders if mixes(ladder, inner, columns, order)), orders[0])
 
 
 def attention_ladder_for(heads: int, size: int, block: int) -> Ladder:

@@ -20,6 +20,9 @@ from cachesim.model.layers.tiles import (
     MOST_COLUMNS,
     ORDERS,
     SERIAL,
+    SMALL,
+    Ladder,
+    Order,
     below_threads,
     blocks,
     mixes,
@@ -166,6 +169,22 @@ def test_mixing_is_refused_where_one_height_gives_other_bits(
     assert not sides_mix(ATTENTION_LADDER, 2, 16, BLOCK)
     for asked in (mixes, sides_mix):
         asked.cache_clear()
+
+
+def test_large_weights_lie_as_small_ones_must_where_both_orders_mix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels for small products, which want rows in one piece, also take blocks of large ones."""
+    inner, columns = SMALL
+
+    def mixed(_: Ladder, deep: int, wide: int, order: Order) -> bool:
+        return order == "C" or deep * wide > inner * columns
+
+    monkeypatch.setattr(tiles, "mixes", mixed)
+    order_for.cache_clear()
+
+    assert ["C", "C"] == [order_for(64, 128), order_for(64, 336)]
+    order_for.cache_clear()
 
 
 def test_weights_lie_in_the_order_in_which_heights_mix(monkeypatch: pytest.MonkeyPatch) -> None:
