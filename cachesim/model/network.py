@@ -21,7 +21,7 @@ from cachesim.model.layers.delta import Delta
 from cachesim.model.layers.ends import Embedding, Head, Intake, MtpIntake, embedding_table
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary, rotate
-from cachesim.model.layers.run import Layer, Run
+from cachesim.model.layers.run import Layer, Run, Scratch
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.ssm import Ssm
 from cachesim.model.layers.tiles import attention_ladder_for, ladder_for
@@ -112,6 +112,7 @@ class FloatNetwork:
             sights=Sights(self._attention_ladder[-1]),
             turns=self._rotary.turns(ubatch.positions),
             store=store,
+            scratch=Scratch(),
             padding=ubatch.padding,
         )
         outputs = ubatch.outputs

@@ -19,7 +19,7 @@ import numpy as np
 
 from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.rope import halves_order, rotate
-from cachesim.model.layers.run import Run
+from cachesim.model.layers.run import Run, Scratch
 from cachesim.model.layers.tiles import Ladder, Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import BLOCK, Lane
@@ -113,25 +113,28 @@ def attend(queries: Array, lane: Lane, out: Array, run: Run) -> None:
     values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
     for glance in run.sights.of(lane, group, BLOCK):
         rows = lane.rows[glance.some]
-        scores = score(queries[rows], keys[glance.blocks], run.attention_ladder)
+        scores = score(queries[rows], keys[glance.blocks], run.attention_ladder, run.scratch)
         hide(scores, glance.hidden, len(rows), group)
         out[rows] = gather(scores, values[glance.blocks], len(rows), group)
 
 
-def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
+def score(queries: Array, keys: Array, ladder: Ladder, scratch: Scratch | None = None) -> Array:
     """Scores (K, b, t, h, 64) of queries (q, H, size) and keys (b, 64, K, size)."""
     count, heads, size = queries.shape
     kv_heads = keys.shape[2]
     rows = count * heads // kv_heads
     tiles, height = tiling(rows, ladder)
-    by_key_head = queries.reshape(count, kv_heads, -1, size).transpose(1, 0, 2, 3)
-    stacked = by_key_head.reshape(kv_heads, rows, size)
+    if count > 1:
+        queries = queries.reshape(count, kv_heads, -1, size).transpose(1, 0, 2, 3)
+    stacked = queries.reshape(kv_heads, rows, size)
     if tiles * height > rows:
         filled = np.zeros((kv_heads, tiles * height, size))
         filled[:, :rows] = stacked
         stacked = filled
     stacked = stacked.reshape(kv_heads, 1, tiles, height, size)
-    scores: Array = np.matmul(stacked, keys.transpose(2, 0, 3, 1)[:, :, None])
+    shape = (kv_heads, len(keys), tiles, height, BLOCK)
+    out = None if scratch is None else scratch(shape)
+    scores: Array = np.matmul(stacked, keys.transpose(2, 0, 3, 1)[:, :, None], out=out)
     return scores
 
 
@@ -157,13 +160,16 @@ def gather(scores: Array, values: Array, count: int, group: int) -> Array:
     Two passes: the largest score first, which has no order, then the sums, which have one.
     """
     kv_heads, size = values.shape[2:]
-    largest = scores if scores.shape[1] == 1 else np.maximum.reduce(scores, axis=1, keepdims=True)
+    one_block = scores.shape[1] == 1
+    largest = scores if one_block else np.maximum.reduce(scores, axis=1, keepdims=True)
     scores -= np.maximum.reduce(largest, axis=-1, keepdims=True)
     np.exp(scores, out=scores)
-    total = np.add.reduce(np.add.reduce(scores, axis=-1), axis=1)
+    totals = np.add.reduce(scores, axis=-1)
     parts = np.matmul(scores, values.transpose(2, 0, 1, 3)[:, :, None])
-    seen: Array = np.add.reduce(parts, axis=1)
+    total = totals[:, 0] if one_block else np.add.reduce(totals, axis=1)
+    seen: Array = parts[:, 0] if one_block else np.add.reduce(parts, axis=1)
     seen /= total[..., None]
     rows = seen.reshape(kv_heads, -1, size)[:, : count * group]
-    heads_last = rows.reshape(kv_heads, count, group, size).transpose(1, 0, 2, 3)
-    return heads_last.reshape(count, kv_heads * group, size)
+    if count > 1:
+        rows = rows.reshape(kv_heads, count, group, size).transpose(1, 0, 2, 3)
+    return rows.reshape(count, kv_heads * group, size)

@@ -21,8 +21,8 @@ from cachesim.model.store import Padding
 from cachesim.model.weights import Weights
 from cachesim.units import Array, Integers
 
-STRETCH: Final = 64
-"""Tokens whose states are held at once."""
+STRETCH: Final = 16
+"""Tokens whose states are held at once: few enough for the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +110,20 @@ class Delta:
 
         out = np.empty((length, sets, heads, 1, size))
         planes = after.shape[1]
-        last = state.reshape(sets, heads, size, size)
+        last = state.reshape(sets, heads, size, size).copy()
+        states = np.empty((min(STRETCH, length), *last.shape))  # taken anew, memory costs more
+        fades = np.empty_like(states)
         for start in range(0, length, STRETCH):
             some = slice(start, min(start + STRETCH, length))
-            states = np.empty((some.stop - start, sets, heads, size, size))
-            steps = zip(states, *(each[some] for each in (probe, value, column, fade)), strict=True)
-            _fold(last, steps)
-            np.matmul(query[some, :, :, None], states, out=out[some])
-            last = states[-1]
+            after_each, fading = states[: some.stop - start], fades[: some.stop - start]
+            np.copyto(fading, fade[some])  # a full operand is twice as quick
+            _fold(
+                last, zip(after_each, probe[some], value[some], column[some], fading, strict=True)
+            )
+            np.matmul(query[some, :, :, None], after_each, out=out[some])
+            np.copyto(last, after_each[-1])
             for back in range(length - some.stop, min(planes, length - start)):
-                after[:, back] = states[length - back - start - 1].reshape(sets, -1)
+                after[:, back] = after_each[length - back - start - 1].reshape(sets, -1)
         return out[:, :, :, 0].swapaxes(0, 1)
 
     def scan_padded(
