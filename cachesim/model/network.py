@@ -98,7 +98,7 @@ class FloatNetwork:
             desk = Desk(layers, self._head, self._ladder, self._attention_ladder)
         asked = ubatch.outputs is None or len(ubatch.outputs) > 0
         with np.errstate(over="ignore", invalid="ignore"):
-            x = self._entry(ubatch, self._ladder)[0]
+            x = self._entry.one(ubatch, self._ladder)
             output = desk.run(x, store, self._rotary.turn(int(ubatch.positions[0])), asked=asked)
         self._desks.append(desk)
         return output

@@ -29,6 +29,10 @@ class Intake(Protocol):
         """The rows (R, d) that the first layer reads."""
         ...
 
+    def one(self, ubatch: Ubatch, ladder: Ladder) -> Array:
+        """The row (d,) of one token alone."""
+        ...
+
 
 def embedding_table(spec: ModelSpec, weights: Weights) -> Array:
     """The embeddings (vocabulary, d) as the stream takes them: Gemma scales them up."""
@@ -52,6 +56,12 @@ class Embedding:
         x = np.zeros((padded(len(ubatch.tokens), ladder), self.table.shape[1]))
         x[: len(ubatch.tokens)] = self.table[ubatch.tokens]
         return x
+
+    def one(self, ubatch: Ubatch, ladder: Ladder) -> Array:
+        """A copy of the token's row, which the layers change."""
+        del ladder
+        row: Array = self.table[ubatch.tokens[0]].copy()
+        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,11 @@ class MtpIntake:
         both[:count, :width] = rms_norm(self.table[ubatch.tokens], epsilon)
         both[:count, width:] = rms_norm(np.ascontiguousarray(ubatch.hidden), epsilon)
         return product(both, self.join, ladder)[:, :width].copy()
+
+    def one(self, ubatch: Ubatch, ladder: Ladder) -> Array:
+        """The first row of them."""
+        row: Array = self(ubatch, ladder)[0]
+        return row
 
 
 @dataclass(frozen=True, slots=True)

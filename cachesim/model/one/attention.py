@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cachesim.model.layers.attention import Attention, gather, hide, score
+from cachesim.model.layers.attention import Attention, gather, score
 from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.run import Turns
 from cachesim.model.layers.sight import Sights
@@ -65,8 +65,9 @@ class AttentionStep:
         kv_heads, size = lane.keys.shape[1:]
         group = self._spec.heads // kv_heads
         (glance,) = sights.of(lane, group, BLOCK)
-        keys = lane.keys.reshape(-1, BLOCK, kv_heads, size)[glance.blocks]
-        values = lane.values.reshape(-1, BLOCK, kv_heads, size)[glance.blocks]
+        ((_, mask),) = glance.hidden
+        keys = lane.keys.reshape(-1, BLOCK, kv_heads, size)
+        values = lane.values.reshape(-1, BLOCK, kv_heads, size)
         scores = score(query, keys, self._ladder)
-        hide(scores, glance.hidden, 1, group)
+        np.copyto(scores, -np.inf, where=mask)  # in all rows of the tile, of which some are zeros
         np.copyto(self._seen, gather(scores, values, 1, group))

@@ -8,11 +8,11 @@ import numpy as np
 
 from cachesim.model.layers.conv import ShortConv
 from cachesim.model.layers.delta import Delta
-from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
+from cachesim.model.layers.norm import l2_norm, sigmoid, silu, softplus
 from cachesim.model.layers.run import Turns
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.ssm import Ssm
-from cachesim.model.one.tile import Tile, root_mean_square
+from cachesim.model.one.tile import Norms, Tile, root_mean_square
 from cachesim.model.store import Store
 from cachesim.units import Array
 
@@ -23,14 +23,14 @@ class Convolution:
     def __init__(self, taps: Array) -> None:
         self._taps = taps
         self._rows, self._tapped = np.empty(taps.shape), np.empty(taps.shape)
-        self._former, self._later = self._rows[:-1], self._rows[1:]
+        self._former, self._later = self._rows[:-1].reshape(-1), self._rows[1:].reshape(-1)
         self.size = self._former.size  # of what is carried
         self.newest: Array = self._rows[-1]
 
     def __call__(self, before: Array, after: Array, out: Array) -> None:
         """Each channel by its taps into out (C,); from one state (row,) into the next."""
-        np.copyto(self._former, before[: self.size].reshape(self._former.shape))
-        np.copyto(after[: self.size].reshape(self._later.shape), self._later)
+        self._former[:] = before[: self.size]
+        after[: self.size] = self._later
         np.multiply(self._rows, self._taps, self._tapped)
         np.add.reduce(self._tapped, axis=0, out=out)
 
@@ -59,8 +59,13 @@ class SsmStep:
         self._faded = np.empty(self._state)
         self._read, self._skipped = np.empty(by_group), np.empty(inner)
         self._read_row = self._read.reshape(-1)
-        self._read_groups = self._read.reshape(spec.groups, -1)
-        self._left = self._exit.row.reshape(spec.groups, -1)
+        left = self._exit.row.reshape(spec.groups, -1)
+        self._norms = Norms(self._read.reshape(spec.groups, -1), self._epsilon, left)
+        by_head = (spec.state_heads, self._wide)
+        self._x_heads = self._x.reshape(by_head)
+        self._decay, self._stepped = np.empty(by_head), np.empty(by_head)
+        self._decay_groups = self._decay.reshape(by_group)
+        self._stepped_groups = self._stepped.reshape(by_group)
 
     def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
         """What the layer adds to the row x (d,)."""
@@ -79,17 +84,18 @@ class SsmStep:
         store.keep_states(layer.layer, after)
         self._read_row += np.multiply(self._x, layer.skip, self._skipped)
         self._read_row *= self._z
-        rms_norm(self._read_groups, self._epsilon, self._left)
+        self._norms()
         self._exit()
         return self._result
 
     def _fold(self, steps: Array, before: Array, after: Array) -> None:
         """The state (G, N, W) after the token, and what the token reads of it."""
-        decay = np.exp(steps * self._layer.rate).repeat(self._wide)
-        stepped = self._x * steps.repeat(self._wide)
+        np.multiply(self._x_heads, steps[:, None], self._stepped)
+        steps *= self._layer.rate
+        self._decay[:] = np.exp(steps, steps)[:, None]
         state = after.reshape(self._state)
-        np.multiply(self._b, stepped.reshape(self._read.shape), state)
-        state += np.multiply(before, decay.reshape(self._read.shape), self._faded)
+        np.multiply(self._b, self._stepped_groups, state)
+        np.add(state, np.multiply(before, self._decay_groups, self._faded), state)
         np.matmul(self._c, state, self._read)
 
 
@@ -118,9 +124,9 @@ class DeltaStep:
         self._scale = size**-0.5
         self._state = (heads, size, size)
         self._recalled, self._seen = np.empty((heads, 1, size)), np.empty((heads, 1, size))
-        self._missing, self._seen_heads = self._recalled[:, 0], self._seen[:, 0]
+        self._missing = self._recalled[:, 0]
         self._change = np.empty(self._state)
-        self._left = self._exit.row.reshape(heads, size)
+        self._norms = Norms(self._seen[:, 0], self._epsilon, self._exit.row.reshape(heads, size))
 
     def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
         """What the layer adds to the row x (d,)."""
@@ -137,7 +143,7 @@ class DeltaStep:
         silu(self._open, self._active)
         self._fold(beta, decay, before[size:].reshape(self._state), after[0, 0, size:])
         store.keep_states(layer.layer, after)
-        rms_norm(self._seen_heads, self._epsilon, self._left)
+        self._norms()
         self._exit.row *= self._z
         self._exit()
         return self._result

@@ -24,24 +24,36 @@ class Tile:
     """One row times a matrix: `row` is written first, `result` is read after the call."""
 
     def __init__(self, matrix: Matrix, height: int) -> None:
-        self._tile = np.zeros((height, matrix.inner))
+        self._tile, self._factor = np.zeros((height, matrix.inner)), matrix.factor
         self._products = np.empty((height, matrix.columns))
-        self._parts = [
-            (matrix.factor[:, some], self._products[:, some])
-            for some in blocks(height, matrix.inner, matrix.columns)
-        ]
+        self._blocks = blocks(height, matrix.inner, matrix.columns)
         self.row: Array = self._tile[0]
         self.result: Array = self._products[0]
 
     def __call__(self) -> None:
         """Multiply; the rows of zeros give zeros."""
-        for factor, product in self._parts:
-            np.matmul(self._tile, factor, product)
+        if len(self._blocks) == 1:  # the same product as below, and a quicker call
+            self._tile.dot(self._factor, self._products)
+            return
+        for some in self._blocks:
+            np.matmul(self._tile, self._factor[:, some], self._products[:, some])
 
 
 def root_mean_square(row: Array, epsilon: float) -> float:
     """What `rms_norm` divides a single row (d,) by."""
     return math.sqrt(float(row.dot(row)) * (1.0 / len(row)) + epsilon)
+
+
+class Norms:
+    """What `rms_norm` makes of the rows of an array, row by row: quicker where they are few."""
+
+    def __init__(self, rows: Array, epsilon: float, out: Array) -> None:
+        self._pairs, self._epsilon = list(zip(rows, out, strict=True)), epsilon
+
+    def __call__(self) -> None:
+        """Read the rows as they are now, and write them at a root mean square of one."""
+        for row, out in self._pairs:
+            np.divide(row, root_mean_square(row, self._epsilon), out)
 
 
 def normed(row: Array, norm: Array | None, epsilon: float) -> Array:
