@@ -18,8 +18,8 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.sglang.playing import Player
 from cachesim.real.sglang.process import RealScheduler
-from cachesim.real.stopwatch import Stopwatch
 from cachesim.real.token_rows import spell
+from cachesim.real.worker_side import Stopwatch
 
 TREE: Final = (
     *("match", "match_tokens", "cache_finished", "cache_unfinished"),

@@ -38,9 +38,9 @@ from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.mlx_lm.server import compare_server
 from cachesim.real.sglang.commands import compare as compare_sglang
-from cachesim.real.sglang.wheel import core_of as sglang_core_of
+from cachesim.real.sglang.process import core_of as sglang_core_of
 from cachesim.real.vllm.commands import compare as compare_scheduler
-from cachesim.real.vllm.wheel import core_of
+from cachesim.real.vllm.process import core_of
 from cachesim.scenario.shipped import load_all
 
 SEED: Final = 20261120

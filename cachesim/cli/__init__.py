@@ -1,9 +1,15 @@
-"""The command line."""
+"""The command line: how runs are printed, and what its exit status means."""
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 Format: TypeAlias = Literal["text", "json", "jsonl"]
 """How runs are printed."""
+
+AS_EXPECTED: Final = 0
+NOT_AS_EXPECTED: Final = 1
+WRONG_USAGE: Final = 2
+BROKEN_CONTRACT: Final = 3
+INTERRUPTED: Final = 130
 
 
 def version() -> str:

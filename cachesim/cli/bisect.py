@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.logs.dump import is_dump
@@ -85,7 +85,7 @@ def _is_log(name: str) -> bool:
 def _play(scenario: Scenario, arithmetic: ArithmeticName, *, real: bool) -> Play:
     if not real:
         return simulated(scenario, arithmetic)
-    from cachesim.real.bisecting import on_the_wheels
+    from cachesim.real.llama_cpp.scenarios import on_the_wheels
 
     return on_the_wheels(scenario)
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import write
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.compared import comparison

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from cyclopts import App
 
-from cachesim.cli.status import AS_EXPECTED
+from cachesim.cli import AS_EXPECTED
 from cachesim.scenario.shipped import shipped_files
 
 Command: TypeAlias = Callable[..., int]

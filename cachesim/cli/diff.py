@@ -10,9 +10,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.run import play
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from cachesim.cli.status import AS_EXPECTED
+from cachesim.cli import AS_EXPECTED
 from cachesim.engines.family import Family, family_of
 from cachesim.engines.option import Option
 from cachesim.report.consoles import results, show

@@ -7,9 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.table import Table
 
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.budget import Bar, Budget
 from cachesim.cli.check.plan import MOST_MINUTES
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS

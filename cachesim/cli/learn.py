@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.lessons import (
     Asked,

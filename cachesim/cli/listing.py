@@ -12,9 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from cachesim.cli import catalogue
+from cachesim.cli import AS_EXPECTED, catalogue
 from cachesim.cli.catalogue import Item
-from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.report.consoles import results, show
 from cachesim.scenario.shipped import shipped_files

@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import Final
 
-from cachesim.cli.status import BROKEN_CONTRACT, INTERRUPTED, WRONG_USAGE
+from cachesim.cli import BROKEN_CONTRACT, INTERRUPTED, WRONG_USAGE
 
 REPORT: Final = "this is a bug in cachesim: please report it, with the command and the scenario"
 

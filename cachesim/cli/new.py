@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachesim.cli.status import AS_EXPECTED
+from cachesim.cli import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.scenario.format import NAME_SHAPE
 from cachesim.scenario.readers import nearest

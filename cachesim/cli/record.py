@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 from rich.text import Text
 
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Flags, ServerFlags
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.logs.live import Live
 from cachesim.logs.recorded import causes_of, told_of_live

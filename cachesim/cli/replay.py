@@ -12,9 +12,8 @@ from cyclopts import Parameter
 from rich.progress import Progress
 from rich.text import Text
 
-from cachesim.cli import Format
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.jobs import setting
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.report.consoles import notes, results, show

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from cachesim.cli import Format
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.workers import how_many, workers
 from cachesim.errors import InputError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName

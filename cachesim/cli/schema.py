@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from cachesim.cli.status import AS_EXPECTED
+from cachesim.cli import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.logs.schema import requests_schema, why_schema
 from cachesim.scenario import output_schema, scenario_schema

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from cachesim.cli import Format
+from cachesim.cli import AS_EXPECTED, Format
 from cachesim.cli.inputs import write
 from cachesim.cli.replay import progress, write_json
-from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
 from cachesim.report.consoles import notes, results, show

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 from cyclopts import Parameter
 from rich.progress import Progress
 
+from cachesim.cli import AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, Flags, ServerFlags, given, requests_in, write
-from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.logs.sizes import sizes_of_gguf

@@ -3,16 +3,16 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 from rich.progress import Progress
 
+from cachesim.cli import AS_EXPECTED
 from cachesim.cli.as_trace import trace_of_dump, trace_of_log
 from cachesim.cli.inputs import UNSAID, Chats, Flags, Given, ServerFlags, given, requests_in, write
-from cachesim.cli.status import AS_EXPECTED
 from cachesim.errors import InputError
 from cachesim.logs.extract import worst_scenario
 from cachesim.logs.following import Following
@@ -115,30 +115,29 @@ def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequ
 
 
 def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:
-    if not numbers:
+    if numbers:
+        show(results(), *map(request_text, _numbered(found, numbers, "log")))
+    else:
         show(results(), page(found, worst=worst_of(found["requests"], worst)))
-        return
-    by_number = {each["number"]: each for each in found["requests"]}
-    for number in numbers:
-        if number not in by_number:
-            msg = f"--request {number}: the log has requests 0 to {len(by_number) - 1}"
-            raise InputError(msg)
-        show(results(), request_text(by_number[number]))
 
 
 def _tell_dump(found: dict[str, Any], *, output: str, numbers: Sequence[int], worst: int) -> int:
     if output == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     elif numbers:
-        by_number = {each["number"]: each for each in found["requests"]}
-        for number in numbers:
-            if number not in by_number:
-                msg = f"--request {number}: the dump has requests 0 to {max(by_number)}"
-                raise InputError(msg)
-            show(results(), recorded_request(by_number[number]))
+        show(results(), *map(recorded_request, _numbered(found, numbers, "dump")))
     else:
         show(results(), dump_page(found, worst=worst))
     return AS_EXPECTED
+
+
+def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
+    by_number = {each["number"]: each for each in found["requests"]}
+    for number in numbers:
+        if number not in by_number:
+            msg = f"--request {number}: the {kind} has requests 0 to {max(by_number, default=-1)}"
+            raise InputError(msg)
+        yield by_number[number]
 
 
 def _replayed(inputs: Sequence[Given], wanted: Wanted) -> tuple[Read, list[Replay]]:

@@ -54,13 +54,11 @@ def default_step(settings: Settings) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Requests in the order in which they came and ended, and the model that they were put to."""
+class OnServer:
+    """Requests to a server of this profile with this model."""
 
     profile: str
     spec: ModelSpec
-    asked: Mapping[int, Asked]
-    order: tuple[tuple[str, int], ...]
 
     @property
     def engine(self) -> str:
@@ -71,6 +69,14 @@ class Workload:
     def release(self) -> str:
         """The release alone."""
         return release_of(self.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload(OnServer):
+    """Requests in the order in which they came and ended."""
+
+    asked: Mapping[int, Asked]
+    order: tuple[tuple[str, int], ...]
 
     @property
     def requests(self) -> int:

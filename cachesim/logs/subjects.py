@@ -11,7 +11,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.logs.dump import Recorded
 from cachesim.logs.live import Live
-from cachesim.logs.other import Outcome, release_of, workload_of
+from cachesim.logs.other import OnServer, Outcome, release_of, workload_of
 from cachesim.logs.prompts import Prompt
 from cachesim.logs.replay import Replay
 from cachesim.logs.rerun import Rerun, known, options_in, spec_for, started
@@ -108,22 +108,10 @@ class OfScenario:
 
 
 @dataclass(frozen=True, slots=True)
-class OfRequests:
+class OfRequests(OnServer):
     """Recorded requests, with what was done to slots between them."""
 
-    profile: str
-    spec: ModelSpec
     prompts: tuple[Prompt, ...]
-
-    @property
-    def engine(self) -> str:
-        """The server's engine."""
-        return Profile.parse(self.profile).engine
-
-    @property
-    def release(self) -> str:
-        """The server's release."""
-        return release_of(self.profile)
 
     @property
     def requests(self) -> int:

@@ -11,17 +11,20 @@ of a scenario into the page as text, never as markup.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
+from cachesim.report.chain import chain
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
-from cachesim.report.html_picture import drawn
+from cachesim.report.picture import positions_of
 from cachesim.report.picture_bars import Texts
-from cachesim.report.svg import STYLE, patterns
+from cachesim.report.picture_rows import held, request
+from cachesim.report.svg import AXIS, STYLE, axis_svg, patterns, row_svg
+from cachesim.report.svg_tree import LINE
 from cachesim.scenario.result import Run
 
 Part: TypeAlias = Any
@@ -149,6 +152,26 @@ def beginning(run: Run, steps: int) -> Run:
     texts = Texts(run)
     states = tuple(_spelled_out(each, texts, steps) for each in run.detail.states[: last + 1])
     return replace(run, steps=kept, detail=replace(run.detail, states=states))
+
+
+def drawn(run: Run) -> dict[str, Any]:
+    """The rows of every request and of every state, and the walk to what went wrong.
+
+    A row is a list of one text: so equal rows are written once.
+    """
+    wide = positions_of(run)
+    states = () if run.detail is None else run.detail.states
+    return {
+        "line": LINE,
+        "foot": AXIS,
+        "axis": axis_svg(wide),
+        "requests": [
+            [[row_svg(row, wide, "")] for row in request(run, index)]
+            for index in range(len(run.steps))
+        ],
+        "states": [[[row_svg(row, wide, "")] for row in held(run, state)] for state in states],
+        "chains": [[asdict(link) for link in chain(run, index)] for index in range(len(run.steps))],
+    }
 
 
 def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:

@@ -12,8 +12,8 @@ from cachesim.real.agreement import Agreement
 from cachesim.real.sglang import commands, structs, tensors
 from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.sglang.playing import play
+from cachesim.real.sglang.process import KEPT, core_of
 from cachesim.real.sglang.scenarios import config_of, play_scenario
-from cachesim.real.sglang.wheel import KEPT, core_of
 from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all

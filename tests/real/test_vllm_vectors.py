@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.real.token_rows import spell, unspell
-from cachesim.real.vectors.vllm_scheduler import mismatch
+from cachesim.real.vectors.schedulers import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 EVERY = 5

@@ -3,7 +3,7 @@ import pytest
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.agreement import Agreement
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.wheel import KEPT, core_of
+from cachesim.real.vllm.process import KEPT, core_of
 from cachesim.real.vllm.workloads import KINDS, draw
 
 NEWEST = FAMILY.release("0.33.0").rules

@@ -21,13 +21,13 @@ from cachesim.report.html import (
     SCRIPTS,
     TooLargeError,
     beginning,
+    drawn,
     island,
     page,
     page_of_most,
 )
 from cachesim.report.html_data import packed, thinner
 from cachesim.report.html_fragment import fragment
-from cachesim.report.html_picture import drawn
 from cachesim.scenario import full_profile, load, loads, run
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import shipped_file

@@ -9,11 +9,11 @@ from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
+from cachesim.cli import AS_EXPECTED
 from cachesim.cli.check.budget import Bar, Budget
 from cachesim.cli.check.plan import WORDS, Plan, many, workers_for
 from cachesim.cli.check.telling import tell_comparison, tell_search, tell_survey
 from cachesim.cli.jobs import setting
-from cachesim.cli.status import AS_EXPECTED
 from cachesim.cli.workers import crew, processes
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.plan import WORDS, Plan
-from cachesim.cli.status import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.real.commands import proof_command

@@ -1,16 +1,18 @@
 """A scenario on the real server of its release, with the simulator beside it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, get_args
+from types import MappingProxyType
+from typing import Any, Final, get_args
 
 from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
-from cachesim.errors import ScenarioError
+from cachesim.errors import InputError, ScenarioError
 from cachesim.model.presets import preset
+from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.flags import adapter_file, adapter_names, model_file
 from cachesim.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
@@ -26,6 +28,7 @@ from cachesim.real.llama_cpp.workload import (
     Step,
 )
 from cachesim.real.llama_cpp.wrong_answers import VOCABULARY
+from cachesim.scenario.bisect import Play, Played, Seen
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
@@ -227,3 +230,29 @@ def hurdle(scenario: Scenario, number: int) -> str:
         (step.completions > 1, "several completions of one prompt are not compared"),
     )
     return next((why for stands, why in hurdles if stands), "")
+
+
+def on_the_wheels(scenario: Scenario) -> Play:
+    """Play on the real servers; an answer far from the server's own cold one is wrong."""
+    if scenario.engine.name != "llama.cpp":
+        msg = f"{scenario.name}: --real plays llama.cpp; {scenario.engine.name} has no such wheels"
+        raise ScenarioError(msg)
+
+    def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
+        options = {**flags, **scenario.engine.options}
+        asked = replace(scenario, engine=replace(scenario.engine, options=options))
+        try:
+            steps = play_scenario(asked, release)
+        except (EnvironmentUnavailableError, InputError) as error:
+            return Played(profile=release, refused=str(error))
+        return Played(profile=release, steps=tuple(_seen(each) for each in steps))
+
+    return play
+
+
+def _seen(played: StepPlayed) -> Seen:
+    answer = None
+    if played.proof is not None:
+        answer = "diverged" if played.proof.wrong else "same"
+    real = played.real
+    return Seen(name=played.step.name, cached=real.cached, answer=answer, error=real.error)

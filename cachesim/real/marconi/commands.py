@@ -1,8 +1,6 @@
 """`cachesim real marconi`: the artifact's own tree beside the simulated one."""
 
-import json
 import random
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +16,7 @@ from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.errors import ScenarioError
 from cachesim.real.playing import console
 from cachesim.real.vectors.replay import differing
+from cachesim.real.worker_process import JsonProcess
 from cachesim.units import as_tokens
 
 WORKER: Final = Path(__file__).with_name("artifact_worker.py")
@@ -50,16 +49,11 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
         raise ScenarioError(msg)
     counts: dict[str, Counter[str]] = {}
     difference: tuple[int, Any, Any] | None = None
-    with subprocess.Popen(
-        [sys.executable, "-I", str(WORKER), str(artifact.resolve())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-I", str(WORKER), str(artifact.resolve())]
+    with JsonProcess("the artifact", command) as process:
         for number in range(workloads):
             workload = draw(seed, number)
-            real = _ask(process, workload)
+            real = process.order(workload)
             simulated = list(play(workload, len(real)))
             if real and "raised" in real[-1]:  # the artifact itself fails on it
                 real, simulated = real[:-1], simulated[:-1]
@@ -74,15 +68,6 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
         for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
             console().print(f"  {where}: {one!s:.200} | {other!s:.200}", markup=False)
     return 0 if difference is None else 1
-
-
-def _ask(process: subprocess.Popen[str], workload: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if process.stdin is None or process.stdout is None:
-        return []
-    process.stdin.write(json.dumps(workload) + "\n")
-    process.stdin.flush()
-    told: list[dict[str, Any]] = json.loads(process.stdout.readline() or "[]")
-    return told
 
 
 def draw(seed: int, number: int) -> dict[str, Any]:

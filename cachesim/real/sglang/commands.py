@@ -7,10 +7,9 @@ from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import Stage, not_compared
 from cachesim.real.registry import versions_of
 from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.process import RealScheduler
+from cachesim.real.sglang.process import RealScheduler, core_of
 from cachesim.real.sglang.scenarios import play_scenario
 from cachesim.real.sglang.scenarios import table as scenario_table
-from cachesim.real.sglang.wheel import core_of
 from cachesim.real.sglang.workloads import KINDS, draw
 
 

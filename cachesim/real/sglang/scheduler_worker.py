@@ -8,9 +8,7 @@ configuration, the model, which says what the workload names, and whoever is onl
 
 import importlib
 import itertools
-import json
 import logging
-import os
 import sys
 import time
 import warnings
@@ -18,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.real.sglang import stand_ins, worker_storage
-from cachesim.real.stopwatch import Stopwatch
 from cachesim.real.token_rows import unspell
+from cachesim.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -208,36 +206,22 @@ def seconds(core: Real, wanted: Json) -> Json:
     return {"scheduler": time.process_time() - begun, "tree": clock.seconds}
 
 
-def play(core: Real, workload: Json) -> Json:
+def play(core: Real, workload: Json) -> list[Json]:
     """All groups of a workload, up to the first that ends in an error."""
     worker_storage.PAGES.clear()
-    playing, results = Playing(core, workload["config"]), []
-    for group in workload["steps"]:
-        try:
-            results.append(playing.play(group))
-        except Exception as error:
-            results.append({"error": f"{type(error).__name__}: {error}"[:200]})
-        if "error" in results[-1]:
-            break
-    return results
+    return play_groups(workload["steps"], Playing(core, workload["config"]).play)
 
 
 def main() -> None:
     """Play workloads until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = own_output()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
     stand_ins.install(root)
     core = importlib.import_module("cachesim.real.sglang.worker_releases").core_of(root)
-    for line in sys.stdin:
-        wanted = json.loads(line)
-        try:
-            if "prompts" in wanted:
-                told: Json = {"results": [seconds(core, wanted)]}
-            else:
-                told = {"results": play(core, wanted)}
-        except Exception as error:
-            told = {"raised": f"{type(error).__name__}: {error}"[:300]}
-        answers.write(json.dumps(told) + "\n")
+
+    def told(wanted: Json) -> list[Json]:
+        return [seconds(core, wanted)] if "prompts" in wanted else play(core, wanted)
+
+    answer_lines(answers, told)

@@ -7,7 +7,7 @@ import importlib
 from typing import Any, Final
 
 from cachesim.real.sglang import worker_host, worker_storage
-from cachesim.real.sglang.bag import Bag, Told, fitting
+from cachesim.real.worker_side import Bag, Told, fitting
 
 Json = Any
 Real = Any

@@ -9,7 +9,7 @@ import json
 from typing import Any, Final
 
 from cachesim.real.sglang import tensors
-from cachesim.real.sglang.bag import Bag, fitting
+from cachesim.real.worker_side import Bag, fitting
 
 Json = Any
 Real = Any

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.real.sglang import worker_host, worker_storage
-from cachesim.real.sglang.bag import Bag, Told, fitting
 from cachesim.real.sglang.worker_core import CHUNK, Core, find, set_all
+from cachesim.real.worker_side import Bag, Told, fitting
 
 Json = Any
 Real = Any

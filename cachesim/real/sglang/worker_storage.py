@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cachesim.real.sglang.bag import Bag, Told
+from cachesim.real.worker_side import Bag, Told
 
 Json = Any
 Real = Any

@@ -7,12 +7,12 @@ under which every request agrees; with one slot there is nothing to choose.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from cachesim.engines import Engine, Request
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.units import as_tokens
 
 PATIENCE: Final = 400
@@ -20,15 +20,6 @@ PATIENCE: Final = 400
 
 Arrivals = tuple[bool, ...]
 """Per request: does the next one arrive before this one's slot is released?"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """The first request that differs, whatever the order of arrival."""
-
-    step: int
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
 
 
 def mismatch(workload: Mapping[str, Any]) -> Mismatch | None:

@@ -5,23 +5,14 @@ exact ring arithmetic serves.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cachesim.engines import Engine, Request
 from cachesim.errors import UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.units import as_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """The first request of a workload that differs."""
-
-    step: int
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
 
 
 def mismatch(workload: Mapping[str, Any]) -> Mismatch | None:

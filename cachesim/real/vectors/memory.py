@@ -14,20 +14,12 @@ from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.real.vectors.memory_counter import counter_context
+from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
 
 NAMES: Final = {"attention": "kv", "window": "swa"}
 """What the vectors call our caches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """The first operation of a sequence that differs."""
-
-    step: int
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
 
 
 def mismatch(line: Mapping[str, Any]) -> Mismatch | None:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation
 from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
+from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.typed import Json
 
 
@@ -18,16 +18,6 @@ class Player(Protocol):
     def play(self, op: Operation) -> dict[str, Json]:
         """What the operation returned or raised, and what it left behind."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """The first operation of a sequence that differs."""
-
-    step: int
-    operation: Mapping[str, Any]
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
 
 
 def player_for(line: Mapping[str, Any]) -> Player:
@@ -56,9 +46,7 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     """The first operation that differs; None if every one is equal, those after exceptions too."""
     for step, (expected, actual) in enumerate(zip(line["results"], played(line), strict=True)):
         if either_way(expected) != either_way(actual):
-            return Mismatch(
-                step=step, operation=line["ops"][step], expected=expected, actual=actual
-            )
+            return Mismatch(step=step, expected=expected, actual=actual)
     return None
 
 

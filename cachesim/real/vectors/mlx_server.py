@@ -1,7 +1,6 @@
 """Replays what mlx-lm's own server did, as the vector files recorded it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.state import ColdStates
+from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.typed import Json
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
@@ -65,15 +65,6 @@ BY_WEIGHTS: Final = ("difference", "distance")
 
 STORE_OPTION: Final = "prompt_cache_size"
 """Older servers do not have it; the recordings gave it to their store directly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """The first group of requests that differs; `step` counts requests."""
-
-    step: int
-    expected: Mapping[str, Any]
-    actual: Mapping[str, Any]
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:

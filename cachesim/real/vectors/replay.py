@@ -7,32 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cachesim.errors import ScenarioError, UpstreamAbort
+from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.typed import Json
 
 Line: TypeAlias = Mapping[str, Any]
 """One recorded sequence."""
-
-
-class Mismatch(Protocol):
-    """The first operation of a sequence that differs."""
-
-    @property
-    def step(self) -> int:
-        """Which one, from 0."""
-        ...
-
-    @property
-    def expected(self) -> Mapping[str, Any]:
-        """What the real engine answered."""
-        ...
-
-    @property
-    def actual(self) -> Mapping[str, Any]:
-        """What the simulator answered."""
-        ...
 
 
 MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -72,13 +54,13 @@ KINDS: Final = (
     Kind(
         name="vLLM scheduler",
         fits=lambda line: "version" in line and "groups" in _table(line.get("config")),
-        module="cachesim.real.vectors.vllm_scheduler",
+        module="cachesim.real.vectors.schedulers",
         operations="steps",
     ),
     Kind(
         name="SGLang scheduler",
         fits=lambda line: "version" in line and "kind" in _table(line.get("config")),
-        module="cachesim.real.vectors.sglang_scheduler",
+        module="cachesim.real.vectors.schedulers",
         operations="steps",
     ),
     Kind(

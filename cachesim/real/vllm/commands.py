@@ -7,10 +7,9 @@ from cachesim.real.playing import Stage, not_compared
 from cachesim.real.registry import versions_of
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.process import RealScheduler
+from cachesim.real.vllm.process import RealScheduler, core_of
 from cachesim.real.vllm.scenarios import play_scenario
 from cachesim.real.vllm.scenarios import table as scenario_table
-from cachesim.real.vllm.wheel import core_of
 from cachesim.real.vllm.workloads import draw
 
 

@@ -7,13 +7,11 @@ are the configuration objects and the model, which says what the workload names.
 """
 
 import importlib
-import inspect
-import json
 import logging
 import math
-import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,13 @@ from cachesim.real.token_rows import spell, unspell
 from cachesim.real.vllm.stand_ins import install
 from cachesim.real.vllm.worker_settings import Settings, settings_of
 from cachesim.real.vllm.worker_store import Store, SupportsHMA
+from cachesim.real.worker_side import answer_lines, fitting, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
 WRONG_DRAFT = 9_999_999
 MOST_STEPS = 20_000
-
-
-def fitting(made: Real, **values: Real) -> Real:
-    """Call with those arguments that this release knows."""
-    known = set(inspect.signature(made).parameters)
-    return made(**{name: value for name, value in values.items() if name in known})
 
 
 class Release:
@@ -336,36 +329,19 @@ class Server:
         }
 
 
-def play(release: Release, workload: Json) -> Json:
-    """All groups of a workload, up to the first that ends in an error."""
-    server, results = Server(release, workload["config"]), []
-    for group in workload["steps"]:
-        try:
-            results.append(server.play(group))
-        except Exception as error:
-            results.append({"error": f"{type(error).__name__}: {error}"[:300]})
-        if "error" in results[-1]:
-            break
-    return results
+def told(release: Release, wanted: Json) -> list[Json]:
+    """Seconds for prompts, or all groups of a workload up to the first that ends in an error."""
+    server = Server(release, wanted["config"])
+    if "prompts" in wanted:
+        return [{"seconds": server.seconds(wanted["prompts"])}]
+    return play_groups(wanted["steps"], server.play)
 
 
 def main() -> None:
     """Play workloads until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = own_output()
     logging.disable(logging.WARNING)
-    release = Release(sys.argv[1], sys.argv[2])
-    for line in sys.stdin:
-        try:
-            wanted = json.loads(line)
-            if "prompts" in wanted:
-                server = Server(release, wanted["config"])
-                told: Json = {"results": [{"seconds": server.seconds(wanted["prompts"])}]}
-            else:
-                told = {"results": play(release, wanted)}
-        except Exception as error:
-            told = {"raised": f"{type(error).__name__}: {error}"[:300]}
-        answers.write(json.dumps(told) + "\n")
+    answer_lines(answers, partial(told, Release(sys.argv[1], sys.argv[2])))
 
 
 if __name__ == "__main__":
