@@ -11,10 +11,10 @@ no engine is loaded for them.
 import importlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.nearest import did_you_mean, near_release
-from cachesim.engines.option import Option, options_of
+from cachesim.engines.option import Option, Value, options_of
 from cachesim.engines.release import Patch, Release
 from cachesim.errors import OptionError, ProfileError, SpecError
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 """An engine's value of rules."""
+
+Server: TypeAlias = Any
+"""An `Engine`: no table loads its class."""
 
 S = TypeVar("S")
 """An engine's options, as a dataclass whose fields are written with `option`."""
@@ -237,7 +240,7 @@ class Family(Generic[R, S]):
             if any(each.name == name and each.internal for each in self.declared):
                 self._read_one(profile, shown, name, given[name], "option")
 
-    def default(self, option: Option, release: str) -> Any:  # noqa: ANN401 - an option's value
+    def default(self, option: Option, release: str) -> Value:
         """An option's default at a release: the last one that came in until then."""
         names = self.names()
         at = names.index(self.release(release).name)
@@ -265,7 +268,7 @@ class Family(Generic[R, S]):
 
     def _read_one(
         self, profile: "Profile", known: Mapping[str, Option], name: str, value: object, what: str
-    ) -> Any:  # noqa: ANN401 - an option's value
+    ) -> Value:
         option = known.get(name)
         if option is None:
             shown = [each.name for each in known.values() if not each.internal]
@@ -292,7 +295,7 @@ class Family(Generic[R, S]):
 
     # -- the engine --------------------------------------------------------------------------
 
-    def open(self, profile: "Profile", **parts: Any) -> Any:  # noqa: ANN401 - an Engine, loaded late
+    def open(self, profile: "Profile", **parts: Any) -> Server:
         """Start a server: the engine's class is loaded now."""
         made = self.engine
         if isinstance(made, str):

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, alike: float = 0.7) -> str:
     """`did you mean 'x'?` where a known name is so near that it must have been meant."""
-    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    near = get_close_matches(name, list(known), n=1, cutoff=alike)
     return f"did you mean {near[0]!r}?" if near else ""
 
 

@@ -17,6 +17,9 @@ Kind: TypeAlias = Literal[
     "yes or no", "whole number", "number", "choice", "text", "texts", "size", "any"
 ]
 
+Value: TypeAlias = Any
+"""What an option is set to: of any kind."""
+
 UNITS: Final[Mapping[str, int]] = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 """Suffixes of a size in bytes: powers of ten."""
 
@@ -69,7 +72,7 @@ class Option:
             return "" if self.high is None else f" up to {self.high:,}".replace(",", "")
         return f" from {self.low} on" if self.high is None else f" from {self.low} to {self.high}"
 
-    def read(self, value: object, what: str = "option") -> Any:  # noqa: ANN401 - of any kind
+    def read(self, value: object, what: str = "option") -> Value:
         """The value, or OptionError with what to write instead."""
         if value is None and self.may_be_silent:
             return None
@@ -119,7 +122,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def option(flag: str = "", about: str = "", *, default: object, **said: Any) -> Any:  # noqa: ANN401
+def option(flag: str = "", about: str = "", *, default: object, **said: Any) -> Value:
     """A field of an engine's options: its default, and what else `Option` says of it."""
     kind = said.pop("kind", None) or _kind_of(default, said.get("choices", ()))
     whole = Option(name="", default=default, flag=flag, about=about, kind=kind, **_bounded(said))
@@ -136,7 +139,7 @@ def _bounded(said: dict[str, Any]) -> dict[str, Any]:
     return {"low": 0, "high": MOST} | said if said.get("unit") else said
 
 
-def like(options: type, name: str, **changed: Any) -> Any:  # noqa: ANN401
+def like(options: type, name: str, **changed: Any) -> Value:
     """A field that another engine's options have too, with what differs."""
     declared = {each.name: each.metadata[Option] for each in fields(options)}
     whole = replace(declared[name], **changed)

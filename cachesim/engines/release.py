@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 R = TypeVar("R")
 """An engine's value of rules."""
+
+Rules: TypeAlias = Any
+"""The rules of any engine, a part or a field of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +73,10 @@ def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[
     )
 
 
-def laying(**changes: Any) -> Callable[[Any], Any]:
+def laying(**changes: Rules) -> Callable[[Rules], Rules]:
     """A patch that sets fields of the rules; a mapping sets fields of the part that it names."""
 
-    def lay(rules: Any) -> Any:  # noqa: ANN401 - any engine's rules
+    def lay(rules: Rules) -> Rules:
         return replace(
             rules, **{name: _laid(getattr(rules, name), each) for name, each in changes.items()}
         )
@@ -81,7 +84,7 @@ def laying(**changes: Any) -> Callable[[Any], Any]:
     return lay
 
 
-def _laid(before: Any, change: Any) -> Any:  # noqa: ANN401 - a field of any engine's rules
+def _laid(before: Rules, change: Rules) -> Rules:
     if not isinstance(change, Mapping):
         return change
     return {**before, **change} if isinstance(before, Mapping) else replace(before, **change)

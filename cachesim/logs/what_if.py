@@ -58,7 +58,7 @@ def tried(replays: Sequence[Replay], cause: str) -> list[dict[str, Any]]:
     asked: dict[str, str] = {}
     for name, factor in cure_of(cause, settings.engine).tries:
         if matters(FAMILY, release, spec, name):
-            own = settings.values.get(name, FAMILY.default(FAMILY.option(name), release))
+            own: Any = settings.values.get(name, FAMILY.default(FAMILY.option(name), release))
             value = factor if factor is True else type(own)(own * factor)
             if value and value != own:
                 asked[f"{name}={str(value).lower()}"] = flag_of(FAMILY, name, value)

@@ -108,13 +108,13 @@ def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterat
 
 
 def _per_step(
-    wanted: Any,  # noqa: ANN401 - a word or a tuple
+    wanted: str | Sequence[Any],
     steps: Sequence[Step],
     key: str,
 ) -> Sequence[Any]:
     """One item per step; a single answer is meant for the steps that have one."""
     if not isinstance(wanted, str):
-        return wanted  # type: ignore[no-any-return]
+        return wanted
     if key == "answer":
         return [wanted if step.answer is not None else "any" for step in steps]
     return [wanted] * len(steps)

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from reprlib import Repr
 from typing import Any, Protocol, TypeAlias
 
+from cachesim.engines.nearest import did_you_mean
 from cachesim.scenario import limits
+
+Value: TypeAlias = Any
+"""What a reader makes of a value: each its own kind."""
 
 Place: TypeAlias = tuple[str | int, ...]
 """The way from a value to a part of it."""
@@ -55,7 +59,7 @@ def found(value: object) -> str:
 class Reader(Protocol):
     """Reads one value, and describes what it accepts."""
 
-    def read(self, value: object) -> Any:  # noqa: ANN401 - each reader has its own result
+    def read(self, value: object) -> Value:
         """The value, or Wrong."""
         ...
 
@@ -206,7 +210,7 @@ class Either:
     readers: tuple[tuple[type | tuple[type, ...], Reader], ...]
     expected: str
 
-    def read(self, value: object) -> Any:  # noqa: ANN401 - each reader has its own result
+    def read(self, value: object) -> Value:
         """The value as its own kind of thing."""
         for kinds, reader in self.readers:
             if type(value) in (kinds if isinstance(kinds, tuple) else (kinds,)):
@@ -289,7 +293,5 @@ class Table:
 
 def nearest(name: object, names: Sequence[str]) -> str:
     """`; did you mean 'x'?` where a known name is near, else nothing."""
-    import difflib  # noqa: PLC0415 - only errors need it
-
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = did_you_mean(str(name), names, alike=0.5)
+    return close and f"; {close}"

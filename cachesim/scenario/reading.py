@@ -16,7 +16,8 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from cachesim.scenario import limits
 from cachesim.scenario.format import KEYS, LONGEST, Scenario, key_of
-from cachesim.scenario.readers import Place, Wrong, found, nearest, short
+from cachesim.scenario.readers import Place, Reader, Value, Wrong, found, nearest, short
+from cachesim.typed import there_is
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,15 @@ class Problem:
         return f"{where}: {self.text}" if where else self.text
 
 
-def _reader_of(annotation: object) -> Any:  # noqa: ANN401 - a Reader, which is a protocol
+def _reader_of(annotation: object) -> Reader | None:
     if get_origin(annotation) is Annotated:
         return next((each for each in get_args(annotation)[1:] if hasattr(each, "read")), None)
     return None
 
 
 def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, Any], Any]:
-    read = _reader_of(annotation).read
-    return lambda value, _: read(value)
+    reader = there_is(_reader_of(annotation))
+    return lambda value, _: reader.read(value)
 
 
 def _is_list_of_tables(annotation: object) -> bool:
@@ -75,7 +76,7 @@ def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any
     settings["_cattrs_detailed_validation"] = True
     default = make_dict_structure_fn(cls, converter, **settings)
 
-    def structure(value: object, _: object) -> Any:  # noqa: ANN401
+    def structure(value: object, _: object) -> Value:
         if not isinstance(value, Mapping):
             msg = f"must be a table, {found(value)}"
             raise Wrong(msg)

@@ -17,6 +17,7 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.states import State
+from cachesim.typed import Json
 from cachesim.verify.explain import Parting
 from cachesim.verify.verdict import Answer, Reuse, WrongStep
 
@@ -216,7 +217,7 @@ class Run:
         return entry
 
 
-def as_json(value: object) -> Any:  # noqa: ANN401 - JSON values
+def as_json(value: object) -> Json:
     """A value as JSON can write it. A detail that nobody asked for is left out."""
     if isinstance(value, Event):
         entry: dict[str, Any] = as_json(value.as_dict())
@@ -233,7 +234,7 @@ def as_json(value: object) -> Any:  # noqa: ANN401 - JSON values
     return _scalar(value)
 
 
-def _scalar(value: Any) -> Any:  # noqa: ANN401 - JSON values
+def _scalar(value: Json) -> Json:
     """Numbers of NumPy become Python's."""
     if hasattr(value, "item"):
         value = value.item()

@@ -15,6 +15,7 @@ from typing import Any, Final
 from cachesim.errors import ScenarioError
 from cachesim.scenario.comparing import Row
 from cachesim.scenario.format import Model
+from cachesim.typed import Json
 
 KEYS: Final = {"name", "profile", "model", "options"}
 MODEL_KEYS: Final = {"preset", "window"}
@@ -56,7 +57,7 @@ def read(text: str, name: str) -> tuple[Row, ...]:
     return tuple(_row(each) for each in given)
 
 
-def _problem(given: Any) -> str:  # noqa: ANN401 - what a file may hold
+def _problem(given: Json) -> str:
     if not isinstance(given, dict):
         return "write a table"
     for key in ("name", "profile"):

@@ -24,6 +24,9 @@ from cachesim.scenario.result import Run
 
 Schema: TypeAlias = dict[str, Any]
 
+Annotation: TypeAlias = Any
+"""A type as an annotation writes it."""
+
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "Scenario": ("format", "name", "model", "engine", "step"),
@@ -86,11 +89,12 @@ def _closed(about: str, properties: dict[str, Any], optional: tuple[str, ...] = 
     }
 
 
-def _value(kind: Any) -> Schema:  # noqa: ANN401 - a type
+def _value(kind: Annotation) -> Schema:
     """The schema of a type, as `as_json` writes its values."""
     if is_dataclass(kind):
         return SPECIAL.get(kind, partial(_dataclass, kind))()
-    origin, inside = get_origin(kind), get_args(kind)
+    origin: object = get_origin(kind)
+    inside = get_args(kind)
     if origin is None:
         return _plain(kind)
     if origin is Annotated:
@@ -122,7 +126,7 @@ def _or_null(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def _dataclass(kind: Any) -> Schema:  # noqa: ANN401 - a dataclass
+def _dataclass(kind: Annotation) -> Schema:
     hints = get_type_hints(kind, include_extras=True)
     properties = {each.name: _value(hints[each.name]) for each in fields(kind)}
     optional = ("detail",) if "detail" in properties else ()

@@ -64,7 +64,7 @@ class Source:
 
     def load(self) -> "Scenario":
         """Read it."""
-        from cachesim.scenario.files import load, load_stream  # noqa: PLC0415 - loads the engines
+        from cachesim.scenario.files import load, load_stream
 
         return load_stream(sys.stdin.buffer) if self.path is None else load(self.path)
 
@@ -77,7 +77,7 @@ def sources(name: str) -> list[Source]:
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError):
-        from cachesim.scenario.readers import short  # noqa: PLC0415 - only errors need it
+        from cachesim.scenario.readers import short
 
         msg = f"{short(name)} cannot be the name of a file"
         raise ScenarioError(msg) from None
@@ -101,7 +101,7 @@ def _in_folder(path: Path) -> list[Source]:
 
 
 def _not_found(name: str, known: Iterable[str]) -> str:
-    import difflib  # noqa: PLC0415 - only errors need it
+    import difflib
 
     known = list(known)
     near = difflib.get_close_matches(Path(name).stem, known, n=3, cutoff=0.4)

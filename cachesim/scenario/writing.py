@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Final
+from typing import Final
 
 from cachesim.scenario.format import Scenario, key_of
+from cachesim.typed import Json
 
 TABLES: Final = ("source", "shows", "model", "engine", "chat", "spans")
 LISTS: Final = ("step", "expect")
@@ -26,7 +27,7 @@ def to_toml(scenario: Scenario) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(name: str, table: Any) -> list[str]:  # noqa: ANN401 - a mapping or a dataclass
+def _table(name: str, table: Json) -> list[str]:
     inner = dict(_set_fields(table)) if is_dataclass(table) else dict(table)
     nested = {key: value for key, value in inner.items() if isinstance(value, Mapping)}
     own = [f"{_key(key)} = {_value(value)}" for key, value in inner.items() if key not in nested]
@@ -40,7 +41,7 @@ def _lines(item: object) -> list[str]:
     return [f"{key} = {_value(value)}" for key, value in _set_fields(item)]
 
 
-def _set_fields(item: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - a dataclass
+def _set_fields(item: Json) -> Iterator[tuple[str, Json]]:
     """The fields that differ from their defaults, under their keys in the file."""
     for each in fields(item):
         value = getattr(item, each.name)
@@ -53,7 +54,7 @@ def _key(name: str) -> str:
     return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
 
 
-def _value(value: Any) -> str:  # noqa: ANN401 - whatever a field holds
+def _value(value: Json) -> str:
     match value:
         case bool():
             return "true" if value else "false"

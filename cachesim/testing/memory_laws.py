@@ -17,6 +17,9 @@ from cachesim.testing.laws import EXAMPLES, Story, hold
 from cachesim.testing.strategies import token_lists
 from cachesim.units import Token, Tokens
 
+State: TypeAlias = Any
+"""What a memory saves: the laws do not look into it."""
+
 SEQUENCES: Final = 2
 Verb: TypeAlias = Literal["feed", "remove", "copy", "save", "load"]
 VERBS: Final[tuple[Verb, ...]] = ("feed", "remove", "copy", "save", "load")
@@ -41,7 +44,7 @@ class MemoryUnderTest(Protocol):
         """Let one empty sequence begin as a copy of another."""
         ...
 
-    def save(self, seq: int) -> Any:  # noqa: ANN401 - opaque to the laws
+    def save(self, seq: int) -> State:
         """The sequence's state."""
         ...
 

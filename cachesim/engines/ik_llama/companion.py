@@ -106,9 +106,10 @@ class StrictTailCompanion:
         self,
         tokens: Sequence[Token],
         first: Pos,
-        hidden: Sequence[Array],  # noqa: ARG002 - has no network
+        hidden: Sequence[Array],
     ) -> Fed:
         """Take the batch's last position."""
+        del hidden  # there is no network
         self.tail = first + len(tokens) - 1
         return Fed(taken=True)
 
@@ -154,9 +155,10 @@ class WindowCompanion:
         self,
         tokens: Sequence[Token],
         first: Pos,
-        hidden: Sequence[Array],  # noqa: ARG002 - has no network
+        hidden: Sequence[Array],
     ) -> Fed:
         """Roll where needed; refuse a batch that does not begin at the end."""
+        del hidden  # there is no network
         if first != self.base + self.live:
             return Fed(taken=False)
         for start in range(0, len(tokens), self.n_ubatch):

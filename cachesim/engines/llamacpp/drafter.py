@@ -65,8 +65,9 @@ class DraftModel:
         self.context = context
         self.seq_rm_type = seq_rm_type(context)
 
-    def process(self, batch: Batch, target: Context) -> int:  # noqa: ARG002 - reads tokens alone
+    def process(self, batch: Batch, target: Context) -> int:
         """Decode the same tokens."""
+        del target  # it reads tokens alone
         return self.context.decode(batch)
 
     def accept(self, seq: int, accepted: int) -> None:
@@ -83,9 +84,8 @@ class DraftModel:
             drafted.append(last)
         return drafted
 
-    def carried(self, seq: int) -> Array | None:  # noqa: ARG002
+    def carried(self, seq: int) -> Array | None:
         """Nothing."""
-        return None
 
     def carry(self, seq: int, row: Array) -> None:
         """Nothing."""

@@ -59,6 +59,6 @@ def _check_checkpoint(slot: Slot, checkpoint: Checkpoint) -> None:
     )
 
 
-def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as an assertion
+def _require(holds: object, message: str) -> None:
     if not holds:
         raise ContractError(message)

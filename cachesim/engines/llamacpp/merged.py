@@ -8,12 +8,11 @@ each pull request can be laid over an older release, and taken back from a young
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.engines.release import Rules
 from cachesim.errors import ProfileError
-
-Value: TypeAlias = Any  # whatever a rule field holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class Merged:
 
     about: str
     landed: str  # the first release that has it
-    sets: Mapping[str, Value]
+    sets: Mapping[str, Rules]
     pull: int = 0  # 0: it is not known which one
     perhaps: tuple[int, ...] = ()  # pull requests that may have been it, where none is confirmed
     name: str = ""  # where one pull request has another name, or none
@@ -38,7 +37,7 @@ class Merged:
         return with_fields(rules, self.sets)
 
 
-def with_fields(rules: ServerRules, fields: Mapping[str, Value]) -> ServerRules:
+def with_fields(rules: ServerRules, fields: Mapping[str, Rules]) -> ServerRules:
     """The rules with some fields set."""
     for path, value in fields.items():
         part, _, field = path.partition(".")
@@ -46,7 +45,7 @@ def with_fields(rules: ServerRules, fields: Mapping[str, Value]) -> ServerRules:
     return rules
 
 
-def field_of(rules: ServerRules, path: str) -> Value:
+def field_of(rules: ServerRules, path: str) -> Rules:
     """What the rules say in one field."""
     part, _, field = path.partition(".")
     return getattr(getattr(rules, part), field)
@@ -72,7 +71,7 @@ class History:
         known = self.releases[: self.releases.index(release) + 1]
         return (each for each in self.merged if each.landed in known)
 
-    def before(self, merged: Merged) -> Mapping[str, Value]:
+    def before(self, merged: Merged) -> Mapping[str, Rules]:
         """What the fields of a change were when it landed."""
         rules = self.oldest
         for each in self.merged[: self.merged.index(merged)]:

@@ -102,7 +102,7 @@ class Scheduler:
         self.splitter = Splitter.of(manager, budget=limits.budget, use_eagle=limits.use_eagle)
         self.tells_blocks = False  # whether anybody computes in them
         self.on_lookup: Callable[[Request, Hit], None] | None = None
-        self.on_deferred: Callable[[Request, Hit, bool], None] | None = None
+        self.on_deferred: Callable[[Request, Hit], None] | None = None
         self.external: Callable[[Request, int], int] | None = None
         self.on_external: Callable[[Request, int, int], None] | None = None
 
@@ -244,7 +244,7 @@ class Scheduler:
             )
             if blocks is None:
                 if self.on_deferred is not None:
-                    self.on_deferred(request, hit, self.manager.waits_for_step(hit.blocks))
+                    self.on_deferred(request, hit)
                 break
             if num_external and self.on_external is not None:
                 self.on_external(request, hit.length, num_external)

@@ -275,7 +275,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if job.cached is None:
             job.ledger.apply(causes.FROM_STORE, local + tokens, tokens=tokens)
 
-    def _deferred(self, request: Request, hit: Hit, same_step: bool) -> None:  # noqa: FBT001
+    def _deferred(self, request: Request, hit: Hit) -> None:
+        same_step = self.manager.waits_for_step(hit.blocks)
         self._tell(
             happened.RequestDeferred(task=request.id, cached=Count(hit.length), same_step=same_step)
         )

@@ -75,7 +75,7 @@ def load_prompt_cache(blob: bytes, *, rules: CacheRules) -> tuple[list[LayerCach
     return caches, header["metadata"]
 
 
-def _packed(state: State, arrays: list[Array], rules: CacheRules) -> Any:  # noqa: ANN401 - a tree
+def _packed(state: State, arrays: list[Array], rules: CacheRules) -> State:
     """The tree with every array replaced by its number (`save_prompt_cache`)."""
     if isinstance(state, np.ndarray):
         if state.size == 0 and not rules.saves_empty_arrays:

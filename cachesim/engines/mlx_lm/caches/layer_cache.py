@@ -171,7 +171,7 @@ class LayerCache:
         """Keep these rows of the batch."""
         self.lacks("filter")
 
-    def extend(self, other: Any) -> None:  # noqa: ANN401 - each class takes its own kind
+    def extend(self, other: Self) -> None:
         """Append the rows of another batch."""
         self.lacks("extend")
 

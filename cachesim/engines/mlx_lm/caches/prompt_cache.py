@@ -22,7 +22,8 @@ def trim_prompt_cache(cache: Sequence[LayerCache], num_tokens: int) -> int:
     """Trim all layers or none; what the first layer says counts. Follows `trim_prompt_cache`."""
     if not can_trim_prompt_cache(cache) or len(cache) == 0:
         return 0
-    return [each.trim(num_tokens) for each in cache][0]  # noqa: RUF015 - all are to be trimmed
+    trimmed = [each.trim(num_tokens) for each in cache]
+    return trimmed[0]
 
 
 def copy_prompt_cache(cache: Sequence[LayerCache]) -> list[LayerCache]:
