@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
 from cachesim.engines.causes import Loss
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event, EventLog
@@ -59,6 +61,12 @@ class Reply:
     drafted: Count | None = None  # tokens that a companion proposed, as the server counts them
     accepted: Count | None = None  # and how many of them it says were right
     approximated: str | None = None  # set when the server knowingly kept values of another context
+
+    @classmethod
+    def empty(cls, prompt: Tokens = (), **said: Any) -> "Reply":
+        """Nothing was generated: a request that was refused, or an action on a slot."""
+        logits = said.pop("logits", np.zeros((0, 0)))
+        return cls(prompt=prompt, generated=(), logits=logits, cached=None, processed=None, **said)
 
 
 class Ticket(int):

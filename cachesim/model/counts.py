@@ -7,6 +7,7 @@ the same is a placeholder that depends on its own token and position alone.
 """
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from cachesim.model.arithmetic import LayerShape, Network, Output
 from cachesim.model.ring import RingNetwork
 from cachesim.model.ring_words import mix
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Store, Ubatch
+from cachesim.model.store import Lanes, Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
 
@@ -56,8 +57,9 @@ class CountsNetwork:
         hidden = np.zeros((count, 1), np.uint64) if self._spec.mtp_depth else None
         return Output(logits=wanted[:, None], hidden=hidden)
 
-    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:  # noqa: ARG002
+    def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
         """There is nothing to turn."""
+        del layer, shifts
         return keys
 
     def sample(self, logits: Array) -> Token:
@@ -65,8 +67,9 @@ class CountsNetwork:
         first = self._spec.first_plain
         return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
 
-    def difference(self, one: Array, other: Array) -> float:  # noqa: ARG002
+    def difference(self, one: Array, other: Array) -> float:
         """Nothing was computed, so nothing differs."""
+        del one, other
         return 0.0
 
     def companion(self) -> Network | None:
@@ -85,3 +88,25 @@ def _emptied(shape: LayerShape) -> LayerShape:
 
 def _unsigned(positions: Integers) -> Array:
     return positions.astype(np.uint64) & np.uint64(0xFFFFFFFF)
+
+
+class _Nowhere:
+    """The memory of a network that computes nothing."""
+
+    planes = 1
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        """Nothing is kept, nothing is seen."""
+        del layer, keys, values
+        return ()
+
+    def states(self, layer: int) -> Array:
+        """A row without numbers."""
+        del layer
+        return np.zeros((1, 0), np.uint64)
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Nothing is kept."""
+
+
+NOWHERE: Final = _Nowhere()

@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family
@@ -179,15 +177,8 @@ class IkLlama(Engine):
         for waiting in (self._queue, self._deferred):
             for entry in [each for each in waiting if each[0] == ticket]:
                 waiting.remove(entry)
-                self._replies[ticket] = Reply(
-                    prompt=entry[1].prompt,
-                    generated=(),
-                    logits=np.zeros((0, 0)),
-                    cached=None,
-                    processed=None,
-                    error=GONE,
-                    message=message,
-                )
+                prompt = entry[1].prompt
+                self._replies[ticket] = Reply.empty(prompt, error=GONE, message=message)
         for slot in self.slots:
             if slot.ticket == ticket and slot.state is State.PROCESSING:
                 self.finish(slot, GONE, message)

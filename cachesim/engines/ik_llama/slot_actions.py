@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cachesim.engines.base import ByteStore, Reply, Ticket
 from cachesim.engines.ik_llama import events
 from cachesim.engines.ik_llama.slot import Slot
@@ -77,13 +75,4 @@ class SlotActions:
 
 
 def _done(slot: Slot, *, error: str | None = None, message: str = "") -> Reply:
-    return Reply(
-        prompt=(),
-        generated=(),
-        logits=np.zeros((0, 0)),
-        cached=None,
-        processed=None,
-        slot=slot.id,
-        error=error,
-        message=message,
-    )
+    return Reply.empty(slot=slot.id, error=error, message=message)

@@ -118,14 +118,7 @@ def _erase(server: ServerContext, slot: Slot, task: Task) -> Reply:
 
 def done(server: ServerContext, slot: Slot) -> Reply:
     """The reply to an action: no tokens, and none cached."""
-    return Reply(
-        prompt=(),
-        generated=(),
-        logits=server.no_logits,
-        cached=None,
-        processed=None,
-        slot=slot.id,
-    )
+    return Reply.empty(logits=server.no_logits, slot=slot.id)
 
 
 def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply:
@@ -143,16 +136,7 @@ def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply
         slot.prompt.tokens.clear()
     error = "invalid_request_error"
     server.emit(RequestRefused(slot=slot.id, task=task.id, error=error, message=message))
-    return Reply(
-        prompt=(),
-        generated=(),
-        logits=server.no_logits,
-        cached=None,
-        processed=None,
-        slot=slot.id,
-        error=error,
-        message=message,
-    )
+    return Reply.empty(logits=server.no_logits, slot=slot.id, error=error, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,15 +255,8 @@ class LlamaCpp(Engine):
         return self._blank(task, error=CANCELLED, message="the client went away")
 
     def _blank(self, task: Task, *, error: str | None = None, message: str = "") -> Reply:
-        return Reply(
-            prompt=task.tokens,
-            generated=(),
-            logits=self._server.no_logits,
-            cached=None,
-            processed=None,
-            error=error,
-            message=message,
-        )
+        none = self._server.no_logits
+        return Reply.empty(task.tokens, logits=none, error=error, message=message)
 
     def _process(self, task: Task) -> None:
         """Upstream: `process_single_task`."""

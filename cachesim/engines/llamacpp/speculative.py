@@ -9,6 +9,7 @@ from typing import Final
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
 from cachesim.engines.llamacpp.generation import budget_left, next_token, process_token
+from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.capability import SeqRm
 from cachesim.engines.llamacpp.ngram_cache import CACHED
 from cachesim.engines.llamacpp.server_context import ServerContext
@@ -64,22 +65,7 @@ def _draft_from_ngrams(server: ServerContext, slot: Slot) -> None:
     most = _most(server, slot)
     if most <= 0:
         return
-    target = server.contexts.target
-    draft = slot.ngrams.draft(slot.prompt.tokens, slot.sampled, most)
-    if len(draft) < server.options.spec_draft_n_min:
-        draft = []
-    slot.n_draft_total += len(draft)
-    server.emit(DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most))
-    saved = None
-    if draft and needs_checkpoint(server, len(draft)):
-        saved = target.state_seq_get_data(slot.id, partial=True)
-    slot.draft = draft
-    slot.spec_checkpoint = SpecCheckpoint(
-        n_tokens=slot.prompt.n_tokens,
-        pos_max=Pos(target.seq_pos_max(slot.id)),
-        target=saved,
-        companion=None,
-    )
+    _keep_draft(server, slot, slot.ngrams.draft(slot.prompt.tokens, slot.sampled, most), most)
 
 
 def _most(server: ServerContext, slot: Slot) -> int:
@@ -100,15 +86,21 @@ def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
     most = _most(server, slot)
     if most <= 0:
         return
-    target, companion = server.contexts.target, drafter.context
-    n_tokens, pos_max = slot.prompt.n_tokens, Pos(target.seq_pos_max(slot.id))
-    before = None
+    companion, before = drafter.context, None
     if server.companion_type is SeqRm.FULL:
         before = companion.state_seq_get_data(slot.id, partial=True)
     draft = _propose(drafter, slot, most)
     if before is not None:
         companion.state_seq_set_data(before, slot.id, partial=True)
-    companion.seq_rm(slot.id, pos_max + 1, -1)
+    companion.seq_rm(slot.id, server.contexts.target.seq_pos_max(slot.id) + 1, -1)
+    _keep_draft(server, slot, draft, most, before)
+
+
+def _keep_draft(
+    server: ServerContext, slot: Slot, draft: list[Token], most: int, companion: Blob | None = None
+) -> None:
+    """Take a draft that is long enough, with what a rollback needs (`spec_ckpt`)."""
+    target = server.contexts.target
     if len(draft) < server.options.spec_draft_n_min:
         draft = []
     slot.n_draft_total += len(draft)
@@ -118,7 +110,10 @@ def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
         saved = target.state_seq_get_data(slot.id, partial=True)
     slot.draft = draft
     slot.spec_checkpoint = SpecCheckpoint(
-        n_tokens=n_tokens, pos_max=pos_max, target=saved, companion=before
+        n_tokens=slot.prompt.n_tokens,
+        pos_max=Pos(target.seq_pos_max(slot.id)),
+        target=saved,
+        companion=companion,
     )
 
 

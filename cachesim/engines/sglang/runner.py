@@ -8,7 +8,6 @@ the linear-attention backends. Four defects that were reported live here, behind
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
@@ -18,30 +17,9 @@ from cachesim.engines.sglang.pools import StatePool
 from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import RunnerRules
 from cachesim.model.arithmetic import Network
-from cachesim.model.store import Lanes, Ubatch
+from cachesim.model.counts import NOWHERE
+from cachesim.model.store import Ubatch
 from cachesim.units import Array, Integers
-
-
-class _Nowhere:
-    """The memory of a network that computes nothing."""
-
-    planes = 1
-
-    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Nothing is kept, nothing is seen."""
-        del layer, keys, values
-        return ()
-
-    def states(self, layer: int) -> Array:
-        """A row without numbers."""
-        del layer
-        return np.zeros((1, 0), np.uint64)
-
-    def keep_states(self, layer: int, states: Array) -> None:
-        """Nothing is kept."""
-
-
-NOWHERE: Final = _Nowhere()
 
 Judge = Callable[[Req, Array], int]
 """What is sampled after a request's last token, given its logits."""

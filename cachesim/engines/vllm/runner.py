@@ -12,7 +12,6 @@ block held before.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from cachesim.engines.vllm.scheduler import Chunk, Step
 from cachesim.errors import ContractError
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import Network
-from cachesim.model.store import Lanes, Ubatch
+from cachesim.model.counts import NOWHERE
+from cachesim.model.store import Ubatch
 from cachesim.units import Array
 
 
@@ -43,27 +43,6 @@ class Rows:
     chunk: Chunk
     logits: Array
 
-
-class _Nowhere:
-    """The memory of a network that computes nothing."""
-
-    planes = 1
-
-    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Nothing is kept, nothing is seen."""
-        del layer, keys, values
-        return ()
-
-    def states(self, layer: int) -> Array:
-        """A row without numbers."""
-        del layer
-        return np.zeros((1, 0), np.uint64)
-
-    def keep_states(self, layer: int, states: Array) -> None:
-        """Nothing is kept."""
-
-
-NOWHERE: Final = _Nowhere()
 
 Judge = Callable[[Chunk, Array], Sequence[int]]
 """What is sampled after a chunk, given the logits of its last `1 + drafts` tokens."""
