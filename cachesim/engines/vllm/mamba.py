@@ -10,11 +10,10 @@ speculative ones), so a state is at rest only when its request has moved on to t
 
 from collections.abc import Sequence
 
-from cachesim.engines.vllm.block_pool import NULL, BlockPool
-from cachesim.engines.vllm.groups import GroupSpec, cdiv, checkpoint_position
+from cachesim.engines.vllm.block_pool import NULL
+from cachesim.engines.vllm.groups import cdiv, checkpoint_position
 from cachesim.engines.vllm.managers import Found, Manager, Mask, Need
 from cachesim.engines.vllm.request import Request
-from cachesim.engines.vllm.rules import Rules
 
 
 class Mamba(Manager):
@@ -28,20 +27,9 @@ class Mamba(Manager):
 
     fine = True
 
-    def __init__(
-        self,
-        spec: GroupSpec,
-        pool: BlockPool,
-        rules: Rules,
-        *,
-        group: int,
-        alignment: int,
-        admission_cap: int | None,
-    ) -> None:
-        super().__init__(
-            spec, pool, rules, group=group, alignment=alignment, admission_cap=admission_cap
-        )
-        self.speculative = spec.speculative_blocks
+    def open(self) -> None:
+        """What is noted of states."""
+        self.speculative = self.spec.speculative_blocks
         self.drop_eagle_checkpoint = False
         self.cached_this_step: set[int] = set()  # keys
         self.last_state: dict[int, int] = {}

@@ -68,6 +68,10 @@ class Manager:
         self.partial_hits: dict[int, tuple[int, int]] = {}
         self.copies: list[tuple[int, int]] = []  # source block, private copy
         self.tails: list[tuple[int, int]] = []  # request, the block its last state was moved to
+        self.open()
+
+    def open(self) -> None:
+        """What further managers note, begun."""
 
     # -- ids of the group's own block size ---------------------------------------------------------
 

@@ -2,23 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids
+from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.memory.split import Splitter
-
-
-class Positions(Protocol):
-    """What validation asks of a memory."""
-
-    def seq_pos_min(self, seq: int) -> int:
-        """Lowest position, -1 if none."""
-        ...
-
-    def seq_pos_max(self, seq: int) -> int:
-        """Highest position, -1 if none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +35,7 @@ class BatchAllocr:
         self.vocabulary = vocabulary
         self.sections = sections  # a token's position has several (M-RoPE)
 
-    def init(self, batch: Batch, memory: Positions) -> Splitter | Refusal:
+    def init(self, batch: Batch, memory: Memory) -> Splitter | Refusal:
         """Follows `llama_batch_allocr::init`, in its order of checks."""
         seqs = batch.seqs or ((0,),) * len(batch)
         for token in batch.tokens:
@@ -69,7 +58,7 @@ class BatchAllocr:
             return Refusal(reason=reason)
         return Splitter(positions, seqs, outputs)
 
-    def continued(self, seqs: Iterable[Ids], memory: Positions) -> tuple[int, ...]:
+    def continued(self, seqs: Iterable[Ids], memory: Memory) -> tuple[int, ...]:
         """Positions for a batch that names none: each sequence goes on behind its last one."""
         following: dict[int, int] = {}
         positions = []
@@ -87,7 +76,7 @@ class BatchAllocr:
         positions: tuple[int, ...],
         seqs: tuple[Ids, ...],
         distinct: set[Ids],
-        memory: Positions,
+        memory: Memory,
     ) -> str:
         """The consistency checks, in upstream's order; an empty string when all hold."""
         if not self.rules.checks_positions:
@@ -109,7 +98,7 @@ class BatchAllocr:
         )
 
 
-def not_consecutive(by_seq: dict[int, list[int]], memory: Positions) -> str:
+def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """Every sequence continues where memory ends, without gaps.
 
     Traps: a sequence without positions may start anywhere; positions given twice are accepted and
@@ -125,7 +114,7 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Positions) -> str:
     return ""
 
 
-def not_ahead(by_seq: dict[int, list[int]], memory: Positions) -> str:
+def not_ahead(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """Positions of several sections (M-RoPE) need only lie behind the last one; gaps may be."""
     for s in sorted(by_seq):
         last = memory.seq_pos_max(s)
@@ -134,7 +123,7 @@ def not_ahead(by_seq: dict[int, list[int]], memory: Positions) -> str:
     return ""
 
 
-def diverged(distinct: set[Ids], memory: Positions) -> str:
+def diverged(distinct: set[Ids], memory: Memory) -> str:
     """Sequences coupled by a token hold the same positions."""
     for ids in distinct:
         for s in ids[1:]:

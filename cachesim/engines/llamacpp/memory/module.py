@@ -7,6 +7,7 @@ from typing import Protocol
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
 from cachesim.engines.llamacpp.memory.find_slot import SlotInfo
+from cachesim.engines.llamacpp.memory.planes import PlaneWriter
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import ContractError
 from cachesim.model.store import Lanes
@@ -19,15 +20,6 @@ class Plan:
 
     ubatches: list[Ubatch]
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
-
-
-@dataclass(frozen=True, slots=True)
-class StateWindow:
-    """The recurrent cells of a ubatch: `head` is the first, one source row for each."""
-
-    head: int
-    zeroed: int  # the cell whose live row is zeroed first, or -1
-    sources: tuple[int, ...]  # plane * cells + cell
 
 
 class CacheWriter(Protocol):
@@ -43,32 +35,10 @@ class CacheWriter(Protocol):
         ...
 
 
-class StateKeeper(Protocol):
-    """The recurrent rows while a ubatch goes through."""
-
-    @property
-    def planes(self) -> int:
-        """States kept per sequence."""
-        ...
-
-    @property
-    def window(self) -> "StateWindow":
-        """Which cells take part, and where their states come from."""
-        ...
-
-    def states(self, layer: int) -> Array:
-        """What the sets start from."""
-        ...
-
-    def keep_states(self, layer: int, states: Array) -> None:
-        """What they ended with."""
-        ...
-
-
 class UbatchStore:
     """The `Store` a network sees while one ubatch goes through a memory of any kind."""
 
-    def __init__(self, caches: Sequence[CacheWriter], recurrent: StateKeeper | None = None) -> None:
+    def __init__(self, caches: Sequence[CacheWriter], recurrent: PlaneWriter | None = None) -> None:
         self._homes = {layer: cache for cache in caches for layer in cache.layers}
         self.recurrent = recurrent
 
@@ -93,7 +63,7 @@ class UbatchStore:
         """Keep what each set ended with."""
         self._keeper(layer).keep_states(layer, states)
 
-    def _keeper(self, layer: int) -> StateKeeper:
+    def _keeper(self, layer: int) -> PlaneWriter:
         if self.recurrent is None:
             msg = f"no memory keeps the states of layer {layer}"
             raise ContractError(msg)

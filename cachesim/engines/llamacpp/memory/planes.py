@@ -1,11 +1,11 @@
 """The rows of recurrent states, plane by plane, and what a ubatch does to them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.batch import Ubatch
-from cachesim.engines.llamacpp.memory.module import StateWindow
 from cachesim.engines.llamacpp.memory.rules import ShortUbatch
 from cachesim.model.arithmetic import LayerShape
 from cachesim.units import Array
@@ -34,6 +34,15 @@ class Planes:
     def split(self, layer: int) -> int:
         """Where a row's convolution part (R) ends and its state (S) begins."""
         return self.shapes[layer].conv
+
+
+@dataclass(frozen=True, slots=True)
+class StateWindow:
+    """The recurrent cells of a ubatch: `head` is the first, one source row for each."""
+
+    head: int
+    zeroed: int  # the cell whose live row is zeroed first, or -1
+    sources: tuple[int, ...]  # plane * cells + cell
 
 
 class PlaneWriter:

@@ -12,8 +12,8 @@ from typing import Final
 from cachesim.engines.llamacpp.memory import recurrent_state
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
-from cachesim.engines.llamacpp.memory.module import Plan, StateWindow, UbatchStore
-from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter
+from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
+from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter, StateWindow
 from cachesim.engines.llamacpp.memory.recurrent_cells import RecurrentCells
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
