@@ -14,6 +14,10 @@ import numpy as np
 from cachesim.model.spec import Activation
 from cachesim.units import Array
 
+ZERO: Final = np.array(0.0)
+ONE: Final = np.array(1.0)
+"""Arrays without axes: NumPy takes them in half the time of Python's 0.0 and 1.0."""
+
 TABLE_ENDS: Final = 10.0
 """From here on ggml takes GELU for x, and for 0 on the other side."""
 
@@ -44,19 +48,19 @@ def l2_norm(rows: Array, epsilon: float) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x))."""
-    result = np.negative(x)
-    np.exp(result, out=result)
-    result += 1.0
-    np.divide(1.0, result, out=result)
+    result: Array = np.negative(x)
+    np.exp(result, result)
+    np.add(result, ONE, result)
+    np.divide(ONE, result, result)
     return result
 
 
 def silu(x: Array, out: Array | None = None) -> Array:
     """X times its sigmoid."""
-    result: Array = np.negative(x, out=out)
-    np.exp(result, out=result)
-    result += 1.0
-    np.divide(x, result, out=result)
+    result: Array = np.negative(x, out)
+    np.exp(result, result)
+    np.add(result, ONE, result)
+    np.divide(x, result, result)
     return result
 
 
@@ -100,5 +104,5 @@ ACTIVATIONS: Final[Mapping[Activation, Callable[[Array], Array]]] = {
 
 def softplus(x: Array) -> Array:
     """log(1 + exp(x)), without overflow."""
-    result: Array = np.logaddexp(0.0, x)
+    result: Array = np.logaddexp(ZERO, x)
     return result

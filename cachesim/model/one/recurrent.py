@@ -74,7 +74,7 @@ class SsmStep:
         np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
         self._entry()
         steps = softplus(self._steps + layer.step_bias)
-        (before,) = store.states(layer.layer)
+        before = store.states(layer.layer)[0]
         after = np.empty((1, 1, len(before)))
         np.copyto(self._convolution.newest, self._fresh)
         self._convolution(before, after[0, 0], self._fresh)
@@ -136,7 +136,7 @@ class DeltaStep:
         self._entry()
         beta = sigmoid(self._beta)
         decay = np.exp(softplus(self._alpha + layer.step_bias) * layer.rate)
-        (before,) = store.states(layer.layer)
+        before = store.states(layer.layer)[0]
         after = np.empty((1, 1, len(before)))
         np.copyto(self._convolution.newest, self._fresh)
         self._convolution(before, after[0, 0], self._fresh)
@@ -179,7 +179,7 @@ class ShortConvStep:
         np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
         self._entry()
         np.multiply(self._b, self._x, self._convolution.newest)
-        (before,) = store.states(self._layer.layer)
+        before = store.states(self._layer.layer)[0]
         after = np.empty((1, 1, len(before)))
         self._convolution(before, after[0, 0], self._exit.row)
         store.keep_states(self._layer.layer, after)
