@@ -9,6 +9,7 @@ Every preset follows a family as llama.cpp builds it: Llama (`dense`), Gemma 3 (
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from cachesim.model.layers.delta import Delta
 from cachesim.model.layers.ends import Embedding, Head, Intake, MtpIntake, embedding_table
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary, rotate
-from cachesim.model.layers.run import Layer, Run, Scratch
+from cachesim.model.layers.run import Layer, Run
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.ssm import Ssm
 from cachesim.model.layers.tiles import attention_ladder_for, ladder_for
@@ -40,6 +41,21 @@ MOST_POSITION: Final = (1 << 31) - 1
 """Positions are 32-bit numbers on the real servers."""
 
 
+LARGE: Final = 24 << 20
+"""Bytes: more than what a layer works on, and less than what glibc hands back without learning."""
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed for the next array: memory that is new is slow.
+
+    glibc hands freed memory back to the system, page by page, and gets it anew a moment later. How
+    much it keeps it learns from the largest array that was ever freed, so one is: nothing touches
+    it, and it takes no memory. Elsewhere this does nothing.
+    """
+    np.empty(LARGE, np.uint8)
+
+
 class FloatNetwork:
     """A network in float64 that runs ubatches against a Store and keeps nothing itself.
 
@@ -50,6 +66,7 @@ class FloatNetwork:
     def __init__(
         self, spec: ModelSpec, weights: Weights | None = None, *, mtp: bool = False
     ) -> None:
+        keep_freed_memory()
         self._spec = spec
         self._weights = draw(spec) if weights is None else weights
         self._mtp = mtp
@@ -112,7 +129,6 @@ class FloatNetwork:
             sights=Sights(self._attention_ladder[-1]),
             turns=self._rotary.turns(ubatch.positions),
             store=store,
-            scratch=Scratch(),
             padding=ubatch.padding,
         )
         outputs = ubatch.outputs

@@ -1,5 +1,8 @@
 """The float network: what it refuses, what it hands back, its companion, its liveliness."""
 
+import platform
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -286,3 +289,32 @@ def test_the_mtp_head_keeps_one_attention_layer_behind_the_others() -> None:
     assert [(4, "attention")] == [(shape.layer, shape.place) for shape in head.shapes]
     assert head.companion() is None
     assert build(preset("hybrid-delta")).companion() is None
+
+
+TWICE = """
+import resource
+import numpy as np
+from cachesim.model.network import FloatNetwork
+from cachesim.model.plain import PlainStore
+from cachesim.model.presets import preset
+from cachesim.model.store import Ubatch
+
+network = FloatNetwork(preset("recurrent"))
+ubatch = Ubatch(tokens=np.arange(400), positions=np.arange(400), outputs=np.array([399]))
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    network.run(ubatch, PlainStore(network))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries keep other amounts"
+)
+def test_memory_that_one_prefill_freed_serves_the_next() -> None:
+    """Each page that the system takes back and hands out again costs about a microsecond."""
+    pages = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert int(pages) < 200

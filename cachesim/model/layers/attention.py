@@ -19,7 +19,7 @@ import numpy as np
 
 from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.rope import halves_order, rotate
-from cachesim.model.layers.run import Run, Scratch
+from cachesim.model.layers.run import Run
 from cachesim.model.layers.tiles import Ladder, Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import BLOCK, Lane
@@ -113,12 +113,12 @@ def attend(queries: Array, lane: Lane, out: Array, run: Run) -> None:
     values = lane.values.reshape(-1, BLOCK, *lane.values.shape[1:])
     for glance in run.sights.of(lane, group, BLOCK):
         rows = lane.rows[glance.some]
-        scores = score(queries[rows], keys[glance.blocks], run.attention_ladder, run.scratch)
+        scores = score(queries[rows], keys[glance.blocks], run.attention_ladder)
         hide(scores, glance.hidden, len(rows), group)
         out[rows] = gather(scores, values[glance.blocks], len(rows), group)
 
 
-def score(queries: Array, keys: Array, ladder: Ladder, scratch: Scratch | None = None) -> Array:
+def score(queries: Array, keys: Array, ladder: Ladder) -> Array:
     """Scores (K, b, t, h, 64) of queries (q, H, size) and keys (b, 64, K, size)."""
     count, heads, size = queries.shape
     kv_heads = keys.shape[2]
@@ -132,9 +132,7 @@ def score(queries: Array, keys: Array, ladder: Ladder, scratch: Scratch | None =
         filled[:, :rows] = stacked
         stacked = filled
     stacked = stacked.reshape(kv_heads, 1, tiles, height, size)
-    shape = (kv_heads, len(keys), tiles, height, BLOCK)
-    out = None if scratch is None else scratch(shape)
-    scores: Array = np.matmul(stacked, keys.transpose(2, 0, 3, 1)[:, :, None], out=out)
+    scores: Array = np.matmul(stacked, keys.transpose(2, 0, 3, 1)[:, :, None])
     return scores
 
 

@@ -1,6 +1,5 @@
 """What all layers of one pass share."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -13,20 +12,6 @@ from cachesim.units import Array, Integers
 
 Turns: TypeAlias = tuple[Array, Array]
 """Cosines and sines that turn rows to their positions."""
-
-
-class Scratch:
-    """One array that is written again and again: memory that is new to a process is slow."""
-
-    def __init__(self) -> None:
-        self._numbers = np.empty(0)
-
-    def __call__(self, shape: tuple[int, ...]) -> Array:
-        """An array to be written; what was handed out before is no longer to be read."""
-        size = math.prod(shape)
-        if size > len(self._numbers):
-            self._numbers = np.empty(2 * size)
-        return self._numbers[:size].reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +31,6 @@ class Run:
     sights: Sights
     turns: Turns | None
     store: Store
-    scratch: Scratch
     padding: Padding | None = None
     asked: Integers | None = None  # rows that somebody reads; None: all of them
 

@@ -112,19 +112,16 @@ class Ssm:
 
         y = np.empty(by_group)
         planes = after.shape[1]
-        last = state.reshape(sets, groups, size, -1).copy()
-        states = np.empty((min(STRETCH, length), *last.shape))  # taken anew, memory costs more
-        fades = np.empty_like(states)
+        last = state.reshape(sets, groups, size, -1)
         for start in range(0, length, STRETCH):
             stop = min(start + STRETCH, length)
-            some = states[: stop - start]
-            np.multiply(b[start:stop], stepped[start:stop], out=some)
-            np.copyto(fades[: len(some)], decay[start:stop])  # a full operand is twice as quick
-            _fold(last, some, fades[: len(some)])
-            np.matmul(c[start:stop], some, out=y[start:stop])
-            np.copyto(last, some[-1])
+            states = b[start:stop] * stepped[start:stop]
+            fades = decay[start:stop].repeat(size, axis=3)  # a full operand is twice as quick
+            _fold(last, states, fades)
+            np.matmul(c[start:stop], states, out=y[start:stop])
+            last = states[-1]
             for back in range(max(length - stop, 0), min(planes, length - start)):
-                after[:, back] = some[length - back - start - 1].reshape(sets, -1)
+                after[:, back] = states[length - back - start - 1].reshape(sets, -1)
         read = y.reshape(length, sets, inner)
         read += x * self.skip
         return read.swapaxes(0, 1)

@@ -10,7 +10,7 @@ from cachesim.model.layers.conv import ShortConv
 from cachesim.model.layers.delta import Delta
 from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.rope import Rotary
-from cachesim.model.layers.run import Layer, Run, Scratch
+from cachesim.model.layers.run import Layer, Run
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.ssm import Ssm
 from cachesim.model.layers.tiles import ATTENTION_LADDER, LADDER, padded
@@ -38,7 +38,6 @@ def through(layer: Layer, spec: ModelSpec, xs: Array) -> Array:
         sights=Sights(ATTENTION_LADDER[-1]),
         turns=Rotary(spec).turns(np.arange(len(xs))),
         store=PlainStore(build(spec)),
-        scratch=Scratch(),
     )
     result = layer(filled, run)
     assert not result[len(xs) :].any(), "rows that fill a tile stay zero"

@@ -11,7 +11,7 @@ from cachesim.model.layers import attention, tiles
 from cachesim.model.layers.conv import carry, convolve, extended
 from cachesim.model.layers.norm import gelu, gelu_table, l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.rope import PAGE, Rotary, halves_order, rotate
-from cachesim.model.layers.run import Run, Scratch
+from cachesim.model.layers.run import Run
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.tiles import (
     ALONE,
@@ -257,7 +257,6 @@ def seen(queries: Array, what: Lane) -> Array:
         sights=Sights(ATTENTION_LADDER[-1]),
         turns=None,
         store=PlainStore(build(preset("dense"))),
-        scratch=Scratch(),
     )
     attention.attend(queries, what, out, run)
     return out
