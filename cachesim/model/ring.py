@@ -24,14 +24,18 @@ import numpy as np
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output, Place
 from cachesim.model.network import check
-from cachesim.model.ring_layers import Attention, Layer, Recurrent, Rotation
-from cachesim.model.ring_words import Words, mix, powers, salt
+from cachesim.model.ring_layers import Attention, Layer, Passage
+from cachesim.model.ring_recurrent import Recurrent
+from cachesim.model.ring_sight import Sights
+from cachesim.model.ring_words import Words, mix, mixed, powers, salt
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
 BASE: Final = 0xD1342543DE82EF95  # 5 modulo 8: its powers differ for 2^62 positions
 
+HANDFUL: Final = 12
+"""Tokens up to which plain numbers are quicker than arrays."""
 
 THERE_AND_BACK: Final[Integers] = np.array([[1], [-1]])
 """The signs of a key's exponents and of a query's, (2, 1)."""
@@ -49,6 +53,7 @@ class RingNetwork:
         self._layers = tuple(_layer(spec, number) for number in numbers)
         self._powers = powers(1 if spec.rope == "none" else BASE)
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
+        self._shapes = tuple(layer.shape for layer in self._layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
 
@@ -60,19 +65,29 @@ class RingNetwork:
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
         """The layers that keep something, in the order they run."""
-        return tuple(layer.shape for layer in self._layers)
+        return self._shapes
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
         check(ubatch, self._spec)
         words = self._enter(ubatch)
-        keys, queries = self._powers(ubatch.positions * THERE_AND_BACK)
-        rotation = Rotation(keys=keys, queries=queries)
-        for layer in self._layers:
-            words = mix(words + layer.run(words, rotation, store, ubatch))
+        rotation = self._powers(ubatch.positions * THERE_AND_BACK)
+        passage = Passage(ubatch, store, rotation, Sights())
+        if len(words) <= HANDFUL and ubatch.padding is None:
+            words = np.array(self._walk(words.tolist(), passage), np.uint64)
+        else:
+            for layer in self._layers:
+                words = mix(words + layer.sweep(words, passage))
         wanted = words if ubatch.outputs is None else words[ubatch.outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(logits=mix(wanted + self._head)[:, None], hidden=hidden)
+
+    def _walk(self, words: list[int], passage: Passage) -> list[int]:
+        """A handful of tokens through all layers, in plain numbers."""
+        for layer in self._layers:
+            added = layer.walk(words, passage)
+            words = [mixed(word + each) for word, each in zip(words, added, strict=True)]
+        return words
 
     def _enter(self, ubatch: Ubatch) -> Words:
         """The word of each token; the MTP head adds what the target's last layer said."""

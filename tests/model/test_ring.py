@@ -1,6 +1,7 @@
 """The exact twin is equal where it must be, and keeps the rest of a network's protocol."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,7 @@ from cachesim.errors import ContractError, PositionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
-from cachesim.model.ring_layers import masked_sums, running_sums
+from cachesim.model.ring_sight import Sight, Sights
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch
 from cachesim.units import Array
@@ -89,25 +90,41 @@ def test_it_does_not_matter_where_cells_lie(network: Network, ids: list[int], se
     assert np.array_equal(cold(network, ids), scrambled)
 
 
-@given(st.lists(st.integers(0, 30), max_size=60), st.booleans(), st.data())
-def test_masked_and_running_sums_agree_on_any_lane(
-    held: list[int], in_order: bool, data: st.DataObject
+@given(st.lists(st.integers(0, 30), max_size=60), st.booleans(), st.sampled_from([1, 4]), st.data())
+def test_each_row_adds_up_the_cells_between_its_bounds_on_any_lane(
+    held: list[int], in_order: bool, rows: int, data: st.DataObject
 ) -> None:
     chance = np.random.default_rng(len(held))
-    bound = st.lists(st.integers(-2, 33), min_size=4, max_size=4)
+    bound = st.lists(st.integers(-2, 33), min_size=rows, max_size=rows)
     positions = np.array(sorted(held) if in_order else held, np.int64)
     positions[chance.random(len(held)) < 0.1] = ABSENT
-    cells = chance.integers(0, 1 << 63, (len(held), 1), np.uint64)
+    cells = chance.integers(0, 1 << 63, (2, len(held)), np.uint64)
     lane = Lane(
-        rows=np.arange(4),
-        keys=cells,
-        values=cells,
+        rows=np.arange(rows),
+        keys=cells[0][:, None],
+        values=cells[1][:, None],
         positions=positions,
         low=np.array(data.draw(bound)),
         high=np.array(data.draw(bound)),
     )
 
-    assert np.array_equal(masked_sums(cells[:, 0], lane), running_sums(cells[:, 0], lane))
+    products = dict(enumerate((cells[0] * cells[1]).tolist()))
+    expected = [
+        sum(products[i] for i in np.flatnonzero((low <= positions) & (positions <= high))) % 2**64
+        for low, high in zip(lane.low, lane.high, strict=True)
+    ]
+
+    assert expected == np.atleast_1d(Sight(lane).sums(*cells)).tolist()
+
+
+def test_lanes_with_the_same_positions_and_bounds_are_looked_at_once() -> None:
+    keys, other = np.zeros((2, 3, 1), np.uint64)
+    ends = np.arange(3)
+    lane = Lane(rows=ends, keys=keys, values=keys, positions=ends, low=ends, high=ends)
+    sights = Sights()
+
+    assert sights.of(lane) is sights.of(replace(lane, keys=other))
+    assert sights.of(lane) is not sights.of(replace(lane, low=ends.copy()))
 
 
 @every_network

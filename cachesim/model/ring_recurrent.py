@@ -1,0 +1,160 @@
+"""The recurrent layers of the ring network: a short convolution, then chains of everything."""
+
+from typing import Final
+
+import numpy as np
+
+from cachesim.model.arithmetic import LayerShape
+from cachesim.model.ring_layers import Passage
+from cachesim.model.ring_words import MASK, ONE, Words, fold, mix, mixed
+from cachesim.model.spec import LayerKind
+from cachesim.model.store import Ending, Padding
+
+CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
+"""How many chains a recurrent layer keeps beside the last inputs of its convolution."""
+
+
+def _faded(state: int, word: int) -> int:
+    """A chain's word times the gate that a row's word sets."""
+    return state * (mixed(word) | 1) & MASK
+
+
+class Recurrent:
+    """A convolution over the last few inputs and, in `ssm` and `delta`, chains of all of them.
+
+    The row of a sequence, oldest input first:  [ taps - 1 inputs | a word for each chain ]
+    """
+
+    def __init__(self, layer: int, kind: LayerKind, taps: int, salts: Words) -> None:
+        self._past = taps - 1
+        self._chains = CHAINS[kind]
+        self._salt, self._tap = np.array(salts[0]), np.array(salts[1] | ONE)
+        self._salt_number, self._tap_number = int(self._salt), int(self._tap)
+        row = self._past + self._chains
+        self.shape = LayerShape(
+            layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
+        )
+
+    def sweep(self, hidden: Words, passage: Passage) -> Words:
+        """Fold each set's tokens into its row."""
+        store, padding = passage.store, passage.ubatch.padding
+        inputs = mix(hidden + self._salt).reshape(passage.ubatch.sets, -1)  # (S, n)
+        before = store.states(self.shape.layer)
+        if padding is not None:
+            word, states = self._walk_padded(inputs, before, padding)
+        else:
+            word, states = self._sweep(inputs, before, store.planes)
+        store.keep_states(self.shape.layer, states)
+        return word.reshape(-1)
+
+    def walk(self, hidden: list[int], passage: Passage) -> list[int]:
+        """The same, token by token."""
+        store, planes = passage.store, passage.store.planes
+        rows = store.states(self.shape.layer).tolist()
+        count = len(hidden) // len(rows)
+        said: list[int] = []
+        kept = []
+        for one, row in enumerate(rows):
+            after = self._steps(hidden[one * count : (one + 1) * count], row, said)
+            kept.append(after[: -planes - 1 : -1])
+        store.keep_states(self.shape.layer, np.array(kept, np.uint64))
+        return said
+
+    def _steps(self, hidden: list[int], row: list[int], said: list[int]) -> list[list[int]]:
+        """The rows that one set's tokens leave, one after the other; their words are `said`."""
+        salt, tap, past = self._salt_number, self._tap_number, self._past
+        after = []
+        for each in hidden:
+            inputs = [*row[:past], mixed(each + salt)]
+            word = 0
+            for one in inputs:
+                word = word * tap + one
+            word = mixed(word)
+            chains = row[past:]
+            row = inputs[1:]
+            for state in chains:
+                word = (state * (mixed(word) | 1) + word) & MASK
+                row.append(word)
+            said.append(word)
+            after.append(row)
+        return after
+
+    def _walk_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:
+        """As `_walk` where some rows are padding: words (S, n), rows to keep (S, 1, row)."""
+        words = np.zeros(inputs.shape, np.uint64)
+        joined = np.concatenate(
+            [before[:, : self._past], np.where(padding.real, inputs, np.uint64(0))], axis=1
+        )
+        convolved = self._convolve(joined, inputs.shape[1]).tolist()
+        ends = np.full(len(inputs), inputs.shape[1])
+        if padding.conv_ends is not None:
+            ends = np.clip(padding.conv_ends, 0, inputs.shape[1])
+        rows = []
+        for one, end in enumerate(ends):
+            state = before[one, self._past :].tolist()
+            for ending in padding.endings(one):
+                said, state = self._chunk(convolved[one], ending, state, padding)
+                words[one, ending.rows] = said
+            rows.append([[*joined[one, end : end + self._past].tolist(), *state]])
+        return words, np.array(rows, np.uint64)
+
+    def _chunk(
+        self, inputs: list[int], ending: Ending, former: list[int], padding: Padding
+    ) -> tuple[list[int], list[int]]:
+        """The words of one chunk's rows, and the chains that are kept after it."""
+        tokens = {*ending.folded.tolist(), *ending.undecayed.tolist(), *ending.lost.tolist()}
+        fading = set(ending.fading.tolist())
+        chains, alone, said = former, former, []
+        for row in ending.rows.tolist():
+            word, after = self._fold_word(inputs[row], chains)
+            if row in tokens:
+                chains = after
+            if self._chains == 1 and padding.chunked:
+                if row in tokens or row in fading:
+                    alone = [_faded(alone[0], inputs[row])]
+                word = word if row in tokens else alone[0]
+            said.append(word)
+        if ending.keeps_former:
+            return said, former
+        if self._chains != 1 or ending.plain(fresh=not any(former)):
+            return said, chains
+        kept = 0
+        for row in ending.folded.tolist():
+            kept = self._fold_word(inputs[row], [kept])[0]
+        return said, [(kept + sum(inputs[i] for i in ending.undecayed) + alone[0]) & MASK]
+
+    @staticmethod
+    def _fold_word(word: int, chains: list[int]) -> tuple[int, list[int]]:
+        after = []
+        for state in chains:
+            word = (_faded(state, word) + word) & MASK
+            after.append(word)
+        return word, after
+
+    def _sweep(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
+        """All tokens at once in arrays: what each adds, (S, n), and the rows to keep."""
+        past = np.concatenate([before[:, : self._past], inputs], axis=1)
+        word = self._convolve(past, inputs.shape[1])
+        chains = []
+        for start in before[:, self._past :].T:
+            word = fold(start, mix(word) | ONE, word)
+            chains.append(word)
+        return word, self._planes(past, chains, planes)
+
+    def _convolve(self, past: Words, count: int) -> Words:
+        """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
+        word = past[:, :count]
+        for i in range(1, self._past + 1):
+            word = word * self._tap + past[:, i : i + count]
+        return mix(word)
+
+    def _planes(self, past: Words, chains: list[Words], planes: int) -> Words:
+        """The rows after the last token, the last but one, and so on, (S, planes, row)."""
+        count = past.shape[1] - self._past
+        depth = min(count, planes)
+        rows = np.empty((len(past), depth, self.shape.row), np.uint64)
+        for plane, end in enumerate(range(count, count - depth, -1)):
+            rows[:, plane, : self._past] = past[:, end : end + self._past]
+            for i, chain in enumerate(chains, self._past):
+                rows[:, plane, i] = chain[:, end - 1]
+        return rows
