@@ -56,13 +56,11 @@ def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int) -> Any:
     cells = [c for c, seqs in enumerate(memory.cells.seqs) if seq in seqs]
     if len(cells) != 1:
         return fields
-    live = []
-    for part in ("r", "s"):
-        for layer in memory.layers:
-            row = cells[0]
-            piece = memory.planes.rows[layer][row : row + 1]
-            live.append(piece[:, recurrent_state._part(memory, layer, part)])
-    swapped = iter(replace(block, data=data) for block, data in zip(blocks, live, strict=True))
+    row = cells[0]
+    live = [
+        memory.planes.rows[layer][row : row + 1][:, part] for layer, _, _, part in memory.blocks
+    ]
+    swapped = iter(block._replace(data=data) for block, data in zip(blocks, live, strict=True))
     return [
         next(swapped) if isinstance(each, recurrent_state.RowBlock) else each for each in fields
     ]

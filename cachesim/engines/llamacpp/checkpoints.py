@@ -350,7 +350,7 @@ def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start
         return True
     if server.is_exact and not rules.exact_spaced:
         return n_tokens_start > checkpoints[-1].n_tokens
-    near_prompt_end = task.n_tokens < slot.prompt.n_tokens + server.options.n_ubatch
+    near_prompt_end = task.n_tokens < slot.prompt.n_tokens + server.n_ubatch
     if rules.spacing_waived_near_end and near_prompt_end:
         return True
     is_last_user_message = n_tokens_start == task.params.last_user_start

@@ -89,7 +89,7 @@ def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
 
     Trap: nothing erases the checkpoints of what the slot held; later prompts may find them.
     """
-    n_ubatch = server.options.n_ubatch
+    n_ubatch = server.n_ubatch
     if task.n_tokens > n_ubatch:
         message = (
             f"input ({task.n_tokens} tokens) is too large to process. increase the physical batch "

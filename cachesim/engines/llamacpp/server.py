@@ -124,7 +124,7 @@ class LlamaCpp(Engine):
 
     def _begin_anew(self, event: Event) -> None:
         old = self._server
-        if old.queue or any(slot.is_processing for slot in old.slots):
+        if old.queue or old.is_busy:
             msg = "the server is busy; let it finish first"
             raise OptionError(msg)
         old.emit(event)
@@ -135,7 +135,7 @@ class LlamaCpp(Engine):
     def step(self) -> bool:
         """Empty the task queue, then one pass over the slots (upstream: `start_loop`)."""
         server = self._server
-        if not server.queue and not any(slot.is_processing for slot in server.slots):
+        if not server.queue and not server.is_busy:
             return False
         self._hang_up()
         self.take_in()

@@ -51,6 +51,16 @@ class ServerContext:
     given_up: list[Ticket] = field(default_factory=list)  # calls that were answered by an error
     next_task: int = 0
     most_turns: int = 1 << 30  # that may be taken as one
+    n_batch: int = field(init=False)  # the options', asked for many times a turn
+    n_ubatch: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.n_batch, self.n_ubatch = self.options.n_batch, self.options.n_ubatch
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a slot is at work."""
+        return any(slot.state is not SlotState.IDLE for slot in self.slots)
 
     @property
     def is_exact(self) -> bool:

@@ -58,12 +58,12 @@ class BatchError(Exception):
 
 def update_slots(server: ServerContext) -> None:
     """One pass: fill the batch, decode it, take what was sampled (upstream: `update_slots`)."""
-    if not any(slot.is_processing for slot in server.slots):
+    if not server.is_busy:
         return
     pass_over_replies(server)
     batch = pre_decode(server)
     _count_empty(server, batch)
-    off, n_batch = 0, server.options.n_batch
+    off, n_batch = 0, server.n_batch
     try:
         while off < len(batch):
             off_next, n_batch = decode(server, batch, off, n_batch)
@@ -82,8 +82,7 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
     wheels). Trap: from b9873 on the test stands where an empty batch never gets. Such a server
     loops forever and answers nothing, which is reported after some passes.
     """
-    at_work = any(slot.is_processing for slot in server.slots)
-    empty = at_work and not len(batch)
+    empty = not len(batch) and server.is_busy
     server.n_empty_consecutive = server.n_empty_consecutive + 1 if empty else 0
     where = "update_slots"
     if server.n_empty_consecutive > EMPTY_TURNS and server.rules.loop.empty_batches_abort:
@@ -98,9 +97,10 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
 def pre_decode(server: ServerContext) -> ServerBatch:
     """Make room, draft, and fill the batch (upstream: `pre_decode`)."""
     for slot in server.slots:
-        full = slot.prompt.n_tokens + 1 >= slot.n_ctx
+        if len(slot.prompt.tokens) + 1 < slot.n_ctx:
+            continue
         asked = slot.is_processing and server.rules.loop.shift_asks_new_prompts
-        if full and (asked or slot.state is SlotState.GENERATING):
+        if asked or slot.state is SlotState.GENERATING:
             shift_context(server, slot)
     make_drafts(server)
     batch = ServerBatch()
@@ -120,7 +120,7 @@ def _check_room(server: ServerContext, batch: ServerBatch, slot: Slot) -> None:
     and on b11549 with another message; where recurrent states keep planes, a single draft that is
     longer than the batch ends the process before, as it is split.
     """
-    if len(batch) + 1 + len(slot.draft) > max(server.options.n_batch, len(server.slots)):
+    if len(batch) + 1 + len(slot.draft) > max(server.n_batch, len(server.slots)):
         where, why = "common_batch_add", "llama_batch size exceeded"
         raise UpstreamAbort(where, why)
 
@@ -177,10 +177,10 @@ def add_prompts(server: ServerContext, batch: ServerBatch) -> None:
         if slot.state is SlotState.PROCESSING_PROMPT:
             task = slot.running
             whole = not can_split(server, task)
-            if whole and len(batch) + task.n_tokens > server.options.n_batch:
+            if whole and len(batch) + task.n_tokens > server.n_batch:
                 continue  # the next pass has room for all of it
             add_prompt(server, slot, batch)
-        if slot.is_processing and len(batch) >= server.options.n_batch:
+        if slot.is_processing and len(batch) >= server.n_batch:
             break
 
 
@@ -193,7 +193,7 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     Upstream: what follows `SLOT_STATE_STARTED`, from `seq_rm` to `create_checkpoint`. The
     checkpoint is made before the batch is decoded, so the batch is no part of it.
     """
-    task, n_batch = slot.running, server.options.n_batch
+    task, n_batch = slot.running, server.n_batch
     cut_memory(server, slot)
     do_checkpoint = gets_checkpoints(server, task) and server.rules.checkpoints.before_the_end
     n_tokens_start = len(slot.prompt.tokens)
@@ -224,7 +224,7 @@ def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bo
     the first of these numbers after the present one is where it breaks. A test walks the loop.
     """
     n_tokens, whole = int(slot.prompt.n_tokens), int(task.n_tokens)
-    n_batch, n_ubatch = server.options.n_batch, server.options.n_ubatch
+    n_batch, n_ubatch = server.n_batch, server.n_ubatch
     stops = {whole}
     if do_checkpoint:
         checkpoint_offsets = (4 + n_ubatch, 4)
@@ -258,7 +258,7 @@ def _is_place(
 ) -> bool:
     """Skip ordinary mid-prompt checkpoints (upstream: `do_checkpoint`, first part)."""
     params, n_tokens = task.params, slot.prompt.n_tokens
-    near_prompt_end = task.n_tokens < n_tokens + server.options.n_ubatch
+    near_prompt_end = task.n_tokens < n_tokens + server.n_ubatch
     if n_tokens_start == slot.split_at:
         return True
     match server.rules.checkpoints.placement:
@@ -289,7 +289,7 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
     ret = _decode(server, batch, off, off_next)
     if ret == 0:
         server.emit(BatchDecoded(n_tokens=off_next - off, slots=batch.slots(off, off_next)))
-        return off_next, server.options.n_batch
+        return off_next, server.n_batch
     if n_batch == 1 and ret == 1:
         raise BatchError(SERVER_ERROR, "Context size has been exceeded.")
     if ret == -1:

@@ -54,9 +54,9 @@ def walked(case: dict[str, Any]) -> int:
 
 def jumped(case: dict[str, Any]) -> int:
     server: Any = SimpleNamespace(
+        n_batch=case["n_batch"],
+        n_ubatch=case["n_ubatch"],
         options=SimpleNamespace(
-            n_batch=case["n_batch"],
-            n_ubatch=case["n_ubatch"],
             checkpoint_min_step=case["min_step"],
         ),
         rules=SimpleNamespace(

@@ -38,15 +38,15 @@ class BatchAllocr:
     def init(self, batch: Batch, memory: Memory) -> Splitter | Refusal:
         """Follows `llama_batch_allocr::init`, in its order of checks."""
         seqs = batch.seqs or ((0,),) * len(batch)
-        for token in batch.tokens:
-            if not 0 <= token < self.vocabulary:
-                return Refusal(reason=f"invalid token {token}")
+        if not (min(batch.tokens) >= 0 and max(batch.tokens) < self.vocabulary):
+            wrong = next(token for token in batch.tokens if not 0 <= token < self.vocabulary)
+            return Refusal(reason=f"invalid token {wrong}")
         distinct = set(seqs)
         for ids in distinct:
             for s in ids:
                 if not 0 <= s < self.n_ids:
                     return Refusal(reason=f"invalid seq_id {s} >= {self.n_ids}")
-        if self.rules.hashed_ids and any(len(ids) > 1 for ids in distinct):
+        if self.rules.hashed_ids and max(map(len, distinct)) > 1:
             # Trap: the order of ids on a token decides whose state survives a coupling.
             kept = {ids: hash_set_order(ids) for ids in distinct}
             seqs = tuple(kept[ids] for ids in seqs)
@@ -104,12 +104,12 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
     Traps: a sequence without positions may start anywhere; positions given twice are accepted and
     use two cells; holes in memory are invisible, since only `pos_max` is asked.
     """
-    for s in sorted(by_seq):
-        low, high = min(by_seq[s]), max(by_seq[s])
+    for s, positions in sorted(by_seq.items()):
+        low, high = min(positions), max(positions)
         last = memory.seq_pos_max(s)
         if last >= 0 and low != last + 1:
             return f"sequence {s} has last position {last} and the batch starts at {low}"
-        if high - low + 1 > len(set(by_seq[s])):
+        if high - low + 1 > len(set(positions)):
             return f"sequence {s} positions are not continuous"
     return ""
 

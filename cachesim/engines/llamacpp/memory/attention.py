@@ -7,7 +7,7 @@ import numpy as np
 
 from cachesim.engines.llamacpp.memory import attention_state
 from cachesim.engines.llamacpp.memory.batch import Ubatch
-from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.blob import Field, Header, Reader
 from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, prepare
 from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes
 from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
@@ -58,7 +58,21 @@ class AttentionCache:
         self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
         self.kinds = {s.layer: MARKS if s.marks else element for s in self.shapes}
         self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]
+        self.header = self._header()
+        self.blocks = [
+            self._block(part, layer) for part in ("key", "value") for layer in self.layers
+        ]
         self.copies: list[tuple[int, int]] = []
+
+    def _header(self) -> Header:
+        """V not transposed, the number of layers, and in later releases the rotations (none)."""
+        size, count = self.rules.attention_header, len(self.layers)
+        return Header((0, count) if size == 8 else (0, count, 0, 0), size)
+
+    def _block(self, part: str, layer: int) -> tuple[str, int, int, int]:
+        """How a saved state holds a layer's keys or values: element type and bytes of a row."""
+        size = self.sizes[layer].key if part == "key" else self.sizes[layer].value
+        return part, layer, self.kinds[layer], size
 
     # --- operations on sequences
 
@@ -125,7 +139,7 @@ class AttentionCache:
         copies, self.copies = self.copies, []
         for src, dst in copies:
             self.rows[dst].copy_from(self.rows[src])
-        if not any(cells.has_shift for cells in self.streams.cells):
+        if not self.streams.has_shift:
             return
         if not self.can_shift:
             where = "llama_kv_cache::update"

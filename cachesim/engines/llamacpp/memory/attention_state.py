@@ -50,15 +50,14 @@ def write(cache: "AttentionCache", seq: int) -> list[Field]:
             # Trap: an id that the cache accepts but the blob cannot name leaves no ids at all.
             ids = ((seq,) if seq < cache.n_seq_max else (),) * len(saved)
         fields.append(CellList(cells.pos[saved], ids, cache.ext))
-        fields.append(_header(cache))
+        fields.append(cache.header)
         rows = cache.rows[stream]
         rows.cover(int(saved[-1]))
         chunks = chunks_of(saved)
-        for part, buffers in (("key", rows.keys), ("value", rows.values)):
-            for layer in cache.layers:
-                data = buffers[layer][saved + MARGIN]
-                size = _row_size(cache, layer, part)
-                fields.append(RowBlock(cache.kinds[layer], size, len(saved), data, chunks))
+        at = saved + MARGIN
+        for part, layer, kind, size in cache.blocks:
+            data = (rows.keys if part == "key" else rows.values)[layer][at]
+            fields.append(RowBlock(kind, size, len(saved), data, chunks))
     return fields
 
 
@@ -71,13 +70,6 @@ def _saved_cells(cache: "AttentionCache", stream: int, seq: int) -> Integers:
     if cache.rules.saves_unmasked_window and held.size:
         held = held[~cache.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
     return held
-
-
-def _header(cache: "AttentionCache") -> Header:
-    """V not transposed, the number of layers, and in later releases the rotations (none)."""
-    size = cache.rules.attention_header
-    values = (0, len(cache.layers)) if size == 8 else (0, len(cache.layers), 0, 0)
-    return Header(values, size)
 
 
 def read(cache: "AttentionCache", reader: Reader, seq: int) -> None:
@@ -191,22 +183,16 @@ def _read_rows(
 
 
 def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Integers) -> None:
-    if reader.take(Header) != _header(cache):
+    if reader.take(Header) != cache.header:
         msg = "the state has other layers, or lays out its values differently"
         raise MisreadError(msg)
     rows = cache.rows[stream]
     rows.cover(int(cells.max()))
     chunks = chunks_of(cells)
-    for part in ("key", "value"):
-        for layer in cache.layers:
-            size = _row_size(cache, layer, part)
-            data = reader.rows(cache.kinds[layer], size, len(cells), chunks=chunks)
-            put = rows.put_keys if part == "key" else rows.put_values
-            reader.queue.append(partial(put, layer, cells, data))
-
-
-def _row_size(cache: "AttentionCache", layer: int, part: str) -> int:
-    return cache.sizes[layer].key if part == "key" else cache.sizes[layer].value
+    for part, layer, kind, size in cache.blocks:
+        data = reader.rows(kind, size, len(cells), chunks=chunks)
+        put = rows.put_keys if part == "key" else rows.put_values
+        reader.queue.append(partial(put, layer, cells, data))
 
 
 def _take_back(cache: "AttentionCache", seq: int, stream: int, cells: Integers) -> None:

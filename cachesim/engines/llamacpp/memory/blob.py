@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -39,8 +39,7 @@ VERSION: Final = 1
 READ_DEVICE: Final = "llama_io_read_device::read_tensor"
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A four-byte number: how many streams, how many cells."""
 
     value: int
@@ -51,8 +50,7 @@ class Word:
         return 4
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """Numbers that must be equal when the rows behind them are to be read."""
 
     values: tuple[int, ...]
@@ -80,16 +78,15 @@ class CellList:
     @property
     def is_straight(self) -> bool:
         """Whether the positions follow one another, one each."""
-        return bool((np.diff(self.positions) == 1).all())
+        return chunks_of(self.positions) == 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowBlock:
+class RowBlock(NamedTuple):
     """One layer's rows. `data` is None where the bytes stayed on the device."""
 
     kind: int  # element type, a number that must be equal
     row_bytes: int
-    count: int
+    n_rows: int
     data: Array | None
     chunks: int = 1  # runs of neighbouring cells that it was read from
 
@@ -98,7 +95,7 @@ class RowBlock:
         """Real bytes: type, row size, rows."""
         if self.kind == MARKS:
             return 0
-        return 12 + (0 if self.data is None else self.count * self.row_bytes)
+        return 12 + (0 if self.data is None else self.n_rows * self.row_bytes)
 
 
 Field: TypeAlias = Word | Header | CellList | RowBlock
@@ -117,7 +114,7 @@ class Blob:
     @cached_property
     def size(self) -> int:
         """The real blob's bytes, without the 8-byte header of the sequence calls."""
-        whole = sum(part.size for part in self.fields)
+        whole = sum([part.size for part in self.fields])
         return whole if self.available is None else min(whole, self.available)
 
     @property
@@ -127,7 +124,7 @@ class Blob:
 
     def on_device(self) -> "Blob":
         """What the host gets when the rows stay on the device: numbers only."""
-        host = (replace(p, data=None) if isinstance(p, RowBlock) else p for p in self.fields)
+        host = (p._replace(data=None) if isinstance(p, RowBlock) else p for p in self.fields)
         return replace(self, fields=tuple(host))
 
     def with_rows(self, held: "Blob", *, across_chunks: bool) -> "Blob":
@@ -141,7 +138,7 @@ class Blob:
         if len(rows) != len(blocks):
             raise UpstreamAbort(READ_DEVICE, "another number of row blocks is on the device")
         for row, block in zip(rows, blocks, strict=True):
-            if row.count * row.row_bytes != block.count * block.row_bytes:
+            if row.n_rows * row.row_bytes != block.n_rows * block.row_bytes:
                 raise UpstreamAbort(READ_DEVICE, "rows of another size are on the device")
         following = iter(rows)
         fields = (next(following) if isinstance(p, RowBlock) else p for p in self.fields)
@@ -195,7 +192,7 @@ class Reader:
     def rows(self, kind: int, row_bytes: int, count: int, *, chunks: int) -> Array:
         """The next field as so many rows of this type and size, for so many runs of cells."""
         block = self.take(RowBlock)
-        if (block.kind, block.row_bytes, block.count) != (kind, row_bytes, count):
+        if (block.kind, block.row_bytes, block.n_rows) != (kind, row_bytes, count):
             msg = "the state has rows of another type or size"
             raise MisreadError(msg)
         if block.data is None:
@@ -213,7 +210,7 @@ class Reader:
 
 def chunks_of(cells: Integers) -> int:
     """Into how many runs of neighbours cells fall."""
-    return 1 + int(np.count_nonzero(np.diff(cells) != 1))
+    return 1 + int(np.count_nonzero(cells[1:] - cells[:-1] != 1))
 
 
 def pack(blob: Blob) -> bytes:

@@ -72,9 +72,7 @@ class Cells:
 
     def track(self, seq: int) -> Track:
         """Where the sequence's tokens lie, up to date."""
-        track = self.tracks.get(seq)
-        if track is None:
-            track = self.tracks[seq] = Track()
+        track = self._own_track(seq)
         if track.stale:
             cells = np.flatnonzero(self.members(seq))
             track.read(self.pos[cells], cells)
@@ -122,10 +120,7 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         self.bits[word, cell] |= np.uint64(1 << bit)
         self.owners[cell] += 1
-        track = self.tracks.get(seq)
-        if track is None:
-            track = self.tracks[seq] = Track()
-        track.put(int(self.pos[cell]), cell)
+        self._own_track(seq).put(int(self.pos[cell]), cell)
 
     def empty(self, cell: int) -> None:
         """Take everything out of one non-empty cell."""
@@ -145,10 +140,10 @@ class Cells:
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
         self.pos[cells] = np.arange(pos, pos + len(cells))
-        self.bits[word, cells] = np.uint64(1 << bit)
+        self.bits[word, cells] = 1 << bit
         self.owners[cells] = 1
         self.used += len(cells)
-        self.tracks.setdefault(seq, Track()).put_run(pos, cells)
+        self._own_track(seq).put_run(pos, cells)
 
     def share(self, cells: Integers, seq: int) -> None:
         """Let a sequence see many cells; those it sees already are counted twice (old releases)."""
@@ -256,8 +251,15 @@ class Cells:
         self.shift[cells] = 0
         self.used -= len(cells)
 
+    def _own_track(self, seq: int) -> Track:
+        """The sequence's track as it is, maybe stale."""
+        track = self.tracks.get(seq)
+        if track is None:
+            track = self.tracks[seq] = Track()
+        return track
+
     def _spoil(self, seq: int) -> None:
-        self.tracks.setdefault(seq, Track()).stale = True
+        self._own_track(seq).stale = True
 
     def _twice(self, seq: int, pos: int) -> None:
         """A sequence is added to a cell that it already sees.

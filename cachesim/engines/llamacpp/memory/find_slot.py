@@ -1,7 +1,7 @@
 """Finding cells for a ubatch, filling them, and the dry run over a whole batch."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from cachesim.units import Array, Integers
 _GLANCE: Final = 4  # cells looked at one by one before all are looked at together
 
 
-@dataclass(frozen=True, slots=True)
-class SlotInfo:
+class SlotInfo(NamedTuple):
     """Where a ubatch goes: per list of tokens a stream and as many cells."""
 
     streams: tuple[int, ...]
@@ -78,8 +77,9 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | None:
         start = 0
     if n > cells.size:
         return None
-    if start + n <= cells.size and (cells.pos[start : start + n] == EMPTY).all():
-        return np.arange(start, start + n)
+    end = start + n
+    if end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
+        return np.arange(start, end)
     if n == 1:
         for cell in range(start, min(start + _GLANCE, cells.size)):
             if _usable(streams, cells, cell):
@@ -172,12 +172,11 @@ def _fill(cells: Cells, found: Integers, positions: tuple[int, ...], seqs: tuple
 
     Upstream: `llama_kv_cache::apply_ubatch`.
     """
-    n, ids = len(found), seqs[0]
-    if n > 1 and len(ids) == 1 and seqs.count(ids) == n:
-        start = positions[0]
-        if positions == tuple(range(start, start + n)):
-            cells.fill_run(found, start, ids[0])
-            return
+    n, ids, start = len(found), seqs[0], positions[0]
+    alike = len(ids) == 1 and seqs.count(ids) == n
+    if alike and positions == tuple(range(start, start + n)):
+        cells.fill_run(found, start, ids[0])
+        return
     for cell, pos, own in zip(found.tolist(), positions, seqs, strict=True):
         cells.place(cell, pos)
         for seq in own:

@@ -81,10 +81,11 @@ class HybridMemory:
             all_outputs=all_outputs,
             sequential=not self.attention.streams.unified,
         )
-        if pieces is None or not self.recurrent.prepare(pieces):
+        found = None if pieces is None else self.recurrent.prepare(pieces)
+        if pieces is None or found is None:
             return None
         slots = self.attention.prepare(pieces)
-        return None if slots is None else Plan(pieces, slots)
+        return None if slots is None else Plan(pieces, slots, found)
 
     def apply(self, plan: Plan, k: int) -> None:
         """Attention, then recurrent."""

@@ -5,7 +5,7 @@ position is not in its future and not hidden by the window. Equal positions are 
 these are is worked out once per ubatch and cache; each layer then only picks its rows.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from cachesim.model.store import ABSENT, BLOCK, Lane
 from cachesim.units import Integers
 
 
-@dataclass(frozen=True, slots=True)
-class LanePlan:
+class LanePlan(NamedTuple):
     """A lane before its keys and values are picked."""
 
     stream: int
@@ -56,9 +55,17 @@ def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list
     for seq, rows in _rows_by_sequence(ubatch):
         stream = streams.of(seq, "set_input_kq_mask")
         low, high = streams.mask.interval(at[rows], causal=causal)
-        positions, picked = _lay_out(streams.cells[stream], seq, int(low.min()), int(high.max()))
+        ends = _ends(low, high)
+        positions, picked = _lay_out(streams.cells[stream], seq, *ends)
         plans.append(LanePlan(stream, rows, positions, low, high, picked))
     return plans
+
+
+def _ends(low: Integers, high: Integers) -> tuple[int, int]:
+    """The lowest and the highest position that any row sees."""
+    if len(low) == 1:  # a decoded token
+        return int(low[0]), int(high[0])
+    return int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
 
 
 def _rows_by_sequence(ubatch: Ubatch) -> list[tuple[int, Integers]]:

@@ -1,25 +1,25 @@
 """What every kind of memory offers to the context, and what a planned batch looks like."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cachesim.engines.llamacpp.memory.batch import Ubatch
 from cachesim.engines.llamacpp.memory.blob import Field, Reader
 from cachesim.engines.llamacpp.memory.find_slot import SlotInfo
 from cachesim.engines.llamacpp.memory.planes import PlaneWriter
+from cachesim.engines.llamacpp.memory.recurrent_cells import Found
 from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import ContractError
 from cachesim.model.store import Lanes
 from cachesim.units import Array
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """A batch cut into ubatches, with cells for all of it before the first one is computed."""
 
     ubatches: list[Ubatch]
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
+    found: Sequence[Found] = ()  # the recurrent cells with each ubatch in
 
 
 class CacheWriter(Protocol):
@@ -41,11 +41,7 @@ class UbatchStore:
     def __init__(self, caches: Sequence[CacheWriter], recurrent: PlaneWriter | None = None) -> None:
         self._homes = {layer: cache for cache in caches for layer in cache.layers}
         self.recurrent = recurrent
-
-    @property
-    def planes(self) -> int:
-        """How many trailing states are kept."""
-        return 1 if self.recurrent is None else self.recurrent.planes
+        self.planes = 1 if recurrent is None else recurrent.planes
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Put the ubatch's keys and values into its cells, and look."""
@@ -57,17 +53,19 @@ class UbatchStore:
 
     def states(self, layer: int) -> Array:
         """The state that each set starts from."""
-        return self._keeper(layer).states(layer)
+        if self.recurrent is None:
+            raise _nobody_keeps(layer)
+        return self.recurrent.states(layer)
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Keep what each set ended with."""
-        self._keeper(layer).keep_states(layer, states)
-
-    def _keeper(self, layer: int) -> PlaneWriter:
         if self.recurrent is None:
-            msg = f"no memory keeps the states of layer {layer}"
-            raise ContractError(msg)
-        return self.recurrent
+            raise _nobody_keeps(layer)
+        self.recurrent.keep_states(layer, states)
+
+
+def _nobody_keeps(layer: int) -> ContractError:
+    return ContractError(f"no memory keeps the states of layer {layer}")
 
 
 class Memory(Protocol):

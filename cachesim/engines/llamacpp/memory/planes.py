@@ -1,7 +1,7 @@
 """The rows of recurrent states, plane by plane, and what a ubatch does to them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,7 @@ class Planes:
         return self.shapes[layer].conv
 
 
-@dataclass(frozen=True, slots=True)
-class StateWindow:
+class StateWindow(NamedTuple):
     """The recurrent cells of a ubatch: `head` is the first, one source row for each."""
 
     head: int
@@ -51,21 +50,17 @@ class PlaneWriter:
     The window's first cells belong to the ubatch's sets, what follows was only moved along.
     """
 
-    __slots__ = ("rows", "short_ubatch", "start", "ubatch", "window")
+    __slots__ = ("planes", "rows", "short_ubatch", "start", "ubatch", "window")
 
     def __init__(
         self, rows: Planes, *, window: StateWindow, ubatch: Ubatch, short_ubatch: ShortUbatch
     ) -> None:
         self.rows = rows
+        self.planes = rows.count  # states kept per sequence
         self.window = window
         self.ubatch = ubatch
         self.short_ubatch = short_ubatch
         self.start: dict[int, Array] = {}
-
-    @property
-    def planes(self) -> int:
-        """States kept per sequence."""
-        return self.rows.count
 
     def states(self, layer: int) -> Array:
         """Zero the fresh row, read all sources, then move the cells that only came along.

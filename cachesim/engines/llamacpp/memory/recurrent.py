@@ -11,10 +11,10 @@ from typing import Final
 
 from cachesim.engines.llamacpp.memory import recurrent_state
 from cachesim.engines.llamacpp.memory.batch import Ubatch
-from cachesim.engines.llamacpp.memory.blob import Field, Reader
+from cachesim.engines.llamacpp.memory.blob import Field, Header, Reader
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
 from cachesim.engines.llamacpp.memory.planes import Planes, PlaneWriter, StateWindow
-from cachesim.engines.llamacpp.memory.recurrent_cells import RecurrentCells
+from cachesim.engines.llamacpp.memory.recurrent_cells import Found, RecurrentCells
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.memory.sizes import MARKS, RowBytes
 from cachesim.engines.llamacpp.memory.split import Splitter
@@ -53,6 +53,18 @@ class RecurrentMemory:
         self.cells = RecurrentCells(self.size)
         self.rs_idx = [0] * self.size
         self.planes = Planes(shapes, self.size, n_rs_seq + 1)
+        self.header = Header((0, self.n_layers), 8)  # not transposed; layers of the whole model
+        self.blocks = [self._block(layer, part) for part in ("r", "s") for layer in self.layers]
+
+    def _block(self, layer: int, part: str) -> tuple[int, int, int, slice]:
+        """How a saved state holds the convolution's (R) or the state's (S) part of a layer's rows.
+
+        The layer, its element type, the bytes of a row, and which numbers of a row they are.
+        """
+        split, size = self.planes.split(layer), self.sizes[layer]
+        if part == "r":
+            return layer, self.kinds[layer], size.r, slice(split)
+        return layer, self.kinds[layer], size.s, slice(split, None)
 
     # --- operations on sequences
 
@@ -200,18 +212,22 @@ class RecurrentMemory:
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
         """Follows `llama_memory_recurrent::init_batch`."""
         pieces = self.cut(split, n_ubatch, all_outputs=all_outputs, sequential=True)
-        return None if pieces is None or not self.prepare(pieces) else Plan(pieces)
+        found = None if pieces is None else self.prepare(pieces)
+        return None if pieces is None or found is None else Plan(pieces, found=found)
 
-    def prepare(self, ubatches: list[Ubatch]) -> bool:
+    def prepare(self, ubatches: list[Ubatch]) -> list[Found] | None:
         """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly."""
-        saved = self.cells.saved()
-        found = all(self.cells.find_slot(ubatch) for ubatch in ubatches)
+        saved, found = self.cells.saved(), []
+        for ubatch in ubatches:
+            if not self.cells.find_slot(ubatch):
+                break
+            found.append(self.cells.found())
         self.cells.put_back(saved)
-        return found
+        return found if len(found) == len(ubatches) else None
 
     def apply(self, plan: Plan, k: int) -> None:
-        """Find the cells of ubatch `k`, for good."""
-        self.cells.find_slot(plan.ubatches[k])
+        """Find the cells of ubatch `k`, for good: those that the dry run found."""
+        self.cells.take(plan.found[k])
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
         """What the network reads from and writes to; uses up the pending rollbacks it meets."""

@@ -20,6 +20,14 @@ class Saved(NamedTuple):
     used: int
 
 
+class Found(NamedTuple):
+    """The cells as they are once a ubatch has found its own."""
+
+    saved: Saved
+    rs_z: int
+    n: int
+
+
 class RecurrentCells:
     """One record per index; `tail` belongs to the sequence of that number, the rest to the cell."""
 
@@ -58,6 +66,15 @@ class RecurrentCells:
     def put_back(self, saved: Saved) -> None:
         """Undo a dry run; `rs_z` and `n` stay changed."""
         self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used = saved
+
+    def found(self) -> Found:
+        """What a dry run found, for the ubatch's own turn: nothing touches cells in between."""
+        return Found(self.saved(), self.rs_z, self.n)
+
+    def take(self, found: Found) -> None:
+        """Be as the dry run of this ubatch left the cells."""
+        self.put_back(found.saved)
+        self.rs_z, self.n = found.rs_z, found.n
 
     # --- sequences
 
@@ -158,14 +175,14 @@ class RecurrentCells:
         Copy on write: a sequence that shares its cell takes a free one that reads from the shared
         row, and the others keep the old cell untouched.
         """
-        low, high = self.size - 1, 0
-        free = self._next_free(self.head)
-        for k, seq in enumerate(primary):
+        low, high, start = self.size - 1, 0, self.head
+        for seq in primary:
             old = self.tail[seq]
             if old >= 0 and seq not in self.seqs[old]:
                 where = "llama_memory_recurrent::find_slot"
                 raise UpstreamAbort(where, "cell.has_seq_id(seq_id)")
             if old < 0 or len(self.seqs[old]) != 1:
+                free = self._next_free(start)
                 if self.seqs[free]:
                     where = "llama_memory_recurrent::find_slot"
                     raise UpstreamAbort(where, "empty_cell.is_empty()")
@@ -174,8 +191,7 @@ class RecurrentCells:
                     self.seqs[old].discard(seq)
                     self.seqs[free].add(seq)
                 self.tail[seq] = free
-                if k + 1 < len(primary):
-                    free = self._next_free(free + 1)
+                start = free + 1
             low, high = min(low, self.tail[seq]), max(high, self.tail[seq])
         return low, high
 
@@ -199,9 +215,8 @@ class RecurrentCells:
 
     def _freeze_sources(self, low: int, high: int) -> None:
         """Which row each cell of the window is read from: `rs_z`, zeroed first, for new states."""
-        named = set(self.src)
-        unnamed = (cell for cell in range(low, high + 1) if cell not in named)
-        self.rs_z = next(unnamed, NONE)
+        unnamed = [cell for cell in range(low, high + 1) if cell not in self.src]
+        self.rs_z = unnamed[0] if unnamed else NONE
         for cell in range(low, high + 1):
             if self.src[cell] < 0 and self.rs_z < 0:
                 where = "llama_memory_recurrent::find_slot"

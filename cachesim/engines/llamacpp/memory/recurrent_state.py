@@ -39,13 +39,10 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
     ids = tuple(tuple(sorted(cells.seqs[c])) if seq == -1 else () for c in chosen)
     positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
     rows = np.array([_plane(memory, seq, c) * memory.size + c for c in chosen], dtype=np.int64)
-    fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), _header(memory)]
+    fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), memory.header]
     held = {layer: memory.planes.rows[layer][rows] for layer in memory.layers}
-    for part in ("r", "s"):
-        for layer in memory.layers:
-            size = _row_size(memory, layer, part)
-            data = held[layer][:, _part(memory, layer, part)]
-            fields.append(RowBlock(memory.kinds[layer], size, len(chosen), data))
+    for layer, kind, size, part in memory.blocks:
+        fields.append(RowBlock(kind, size, len(chosen), held[layer][:, part]))
     return fields
 
 
@@ -57,21 +54,6 @@ def _plane(memory: "RecurrentMemory", seq: int, cell: int) -> int:
         where = "llama_memory_recurrent::state_write"
         raise UpstreamAbort(where, "sequences of one cell roll back differently")
     return depths.pop()
-
-
-def _part(memory: "RecurrentMemory", layer: int, part: str) -> slice:
-    """Where a row keeps the convolution's numbers (R) and the state's (S)."""
-    split = memory.planes.split(layer)
-    return slice(split) if part == "r" else slice(split, None)
-
-
-def _row_size(memory: "RecurrentMemory", layer: int, part: str) -> int:
-    return memory.sizes[layer].r if part == "r" else memory.sizes[layer].s
-
-
-def _header(memory: "RecurrentMemory") -> Header:
-    """Not transposed, and the number of layers of the whole model."""
-    return Header((0, memory.n_layers), 8)
 
 
 def read(memory: "RecurrentMemory", reader: Reader, seq: int) -> None:
@@ -160,16 +142,13 @@ def _read_whole(memory: "RecurrentMemory", reader: Reader, count: int) -> list[i
 
 
 def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> None:
-    if reader.take(Header) != _header(memory):
+    if reader.take(Header) != memory.header:
         msg = "the state has other layers"
         raise MisreadError(msg)
     chunks = chunks_of(np.array(cells))
-    for part in ("r", "s"):
-        for layer in memory.layers:
-            size = _row_size(memory, layer, part)
-            data = reader.rows(memory.kinds[layer], size, len(cells), chunks=chunks)
-            to = (cells, _part(memory, layer, part))
-            reader.queue.append(partial(memory.planes.put, layer, to, data))
+    for layer, kind, size, part in memory.blocks:
+        data = reader.rows(kind, size, len(cells), chunks=chunks)
+        reader.queue.append(partial(memory.planes.put, layer, (cells, part), data))
 
 
 def _take_back(memory: "RecurrentMemory", seq: int, cells: list[int]) -> None:

@@ -1,6 +1,7 @@
 """How a batch is cut into ubatches: simple, equal (with a kept tail), by sequence."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
 from cachesim.errors import UpstreamAbort
@@ -19,7 +20,7 @@ class Splitter:
         self.seqs = seqs
         self.outputs = outputs
         self.distinct = set(seqs)
-        self.coupled = any(len(ids) > 1 for ids in self.distinct)
+        self.coupled = max(map(len, self.distinct)) > 1
         self._sets: list[frozenset[int]] = []
         self.reset()
 
@@ -41,9 +42,12 @@ class Splitter:
         """All ubatches of a fresh cut, or None if some token found none."""
         self.reset()
         pieces = []
-        while (piece := split()) is not None:
+        while not self.all_used:
+            piece = split()
+            if piece is None:
+                return None
             pieces.append(piece)
-        return pieces if self.all_used else None
+        return pieces
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
         """Follows `split_simple`: the next tokens in batch order, sequences mixed freely."""
@@ -65,7 +69,7 @@ class Splitter:
         rows: list[int] = []
         while True:
             rows.append(row)
-            self._use(row)
+            self.used[row] = True
             if len(rows) >= n_ubatch:
                 break
             row += 1
@@ -74,6 +78,7 @@ class Splitter:
             if row == len(self):
                 break
             current = sets[row]
+        self.n_used += len(rows)
         return self._ubatch(tuple(rows), 1)
 
     def equal(self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0) -> Ubatch | None:
@@ -90,9 +95,11 @@ class Splitter:
         taken = self._rounds(pools, n_ubatch)
         if keep_tail:
             taken = keep_tails(pools, taken, n_ubatch, keep_tail)
-        rows = tuple(row for pool, n in zip(pools, taken, strict=False) for row in pool[:n])
+        firsts = (pool[:n] for pool, n in zip(pools, taken, strict=False))
+        rows = tuple(chain.from_iterable(firsts))
         for row in rows:
-            self._use(row)
+            self.used[row] = True
+        self.n_used += len(rows)
         return self._ubatch(rows, len(taken))
 
     def _pools(self, n_ubatch: int, *, sequential: bool) -> list[Sequence[int]]:
@@ -135,9 +142,9 @@ class Splitter:
         return [max(1, min(shortest, n_ubatch // len(pools)))] * len(pools)
 
     def _ubatch(self, rows: tuple[int, ...], n_seqs: int) -> Ubatch:
-        if rows == tuple(range(rows[0], rows[0] + len(rows))):
-            positions = self.positions[rows[0] : rows[-1] + 1]
-            seqs = self.seqs[rows[0] : rows[-1] + 1]
+        first, end = rows[0], rows[0] + len(rows)
+        if rows == tuple(range(first, end)):
+            positions, seqs = self.positions[first:end], self.seqs[first:end]
         else:
             positions = tuple(self.positions[row] for row in rows)
             seqs = tuple(self.seqs[row] for row in rows)
@@ -159,10 +166,6 @@ class Splitter:
         while self._first < len(self.used) and self.used[self._first]:
             self._first += 1
         return self._first
-
-    def _use(self, row: int) -> None:
-        self.used[row] = True
-        self.n_used += 1
 
 
 def keep_tails(

@@ -40,6 +40,11 @@ class Streams:
     def __len__(self) -> int:
         return len(self.cells)
 
+    @property
+    def has_shift(self) -> bool:
+        """Whether a cell of any stream waits for its key to be turned."""
+        return any(cells.has_shift for cells in self.cells)
+
     def of(self, seq: int, caller: str) -> int:
         """The stream of a sequence (`seq_to_stream`); the real process aborts on a wrong id."""
         if not 0 <= seq < (MAX_SEQUENCES if self.unified else self.n_seq_max):
