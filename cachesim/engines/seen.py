@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cachesim.engines.tokens import common_numbers
 from cachesim.units import Integers
 
 
@@ -51,7 +52,7 @@ class Seen:
                 edge.after[name] = Edge(np.array(key), by)
                 self._parted += 1
                 return
-            shared = _shared(below.key, key)
+            shared = common_numbers(below.key, key)
             if shared < len(below.key):
                 rest = Edge(below.key[shared:], below.by, below.after)
                 below.key, below.after = below.key[:shared], {int(rest.key[0]): rest}
@@ -69,17 +70,9 @@ def _found(edge: Edge | None, tokens: Integers) -> tuple[int, int]:
         below = edge.after.get(int(tokens[count]))
         if below is None:
             break
-        shared = _shared(below.key, tokens[count:])
+        shared = common_numbers(below.key, tokens[count:])
         count, by = count + shared, below.by
         if shared < len(below.key):
             break
         edge = below
     return count, by
-
-
-def _shared(one: Integers, other: Integers) -> int:
-    """How many leading numbers are equal."""
-    count = min(len(one), len(other))
-    differ = one[:count] != other[:count]
-    at = int(differ.argmax()) if count else 0
-    return at if count and differ[at] else count

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cachesim.engines.rope import Rope
-from cachesim.units import Count
+from cachesim.units import Count, Integers
 
 _SMALL = 16
 
@@ -31,3 +31,11 @@ def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) ->
     while low < high and one[low] == other[low]:
         low += 1
     return Count(low)
+
+
+def common_numbers(one: Integers, other: Integers) -> int:
+    """How many leading numbers of two arrays are equal."""
+    count = min(len(one), len(other))
+    differ = one[:count] != other[:count]
+    at = int(differ.argmax()) if count else 0
+    return at if count and differ[at] else count

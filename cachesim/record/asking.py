@@ -18,6 +18,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from cachesim.engines.rope import Rope, Run
+from cachesim.engines.tokens import common_numbers
 from cachesim.logs.dump import Recorded
 from cachesim.typed import Json
 from cachesim.units import Array
@@ -144,7 +145,7 @@ class Asker:
         """The tokens as runs: those of the earlier prompt that shares most, then new ones."""
         best, equal = None, 0
         for each in reversed(self._seen):
-            shared = common(each.tokens, ids)
+            shared = common_numbers(each.tokens, ids)
             if shared > equal:
                 best, equal = each, shared
         rope = best.rope[:equal] if best is not None else Rope()
@@ -196,13 +197,6 @@ class Asker:
             if answer.status != 200:
                 return None
             return await answer.json(content_type=None)
-
-
-def common(one: Array, other: Array) -> int:
-    """How many leading tokens are equal."""
-    most = min(len(one), len(other))
-    differ = one[:most] != other[:most]
-    return int(differ.argmax()) if differ.any() else most
 
 
 def places_of(mark: Array, ids: Array) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """What a picture of memory is made of: bars, rows, and texts that say whose tokens they are."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -128,9 +128,3 @@ class Texts:
         for piece in pieces:
             yield self.bar(start, piece, look)
             start += size_of(piece)
-
-
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

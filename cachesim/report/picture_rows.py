@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from cachesim.report.picture_bars import Bar, Kind, Look, Row, Texts, shared
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.report.picture_bars import Bar, Kind, Look, Row, Texts
 from cachesim.report.picture_tree import tree_rows
 from cachesim.scenario.provenance import Piece, cut, part_of, size_of
 from cachesim.scenario.result import Run
@@ -163,7 +164,7 @@ def _missing(lane: Sequence[CellRun], sees: tuple[int, int]) -> Iterator[Bar]:
 def _folded(texts: Texts, pieces: Sequence[Piece], truth: Sequence[int]) -> tuple[Bar, ...]:
     """What a state has folded in; from the first foreign token on all of it is wrong."""
     held = texts.spelled(pieces)
-    right = shared(held, truth)
+    right = get_common_prefix(held, truth)
     if not truth or right in {len(held), len(truth)}:
         return tuple(texts.bars(pieces))
     start, bars = 0, []
@@ -210,7 +211,7 @@ def _parked(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
     before: tuple[int, ...] = ()
     spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=_by_tokens)
     for ids, entry in spelled[:MOST_ENTRIES]:
-        same = shared(ids, before)
+        same = get_common_prefix(ids, before)
         bars, start = [], 0
         for piece in (*cut(entry.tokens, 0, same), *cut(entry.tokens, same, len(ids))):
             bars.append(texts.bar(start, piece, "shared" if start < same else "held"))
@@ -220,7 +221,7 @@ def _parked(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
         label = f"parked{kind}: {entry.n_tokens} tokens{saved if entry.checkpoints else ''}"
         yield Row(kind="parked", label=label, bars=tuple(bars))
         for astray in entry.holds:
-            right = shared(texts.spelled(astray.tokens), ids)
+            right = get_common_prefix(texts.spelled(astray.tokens), ids)
             wrong = cut(astray.tokens, right, sum(map(size_of, astray.tokens)))
             start, bars = 0, []
             for piece in (*cut(astray.tokens, 0, right), *wrong):

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from cachesim.report.picture_bars import Bar, Branch, Mark, Row, Texts, shared
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.report.picture_bars import Bar, Branch, Mark, Row, Texts
 from cachesim.scenario.provenance import cut, size_of
 from cachesim.scenario.states import Pieces, TreeNode, TreeState
 
@@ -137,7 +138,7 @@ def _astray(
 def _wrong_from(texts: Texts, pieces: Pieces, way: Sequence[int]) -> tuple[Bar, ...]:
     """Tokens in a row, outlined from the first that is not on the way."""
     held = texts.spelled(pieces)
-    right = shared(held, way)
+    right = get_common_prefix(held, way)
     start, bars = 0, []
     for piece in (*cut(pieces, 0, right), *cut(pieces, right, sum(map(size_of, pieces)))):
         bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))

@@ -37,16 +37,6 @@ def as_key(tokens: Integers, *, bigrams: bool) -> Integers:
     return (tokens[:-1] << 32) | tokens[1:]
 
 
-def common(one: Integers, other: Integers, page: int) -> int:
-    """How many leading numbers are equal, in whole pages. Follows `_key_match_paged`."""
-    count = min(len(one), len(other))
-    differ = one[:count] != other[:count]
-    at = int(differ.argmax()) if count else 0
-    if count and differ[at]:
-        count = at
-    return count // page * page
-
-
 class Clock:
     """Logical time: what upstream reads off a monotonic clock."""
 

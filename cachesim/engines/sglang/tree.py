@@ -16,11 +16,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from cachesim.engines.sglang.host_pool import Copy, Deed, HostShape
-from cachesim.engines.sglang.node import HOST, NO_SLOTS, Clock, Node, as_key, common
+from cachesim.engines.sglang.node import HOST, NO_SLOTS, Clock, Node, as_key
 from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.storage import PageCopy
+from cachesim.engines.tokens import common_numbers
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Integers
 
@@ -343,5 +344,7 @@ def joined(parts: Sequence[Integers]) -> Integers:
 
 
 def matching(node: Node, key: Integers, page: int) -> int:
-    """How many numbers of a node's key are those of another key."""
-    return common(node.key, key, page)
+    """How many numbers of a node's key are another key's, in whole pages. Follows
+    `_key_match_paged`.
+    """
+    return common_numbers(node.key, key) // page * page

@@ -6,13 +6,14 @@
 The numbers are the lookup's own: each kind of group's answer when it was asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from cachesim.engines.causes import Cause
 from cachesim.engines.ledger import Ledger
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, SpecGroup
 from cachesim.engines.vllm.request import Request
@@ -67,20 +68,11 @@ class Computed:
         if rest:
             best = 0
             for tail, who in self._tails.get((parent, rest[0]), ()):
-                shared = _shared(tail, rest)
+                shared = get_common_prefix(tail, rest)
                 if shared > best:
                     best, by = shared, who
             count += best
         return count, f"request {by}" if count else NOTHING
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 @dataclass(frozen=True, slots=True)
