@@ -84,9 +84,7 @@ class Checkpointing:
             events.CheckpointCreated(
                 slot=slot.id,
                 task=slot.id_task,
-                pos_min=pos_min,
-                pos_max=pos_max,
-                n_tokens=n_tokens,
+                **checkpoint.as_dict(),
                 size=checkpoint.size,
             )
         )

@@ -213,9 +213,7 @@ class Preparation:
                     events.CheckpointKept(
                         slot=slot.id,
                         task=slot.id_task,
-                        pos_min=checkpoint.pos_min,
-                        pos_max=checkpoint.pos_max,
-                        n_tokens=checkpoint.n_tokens,
+                        **checkpoint.as_dict(),
                         shared=matched,
                         rule=rule,
                         numbers=numbers,

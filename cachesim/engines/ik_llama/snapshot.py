@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any
 
 from cachesim.engines.ik_llama.slot import Slot
-from cachesim.engines.ik_llama.state import Checkpoint
 from cachesim.units import SeqId
 
 if TYPE_CHECKING:
@@ -48,13 +47,5 @@ def _slot(slot: Slot) -> dict[str, Any]:
         "id": int(slot.id),
         "state": slot.state.value,
         "tokens": [int(token) for token in slot.cache_tokens],
-        "checkpoints": [_checkpoint(checkpoint) for checkpoint in slot.checkpoints],
-    }
-
-
-def _checkpoint(checkpoint: Checkpoint) -> dict[str, int]:
-    return {
-        "pos_min": int(checkpoint.pos_min),
-        "pos_max": int(checkpoint.pos_max),
-        "n_tokens": int(checkpoint.n_tokens),
+        "checkpoints": [checkpoint.as_dict() for checkpoint in slot.checkpoints],
     }

@@ -45,6 +45,14 @@ class Checkpoint:
         """Bytes of the saved state."""
         return self.state.size
 
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by which people know it."""
+        return {
+            "pos_min": int(self.pos_min),
+            "pos_max": int(self.pos_max),
+            "n_tokens": int(self.n_tokens),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.mlx_lm.caches.prompt_cache import BatchRotatingKVCache, RotatingKVCache
-from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise
+from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.model.arithmetic import ArithmeticName, Network
@@ -114,7 +114,7 @@ def outcomes(name: str, rules: CacheRules, journeys: int, enough: set[str]) -> s
         except DivergedError:
             found.add("diverged")
         except UpstreamRaise as error:
-            found.add(error.python_name)
+            found.add(name_of(error))
     return found
 
 

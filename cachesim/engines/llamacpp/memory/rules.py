@@ -125,19 +125,15 @@ B9509: Final = replace(
     probe="after-probe",
 )
 
-B11434: Final = MemoryRules(
+B11434: Final = replace(
+    B9509,
     name="b11434",
     rollback_layers=frozenset({"delta", "conv"}),
     rollback_split="keep-tail",
     single_use_rollback=True,
     short_ubatch="kept",
     refuses_foreign_ids=True,
-    saves_rolled_back=True,
-    middle_cut_passes=True,
-    impossible_rollback_passes=False,
-    hybrid_starts_with_attention=False,
     zero_layer_rollback=True,
-    saves_unmasked_window=True,
     attention_header=16,
     ext_bytes=12,
     clears_failed_restore=True,
@@ -145,7 +141,6 @@ B11434: Final = MemoryRules(
     undoes_hybrid_restore=True,
     restores_every_stream=True,
     on_device_chunks=True,
-    checks_positions=True,
     batch_ids_when_unified=None,
     hashed_ids=True,
     advances_all_ids=False,
