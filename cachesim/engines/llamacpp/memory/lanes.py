@@ -49,7 +49,9 @@ class LanePlan(NamedTuple):
 
 
 def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list[LanePlan]:
-    """One lane per primary sequence of the ubatch. Trap: only the primary id of a row counts."""
+    """One lane per primary sequence of the ubatch, as `set_input_kq_mask` sees it. Trap: only the
+    primary id of a row counts.
+    """
     at = np.array(ubatch.positions, dtype=np.int64)
     plans = []
     for seq, rows in _rows_by_sequence(ubatch):
