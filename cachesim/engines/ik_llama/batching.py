@@ -1,5 +1,6 @@
 """One pass of the server: shift, collect tokens, read prompts, decode, sample (`update_slots`)."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cachesim.engines.ik_llama import causes, events
@@ -85,36 +86,42 @@ class Batching:
 
     # -- what goes into the batch ------------------------------------------------------------
 
-    def _append(self, slot: Slot, token: Token, *, output: bool) -> None:
-        pos = Pos(len(slot.cache_tokens))
-        self._batch.append(BatchToken(token=token, pos=pos, seq=SeqId(slot.id), output=output))
-        slot.cache_tokens.append(token)
+    def _append(self, slot: Slot, tokens: Iterable[Token], *, output: bool) -> None:
+        start, seq = len(slot.cache_tokens), SeqId(slot.id)
+        self._batch += [
+            BatchToken(token, Pos(pos), seq, output) for pos, token in enumerate(tokens, start)
+        ]
+        slot.cache_tokens += tokens
         slot.n_past = len(slot.cache_tokens)
 
     def _add_sampled(self, slot: Slot) -> None:
         """The last sampled token, and a draft behind it (`add_sampled_tokens`)."""
         slot.drafted = self._server.speculation.draft(slot)
         slot.i_batch = len(self._batch)
-        for token in (slot.sampled, *slot.drafted):
-            self._append(slot, token, output=True)
+        self._append(slot, (slot.sampled, *slot.drafted), output=True)
 
     def _add_prompt(self, slot: Slot) -> None:
-        """One pass over a prompt (`batch_pending_prompt`)."""
+        """One pass over a prompt (`batch_pending_prompt`).
+
+        Upstream's loop appends one token after another; after each it asks for room, and whether
+        `tolerance` tokens are left, where the state is saved.
+        """
         if not slot.prepared and not self._prepare(slot):
             return
         slot.n_past = max(slot.n_past, 0)
         del slot.cache_tokens[slot.n_past :]
         self._trim(slot)
         n_batch = self._server.options.batch_size
-        prompt, tolerance = slot.prompt_tokens, self._server.checkpointing.tolerance
-        while slot.n_past_prompt < len(prompt) and len(self._batch) < n_batch:
-            self._append(slot, prompt[slot.n_past_prompt], output=False)
-            slot.n_past_prompt += 1
-            slot.n_prompt_tokens_processed += 1
-            left = len(prompt) - slot.n_past_prompt
-            if self._server.checkpointing.enabled and left == tolerance:
-                slot.do_checkpoint = True
-                break
+        prompt, checkpointing = slot.prompt_tokens, self._server.checkpointing
+        start = slot.n_past_prompt
+        end = max(start, min(len(prompt), start + n_batch - len(self._batch)))
+        saves_at = len(prompt) - checkpointing.tolerance
+        if checkpointing.enabled and start < saves_at <= end:
+            end, slot.do_checkpoint = saves_at, True
+        if end > start:
+            self._append(slot, prompt[start:end], output=False)
+        slot.n_past_prompt = end
+        slot.n_prompt_tokens_processed += end - start
         if slot.n_past_prompt == len(prompt):
             self._begin_generating(slot)
 
@@ -180,7 +187,7 @@ class Batching:
         slot.state, slot.command = State.PROCESSING, Command.NONE
         slot.i_batch = len(self._batch) - 1
         last = self._batch[-1]
-        self._batch[-1] = BatchToken(token=last.token, pos=last.pos, seq=last.seq, output=True)
+        self._batch[-1] = last._replace(output=True)
 
     def _trim(self, slot: Slot) -> None:
         """Remove [p0, end) on both contexts before every pass: the reset site (#1860, #1889)."""

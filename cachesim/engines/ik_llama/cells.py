@@ -19,6 +19,7 @@ class Cells:
 
     def __init__(self, size: int, *, recurrent: bool, hybrid: bool) -> None:
         self.size = size
+        self.reach = 0  # cells from here on were never written
         self.recurrent = recurrent
         self.hybrid = hybrid
         self.head = 0
@@ -57,6 +58,7 @@ class Cells:
         self.born[run] = positions
         self.held[run] = [1 << seq for seq in seqs]
         self.used += len(positions)
+        self.reach = max(self.reach, run.stop)
 
     def advance(self, count: int) -> None:
         """Move the search on after an ubatch was computed."""
@@ -71,6 +73,7 @@ class Cells:
         self.pos[seq] = self.born[seq] = position
         self.held[seq] = 1 << seq
         self.head = seq
+        self.reach = max(self.reach, seq + 1)
 
     # -- edits -------------------------------------------------------------------------------
 
@@ -88,14 +91,14 @@ class Cells:
             at = int(self.pos[seq])
             if 0 < p0 <= at or 0 < p1 <= at:
                 return False
-        hit = np.flatnonzero(self._has(seq) & (self.pos >= p0) & (self.pos < p1))
+        hit = self._within(seq, p0, p1)
         self.held[hit] &= ~np.uint64(1 << seq)
         self._free(hit[self.held[hit] == 0], lower_head=True)
         return True
 
     def seq_add(self, seq: SeqId, p0: int, p1: int, delta: int) -> None:
         """Move [p0, p1); what falls below 0 is freed (`llama_kv_cache_seq_add`)."""
-        hit = np.flatnonzero(self._has(seq) & (self.pos >= p0) & (self.pos < p1))
+        hit = self._within(seq, p0, p1)
         self.pos[hit] += delta
         self.shift[hit] += delta
         fallen = hit[self.pos[hit] < 0]
@@ -117,13 +120,16 @@ class Cells:
 
     # -- questions ---------------------------------------------------------------------------
 
-    def _has(self, seq: SeqId) -> Array:
-        has: Array = (self.held & np.uint64(1 << seq)) != 0
-        return has
-
     def of(self, seq: SeqId) -> Integers:
         """The cells of a sequence, in cell order."""
-        return np.flatnonzero(self._has(seq))
+        return (self.held[: self.reach] & np.uint64(1 << seq)).nonzero()[0]
+
+    def _within(self, seq: SeqId, p0: int, p1: int) -> Integers:
+        """Those with positions in [p0, p1)."""
+        cells = self.of(seq)
+        positions = self.pos[cells]
+        within: Integers = cells[(positions >= p0) & (positions < p1)]
+        return within
 
     def seq_pos_max(self, seq: SeqId) -> Pos:
         """The largest position, 0 for none, an oddity (`llama_kv_cache_seq_pos_max`)."""
@@ -145,4 +151,7 @@ class Cells:
         taken = Count(int((self.pos >= 0).sum()))
         if taken != self.used or not np.array_equal(self.pos >= 0, self.held != 0):
             msg = f"used={self.used}, but {taken} cells hold a position"
+            raise ContractError(msg)
+        if self.held[self.reach :].any():
+            msg = f"a cell from {self.reach} on is held, and none was written"
             raise ContractError(msg)

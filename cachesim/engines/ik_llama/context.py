@@ -7,7 +7,8 @@ streams, and no rollback of rows beyond one speculative step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import repeat
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,12 +20,14 @@ from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.store import Ubatch
 from cachesim.units import Array, Count, Integers, Pos, SeqId, Token
 
+NOTHING: Final = np.empty(0)
+"""What a model without an MTP head says of its last hidden state."""
+
 CANCELLED: Final = -3
 """What a decode returns when the client went away."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchToken:
+class BatchToken(NamedTuple):
     """One token of a batch."""
 
     token: Token
@@ -131,12 +134,13 @@ class Context:
     ) -> None:
         planes = len(piece) if 1 < len(piece) <= keep_steps else 1
         # Sequences do not see each other, so each one's rows go through the network on their own.
-        for seq in sorted({entry.seq for entry in piece}):
-            mine = [i for i, entry in enumerate(piece) if entry.seq == seq]
-            wanted = [k for k, i in enumerate(mine) if piece[i].output]
+        tokens, positions, seqs, outputs = zip(*piece, strict=True)
+        for seq in sorted(set(seqs)):
+            mine = [i for i, each in enumerate(seqs) if each == seq]
+            wanted = [k for k, i in enumerate(mine) if outputs[i]]
             ubatch = Ubatch(
-                tokens=np.array([piece[i].token for i in mine], dtype=np.int64),
-                positions=np.array([piece[i].pos for i in mine], dtype=np.int64),
+                tokens=np.array([tokens[i] for i in mine], dtype=np.int64),
+                positions=np.array([positions[i] for i in mine], dtype=np.int64),
                 outputs=np.array(wanted, dtype=np.int64),
                 hidden=None if hidden is None else np.stack([hidden[first + i] for i in mine]),
             )
@@ -146,7 +150,7 @@ class Context:
             for row, k in enumerate(wanted):
                 done.logits[first + mine[k]] = output.logits[row]
             said = output.hidden  # a companion of a model without an MTP head is handed nothing
-            rows = np.empty((len(mine), 0)) if said is None else said
+            rows = repeat(NOTHING, len(mine)) if said is None else said
             done.hidden.update(zip((first + i for i in mine), rows, strict=True))
 
     def apply_shifts(self) -> None:

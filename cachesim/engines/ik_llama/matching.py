@@ -43,7 +43,7 @@ def common_prefix(
         return Match(same, same)
     if _apart(text_of(left[same]), text_of(right[same])):
         return Match(same, same)
-    tails = [text_of(t) for t in left[same:]], [text_of(t) for t in right[same:]]
+    tails = list(map(text_of, left[same:])), list(map(text_of, right[same:]))
     reached = _exact_reach(*tails) if exact else _tolerant_reach(*tails)
     ends = [_ends(tail, limit, exact=exact) for tail, limit in zip(tails, reached, strict=True)]
     shared = set(ends[0]) & set(ends[1])
@@ -138,7 +138,7 @@ def without_reasoning(
         return tuple(tokens)
     if _all_unknown(tokens) and not {*tags[0]} <= NUMERALS:
         return tokens  # their texts are numerals, so no tag is among them
-    texts = [text_of(token) for token in tokens]
+    texts = list(map(text_of, tokens))
     blocks = _blocks("".join(texts), *tags)
     if not blocks:
         return tuple(tokens)
@@ -180,16 +180,15 @@ def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, int]]:
         at = end
 
 
+class _Texts(dict[Token, str]):
+    """The texts of the known tokens; that of an unknown one is its number."""
+
+    def __missing__(self, token: Token) -> str:
+        return f"[{token}]"
+
+
 @cache
 def texts(chat_template: str) -> TextOf:
     """Token texts under a chat template; a byte is one character, an unknown token its number."""
-    own = ByteTokenizer(chat_template).texts
-
-    def text_of(token: Token) -> str:
-        if token in own:
-            return own[token]
-        if FIRST_BYTE <= token < FIRST_BYTE + BYTES:
-            return chr(token - FIRST_BYTE)
-        return f"[{token}]"
-
-    return text_of
+    of_bytes = {Token(FIRST_BYTE + byte): chr(byte) for byte in range(BYTES)}
+    return _Texts(of_bytes | ByteTokenizer(chat_template).texts).__getitem__

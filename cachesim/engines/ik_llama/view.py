@@ -24,6 +24,8 @@ class SequenceView:
         self.planes = planes
         self._order: Integers | slice | None = None
         self._positions: Integers = np.zeros(0, dtype=np.int64)
+        self._rows = np.arange(len(ubatch.positions))
+        self._start = np.zeros_like(ubatch.positions)  # what a layer without a window sees from
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the rows into their cells and look at all cells of the sequence."""
@@ -32,13 +34,12 @@ class SequenceView:
         context.values[layer][self._places] = values
         if self._order is None:
             self._arrange()
-        queries = self._ubatch.positions
-        low = np.zeros_like(queries)
+        queries, low = self._ubatch.positions, self._start
         if layer in context.windows:
             low = queries - context.network.spec.window + 1
         return (
             Lane(
-                rows=np.arange(len(queries)),
+                rows=self._rows,
                 keys=context.keys[layer][self._order],
                 values=context.values[layer][self._order],
                 positions=self._positions,
