@@ -6,7 +6,7 @@ import numpy as np
 
 from cachesim.model.arithmetic import LayerShape
 from cachesim.model.ring_layers import Passage
-from cachesim.model.ring_words import MASK, ONE, Words, fold, mix, mixed
+from cachesim.model.ring_words import MASK, ONE, SCRAMBLER, Words, fold, mix, mixed
 from cachesim.model.spec import LayerKind
 from cachesim.model.store import Ending, Padding
 
@@ -61,22 +61,28 @@ class Recurrent:
         return said
 
     def _steps(self, hidden: list[int], row: list[int], said: list[int]) -> list[list[int]]:
-        """The rows that one set's tokens leave, one after the other; their words are `said`."""
+        """The rows that one set's tokens leave, one after the other; their words are `said`.
+
+        `mixed` is spelled out three times: here the calls would take longer than what they do.
+        """
         salt, tap, past = self._salt_number, self._tap_number, self._past
         after = []
         for each in hidden:
-            inputs = [*row[:past], mixed(each + salt)]
+            token = (each + salt) * SCRAMBLER & MASK
+            inputs = [*row[:past], token ^ token >> 32]
             word = 0
             for one in inputs:
                 word = word * tap + one
-            word = mixed(word)
-            chains = row[past:]
-            row = inputs[1:]
-            for state in chains:
-                word = (state * (mixed(word) | 1) + word) & MASK
-                row.append(word)
+            word = word * SCRAMBLER & MASK
+            word ^= word >> 32
+            kept = inputs[1:]
+            for state in row[past:]:
+                gate = word * SCRAMBLER & MASK
+                word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
+                kept.append(word)
             said.append(word)
-            after.append(row)
+            after.append(kept)
+            row = kept
         return after
 
     def _walk_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:

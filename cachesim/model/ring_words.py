@@ -19,14 +19,14 @@ Words: TypeAlias = NDArray[np.uint64]
 MASK: Final = (1 << 64) - 1
 """What wraps a plain number as words wrap by themselves."""
 
-_SCRAMBLER: Final = 0x9E3779B97F4A7C15
+SCRAMBLER: Final = 0x9E3779B97F4A7C15
 
 # Arrays without dimensions: NumPy meets them sooner than its scalars, and these are everywhere.
 ONE: Final[Words] = np.array(1, np.uint64)
 _TWO: Final[Words] = np.array(2, np.uint64)
 _THREE: Final[Words] = np.array(3, np.uint64)
 _HALF: Final[Words] = np.array(32, np.uint64)
-_SCRAMBLE: Final[Words] = np.array(_SCRAMBLER, np.uint64)
+_SCRAMBLE: Final[Words] = np.array(SCRAMBLER, np.uint64)
 
 DIGIT: Final = 16
 """Bits of one lookup; two of them reach every position that the real servers can number."""
@@ -46,7 +46,7 @@ def mix(words: Words) -> Words:
 
 def mixed(word: int) -> int:
     """`mix` of one word as a plain number, which is quicker than an array of one."""
-    word = word * _SCRAMBLER & MASK
+    word = word * SCRAMBLER & MASK
     return word ^ (word >> 32)
 
 

@@ -131,7 +131,7 @@ class _ColdRun:
         first = len(self.tokens)
         if len(tokens) > first:
             self._run_on(tokens[first:], sorted({row for row in wanted if row >= first}))
-        return np.stack([self._rows[row] for row in wanted])
+        return np.array([self._rows[row] for row in wanted])
 
     def _run_on(self, tokens: Tokens, rows: list[int]) -> None:
         first = len(self.tokens)

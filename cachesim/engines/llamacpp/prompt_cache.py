@@ -145,12 +145,12 @@ class PromptCache:
                     slot=swap.slot,
                     n_tokens=entry.n_tokens,
                     lcp=lcp,
-                    f_keep=shown(keep),
-                    f_sim=shown(sim),
+                    f_keep=ratios["f_keep"],
+                    f_sim=ratios["f_sim"],
                 )
             )
             if keep < QUARTER:
-                swap.rule_out(entry, causes.CACHE_KEEP, f_keep=shown(keep), below=0.25)
+                swap.rule_out(entry, causes.CACHE_KEEP, f_keep=ratios["f_keep"], below=0.25)
             elif self._beats(keep, sim, best_keep, best_sim):
                 if best is not None:
                     swap.rule_out(best, causes.CACHE_BETTER_ENTRY, **ratios)

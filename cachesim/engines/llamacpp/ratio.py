@@ -14,10 +14,15 @@ Float32 = np.float32
 
 def ratio(part: int, whole: int) -> Float32:
     """`part / whole` in float32; 0/0 is NaN, as on the real machine."""
+    return quotient(np.float32(part), np.float32(whole))
+
+
+def quotient(part: Float32, whole: Float32) -> Float32:
+    """The same of numbers that are single already."""
     if whole:
-        return np.float32(part) / np.float32(whole)
+        return part / whole
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.float32(np.float32(part) / np.float32(whole))
+        return np.float32(part / whole)
 
 
 HALF: Final = np.float32(0.5)
@@ -26,4 +31,5 @@ QUARTER: Final = np.float32(0.25)
 
 def shown(value: Float32) -> float | None:
     """A ratio for events and JSON, which know no NaN."""
-    return None if isnan(value) else float(value)
+    number = float(value)
+    return None if isnan(number) else number

@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.events import (
     SlotChosenById,
     SlotChosenBySimilarity,
 )
-from cachesim.engines.llamacpp.ratio import HALF, Float32, ratio
+from cachesim.engines.llamacpp.ratio import HALF, Float32, quotient, ratio
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.swap import update_prompt_cache
@@ -138,10 +138,8 @@ def _most_similar(
 
 def _f_keep(sim: Float32, task: Task, slot: Slot) -> Float32:
     """How much of the slot's tokens the prompt would keep, by way of the similarity."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.float32(
-            np.float32(sim * np.float32(task.n_tokens)) / np.float32(slot.prompt.n_tokens)
-        )
+    kept = np.float32(sim * np.float32(task.n_tokens))
+    return quotient(kept, np.float32(slot.prompt.n_tokens))
 
 
 def _least_recently_used(server: ServerContext) -> Slot | None:

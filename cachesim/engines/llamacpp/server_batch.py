@@ -69,6 +69,8 @@ class ServerBatch:
 
     def between(self, begin: int, end: int) -> list[tuple[Run, int, int]]:
         """The runs in a piece of it, each with the part of it that is inside."""
+        if begin == 0 and end == self.length:
+            return [(run, 0, len(run.tokens)) for run in self.runs if run.tokens]
         inside, at = [], 0
         for run in self.runs:
             low, high = max(begin - at, 0), min(end - at, len(run.tokens))

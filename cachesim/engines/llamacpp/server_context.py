@@ -161,7 +161,7 @@ class ServerContext:
         return Reply(
             prompt=task.tokens,
             generated=tuple(slot.generated),
-            logits=np.stack(slot.rows) if slot.rows else self.no_logits,
+            logits=np.array(slot.rows) if slot.rows else self.no_logits,
             cached=cached,
             processed=None if cached is None else Count(slot.n_prompt_tokens_processed),
             equal=ledger.equal,

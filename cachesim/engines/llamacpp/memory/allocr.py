@@ -83,8 +83,7 @@ class BatchAllocr:
             return ""
         by_seq: dict[int, list[int]] = {}
         if len(distinct) == 1:
-            for s in seqs[0]:
-                by_seq[s] = list(positions)
+            by_seq = {s: list(positions) for s in seqs[0]}
         else:
             for pos, ids in zip(positions, seqs, strict=True):
                 for s in ids:

@@ -66,7 +66,7 @@ def _saved_cells(cache: "AttentionCache", stream: int, seq: int) -> Integers:
     cells = cache.streams.cells[stream]
     if seq == -1:
         return np.flatnonzero(cells.pos >= 0)
-    held = np.flatnonzero(cells.members(seq))
+    held = np.sort(cells.select(seq, 0, MAX))
     if cache.rules.saves_unmasked_window and held.size:
         held = held[~cache.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
     return held

@@ -113,12 +113,13 @@ class Cells:
 
     def add(self, cell: int, seq: int) -> None:
         """Let one more sequence see the cell."""
-        if self.has(cell, seq):
-            self._twice(seq, int(self.pos[cell]))
-            return
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
-        self.bits[word, cell] |= np.uint64(1 << bit)
+        seqs, own = int(self.bits[word, cell]), 1 << bit
+        if seqs & own:
+            self._twice(seq, int(self.pos[cell]))
+            return
+        self.bits[word, cell] = seqs | own
         self.owners[cell] += 1
         self._own_track(seq).put(int(self.pos[cell]), cell)
 
@@ -136,13 +137,19 @@ class Cells:
     # --- changing many cells
 
     def fill_run(self, cells: Integers, pos: int, seq: int) -> None:
-        """Put tokens of one sequence at `pos`, `pos + 1`, ... into empty cells."""
+        """Put tokens of one sequence at `pos`, `pos + 1`, ... into empty cells.
+
+        The cells ascend but for one turn.
+        """
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
-        self.pos[cells] = np.arange(pos, pos + len(cells))
-        self.bits[word, cells] = 1 << bit
-        self.owners[cells] = 1
-        self.used += len(cells)
+        count, first = len(cells), int(cells[0])
+        straight = int(cells[-1]) - first == count - 1
+        where = slice(first, first + count) if straight else cells
+        self.pos[where] = np.arange(pos, pos + count)
+        self.bits[word, where] = 1 << bit
+        self.owners[where] = 1
+        self.used += count
         self._own_track(seq).put_run(pos, cells)
 
     def share(self, cells: Integers, seq: int) -> None:
@@ -281,15 +288,14 @@ class Cells:
         if self.used != np.count_nonzero(self.pos != EMPTY):
             msg = f"used is {self.used}, but the cells disagree"
             raise ContractError(msg)
-        if (self.owners != _bit_counts(self.bits)).any():
+        if np.count_nonzero(self.owners != _bit_counts(self.bits)):
             msg = "owner counts differ from the bit sets"
             raise ContractError(msg)
-        if (self.owners[self.pos == EMPTY] != 0).any() or (
-            self.shift[self.pos == EMPTY] != 0
-        ).any():
+        marked = (self.owners | self.shift) != 0
+        if np.count_nonzero(marked & (self.pos == EMPTY)):
             msg = "an empty cell has sequences or a shift"
             raise ContractError(msg)
-        if self.shift.any() and not self.has_shift:
+        if not self.has_shift and np.count_nonzero(self.shift):
             msg = "a shift is pending but not flagged"
             raise ContractError(msg)
         for seq in self.tracks:
@@ -299,7 +305,8 @@ class Cells:
         track = self.tracks[seq]
         if track.stale:
             return
-        held = np.sort(self.pos[self.members(seq)])
+        members = self.members(seq)
+        held = np.sort(self.pos[members])
         low, high = (int(held[0]), int(held[-1])) if held.size else (EMPTY, EMPTY)
         if (track.lo, track.hi) != (low, high):
             msg = f"sequence {seq} is at {low}..{high}, but its track disagrees"
@@ -310,7 +317,7 @@ class Cells:
         if track.irregular or not held.size:
             return
         cells = track.cells_in(low, high + 1)
-        if (self.pos[cells] != held).any() or not self.members(seq)[cells].all():
+        if (self.pos[cells] != held).any() or not members[cells].all():
             msg = f"the track of sequence {seq} names the wrong cells"
             raise ContractError(msg)
         behind = cells[held >= track.straight_from()]

@@ -78,7 +78,7 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | None:
     if n > cells.size:
         return None
     end = start + n
-    if end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
+    if n > 1 and end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
         return np.arange(start, end)
     if n == 1:
         for cell in range(start, min(start + _GLANCE, cells.size)):
@@ -173,7 +173,7 @@ def _fill(cells: Cells, found: Integers, positions: tuple[int, ...], seqs: tuple
     Upstream: `llama_kv_cache::apply_ubatch`.
     """
     n, ids, start = len(found), seqs[0], positions[0]
-    alike = len(ids) == 1 and seqs.count(ids) == n
+    alike = n > 1 and len(ids) == 1 and seqs.count(ids) == n
     if alike and positions == tuple(range(start, start + n)):
         cells.fill_run(found, start, ids[0])
         return

@@ -50,7 +50,7 @@ class PlaneWriter:
     The window's first cells belong to the ubatch's sets, what follows was only moved along.
     """
 
-    __slots__ = ("planes", "rows", "short_ubatch", "start", "ubatch", "window")
+    __slots__ = ("kept", "planes", "rows", "short_ubatch", "start", "ubatch", "unreached", "window")
 
     def __init__(
         self, rows: Planes, *, window: StateWindow, ubatch: Ubatch, short_ubatch: ShortUbatch
@@ -61,6 +61,10 @@ class PlaneWriter:
         self.ubatch = ubatch
         self.short_ubatch = short_ubatch
         self.start: dict[int, Array] = {}
+        firsts = range(window.head, window.head + self.planes * rows.cells, rows.cells)
+        places = [slice(first, first + ubatch.n_seqs) for first in firsts]  # plane by plane
+        reached = min(ubatch.n_seq_tokens, self.planes)
+        self.kept, self.unreached = places[:reached], places[reached:]
 
     def states(self, layer: int) -> Array:
         """Zero the fresh row, read all sources, then move the cells that only came along.
@@ -77,7 +81,7 @@ class PlaneWriter:
             read = rows[list(sources)]
             rows[head + n_seqs : head + len(read)] = read[n_seqs:]
             start = read[:n_seqs]
-        if self.ubatch.n_seq_tokens < self.planes:  # some planes will be given it again
+        if self.unreached:  # they will be given it again
             self.start[layer] = start.copy()
         return start
 
@@ -88,15 +92,11 @@ class PlaneWriter:
         ubatch started from. The state's part keeps what it held, or in the releases that copy it
         unasked is undefined: here zeros, which no state is that a rollback could ask for.
         """
-        rows, cells = self.rows.rows[layer], self.rows.cells
-        head, n_seqs = self.window.head, self.ubatch.n_seqs
-        reached = min(self.ubatch.n_seq_tokens, self.planes)
-        for plane in range(reached):
-            first = plane * cells + head
-            rows[first : first + n_seqs] = states[:, plane]
+        rows = self.rows.rows[layer]
+        for plane, place in enumerate(self.kept):
+            rows[place] = states[:, plane]
         split = self.rows.split(layer)
-        for plane in range(reached, self.planes):
-            first = plane * cells + head
-            rows[first : first + n_seqs, :split] = self.start[layer][:, :split]
+        for place in self.unreached:
+            rows[place, :split] = self.start[layer][:, :split]
             if self.short_ubatch == "undefined":
-                rows[first : first + n_seqs, split:] = 0
+                rows[place, split:] = 0

@@ -179,12 +179,11 @@ class RecurrentMemory:
 
     def seq_pos_min(self, seq: int) -> int:
         """The position of the state, -1 if none."""
-        held = self.cells.positions_of(seq)
-        return min(held) if held else -1
+        return min(self.cells.positions_of(seq), default=-1)
 
     def seq_pos_max(self, seq: int) -> int:
         """The position of the state, never below -1."""
-        return max([-1, *self.cells.positions_of(seq)])
+        return max(-1, max(self.cells.positions_of(seq), default=-1))
 
     # --- decode
 
@@ -217,12 +216,13 @@ class RecurrentMemory:
 
     def prepare(self, ubatches: list[Ubatch]) -> list[Found] | None:
         """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly."""
-        saved, found = self.cells.saved(), []
+        before, found = self.cells.held(), []
         for ubatch in ubatches:
+            self.cells.change_copies()
             if not self.cells.find_slot(ubatch):
                 break
             found.append(self.cells.found())
-        self.cells.put_back(saved)
+        self.cells.put_back(before)
         return found if len(found) == len(ubatches) else None
 
     def apply(self, plan: Plan, k: int) -> None:

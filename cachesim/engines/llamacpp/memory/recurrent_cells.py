@@ -51,17 +51,15 @@ class RecurrentCells:
         """The positions of all cells that a sequence has; there is at most one."""
         return [pos for pos, seqs in zip(self.pos, self.seqs, strict=True) if seq in seqs]
 
-    def saved(self) -> Saved:
-        """A copy of what a dry run changes and puts back."""
-        return Saved(
-            self.pos.copy(),
-            self.src.copy(),
-            self.src0.copy(),
-            self.tail.copy(),
-            [set(seqs) for seqs in self.seqs],
-            self.head,
-            self.used,
-        )
+    def held(self) -> Saved:
+        """What a dry run changes and puts back."""
+        return Saved(self.pos, self.src, self.src0, self.tail, self.seqs, self.head, self.used)
+
+    def change_copies(self) -> None:
+        """From here on changes go to copies; what was held until now stays as it is."""
+        self.pos, self.src = self.pos.copy(), self.src.copy()
+        self.src0, self.tail = self.src0.copy(), self.tail.copy()
+        self.seqs = [set(seqs) for seqs in self.seqs]
 
     def put_back(self, saved: Saved) -> None:
         """Undo a dry run; `rs_z` and `n` stay changed."""
@@ -69,7 +67,7 @@ class RecurrentCells:
 
     def found(self) -> Found:
         """What a dry run found, for the ubatch's own turn: nothing touches cells in between."""
-        return Found(self.saved(), self.rs_z, self.n)
+        return Found(self.held(), self.rs_z, self.n)
 
     def take(self, found: Found) -> None:
         """Be as the dry run of this ubatch left the cells."""
