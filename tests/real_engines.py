@@ -26,12 +26,6 @@ from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.logits import compare_logits
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.workload import Release
-from cachesim.real.llama_cpp.wrong_answers import (
-    FOUR_SLOTS,
-    STALE_NEIGHBOUR,
-    THREE_REQUESTS,
-    verdict_on,
-)
 from cachesim.real.mlx_lm.classes import compare_classes
 from cachesim.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
@@ -42,6 +36,12 @@ from cachesim.real.sglang.process import core_of as sglang_core_of
 from cachesim.real.vllm.commands import compare as compare_scheduler
 from cachesim.real.vllm.process import core_of
 from cachesim.scenario.shipped import load_all
+from tests.wrong_answers import (
+    FOUR_SLOTS,
+    STALE_NEIGHBOUR,
+    THREE_REQUESTS,
+    verdict_on,
+)
 
 SEED: Final = 20261120
 WORKLOADS: Final = 40  # per release of llama.cpp that is looked at closely

@@ -140,13 +140,6 @@ class DumpReader:
         return known
 
 
-def read_dump(name: str, file: BinaryIO) -> list[Recorded]:
-    """Every request of one dump."""
-    reader = DumpReader()
-    reader.read(name, file)
-    return reader.requests
-
-
 def _entry(name: str, line: int, raw: bytes) -> Mapping[str, Any]:
     try:
         entry = json.loads(raw)

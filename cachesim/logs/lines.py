@@ -9,7 +9,7 @@ brackets. All of that goes: a line begins where its component does.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -171,11 +171,3 @@ def _clock(text: str) -> float | None:
     if found is None or found[5] not in LEVEL:
         return None
     return int(found[1]) * 60 + int(found[2]) + int(found[3]) / 1e3 + int(found[4]) / 1e6
-
-
-def lines_of_text(lines: Iterable[str]) -> Iterator[Line]:
-    """The same for lines that are text already."""
-    for number, text in enumerate(lines, 1):
-        line = read_line(number, text.encode("utf-8", "replace"))
-        if line is not None:
-            yield line

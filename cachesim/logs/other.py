@@ -116,17 +116,6 @@ def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
     return Workload(settings.profile, spec or settings.spec, asked, tuple(replay.order))
 
 
-def play_otherwise(
-    replay: Replay,
-    profile: str,
-    options: Mapping[str, Any],
-    *,
-    spec: ModelSpec | None = None,
-) -> Otherwise:
-    """Play a rebuilt workload on another server."""
-    return play_workload(workload_of(replay, spec), profile, options)
-
-
 def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> Otherwise:
     """Play a workload on a server."""
     player = Player(profile, workload.spec, options)

@@ -6,7 +6,7 @@ submit       turns, submit   turns until 3 answers       the player's
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
@@ -249,8 +249,3 @@ def replayed(reply: Reply, events: Sequence[Event]) -> Replayed:
         events=tuple(events),
         error=reply.error,
     )
-
-
-def without_reply(asked: Asked) -> Asked:
-    """The same request, answered with one token."""
-    return replace(asked, reply=asked.reply[:1])

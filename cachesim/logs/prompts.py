@@ -10,7 +10,7 @@ between two known places is taken to be even.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from cachesim.engines.rope import Rope
@@ -156,11 +156,6 @@ def anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
         return earlier.anchors
     last, tokens = earlier.anchors[-1]
     return (*earlier.anchors, (last + characters, tokens + len(earlier.reply)))
-
-
-def with_reply(request: Recorded) -> Recorded:
-    """A request with its reply as if it were one more message of it."""
-    return replace(request, segments=request.segments + request.reply)
 
 
 def tokens_at(anchors: Sequence[Anchor], characters: int) -> int:

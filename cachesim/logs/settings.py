@@ -4,7 +4,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.family import Family, family_of
@@ -85,10 +85,6 @@ class Settings:
         if self.sizes is not None:
             changes["sizes"] = self.sizes
         return preset(str(self.preset.value), **changes)
-
-    def with_option(self, name: str, value: object, how: str) -> "Settings":
-        """The same but for one flag."""
-        return replace(self, options={**self.options, name: Setting(value, how)})
 
 
 def settings_of(

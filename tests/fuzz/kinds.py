@@ -21,7 +21,7 @@ from cachesim.engines.ik_llama.options import Options as IkOptions
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import UpstreamAbort
-from cachesim.logs.dump import is_dump, read_dump
+from cachesim.logs.dump import is_dump
 from cachesim.logs.live import Live
 from cachesim.logs.recorded import told_of_dump, told_of_live
 from cachesim.logs.telling import worst as worst_of
@@ -43,6 +43,7 @@ from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.session import SlotFiles
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
+from tests.dumps import read_dump
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
 from tests.fuzz.of_traces import damage_plan, damage_trace, plans, play_plan, play_trace, traces
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.logs.dump import read_dump
 from cachesim.logs.live import Live
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.whole import Wanted
+from tests.dumps import read_dump
 
 SYSTEM = "You are a careful assistant. " * 20
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("read", "write", "run")]

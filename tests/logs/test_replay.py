@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cachesim.logs.lines import lines_of
-from cachesim.logs.other import options_for, play_otherwise
+from cachesim.logs.other import options_for, play_workload, workload_of
 from cachesim.logs.passes import rebuild
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
@@ -119,9 +119,8 @@ def test_servers_of_one_log_are_kept_apart() -> None:
 def test_a_replay_on_the_same_server_repeats_itself(kind: str) -> None:
     server = servers_of(kind)[0]
     replay = replay_of(server)
-    again = play_otherwise(
-        replay, replay.settings.profile, options_for(kind.partition("-")[0], server["options"])
-    )
+    options = options_for(kind.partition("-")[0], server["options"])
+    again = play_workload(workload_of(replay), replay.settings.profile, options)
 
     for each in replay.requests:
         if each.asked is not None and not each.observed.cancelled:

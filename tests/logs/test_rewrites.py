@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cachesim.logs.dump import read_dump
 from cachesim.logs.recorded import told_of_dump
+from tests.dumps import read_dump
 
 SYSTEM = "You are a careful assistant. " * 20
 LONG = "What does the file say about all of this? " * 8

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
+from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.random_flags import draw_preset
 from cachesim.real.llama_cpp.workload import Release, Step, Workload
-from cachesim.real.llama_cpp.workloads import FIRST_WORD
 from cachesim.units import Tokens, as_tokens
 
-LAST_WORD: Final = 511
 CONTEXT: Final = 32_768
 READING: Final = (2_100, 4_000)
 """Tokens of the long prompt that no cache knows: more than a batch of 2,048."""
@@ -129,4 +128,4 @@ class _Talk:
                 return self.words(rng.choice((20, 2_000)))
 
     def words(self, count: int) -> Tokens:
-        return as_tokens([self._rng.randint(FIRST_WORD, LAST_WORD) for _ in range(count)])
+        return as_tokens([self._rng.randrange(FIRST_WORD, VOCABULARY) for _ in range(count)])

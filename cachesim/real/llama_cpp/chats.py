@@ -6,6 +6,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from cachesim.engines.base import Message
+from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.real.llama_cpp.vocabulary import word
 from cachesim.units import Token, Tokens
 
@@ -135,7 +136,7 @@ class ChatTree:
 
     def _says(self, role: str) -> Said:
         count = min(self._rng.choice((1, 3, 10, 30, 70, 150)), self._longest // 4)
-        words = (Token(265 + self._rng.randrange(self._words)) for _ in range(count))
+        words = (Token(FIRST_WORD + self._rng.randrange(self._words)) for _ in range(count))
         content = tuple(words)
         if self._lines and count > 1 and self._rng.random() < 0.15:
             content = (*content[: count // 2], NEWLINE, *content[count // 2 :])

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.llamacpp.lora import as_field
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.workload import Outcome, Step
-from cachesim.real.llama_cpp.wrong_answers import VOCABULARY
 
 EXACT: Final[Mapping[str, Any]] = {
     "flash_attn": False,

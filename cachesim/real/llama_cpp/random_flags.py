@@ -10,8 +10,6 @@ from cachesim.real.llama_cpp.abilities import Abilities
 
 WINDOWED: Final = frozenset({"swa", "hybrid-swa"})
 WINDOWS: Final = (32, 32, 32, 8, 17, 64, 100)
-RECURRENT: Final = frozenset({"recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "hybrid-mtp"})
-
 
 DRAFTED: Final = ("dense", "swa", "recurrent", "hybrid")
 """Models that a second one drafts for."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from cachesim.engines.base import Engine
+from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
@@ -27,7 +28,6 @@ from cachesim.real.llama_cpp.workload import (
     Release,
     Step,
 )
-from cachesim.real.llama_cpp.wrong_answers import VOCABULARY
 from cachesim.scenario.bisect import Play, Played, Seen
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Protocol
 
+from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.calls import AS_TEXT
@@ -19,7 +20,6 @@ from cachesim.real.llama_cpp.random_flags import draw_more, draw_options, draw_p
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
 
-FIRST_WORD: Final = 265  # the ids below are control and byte tokens
 SESSION: Final = 70
 MANY: Final = 0.03
 """How often a workload is a session of so many requests."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
@@ -35,7 +36,6 @@ WORKER: Final = Path(__file__).parent / "logits_worker.py"
 TOLERANCE: Final = 1e-3
 """How far logits may lie apart."""
 
-FIRST_WORD: Final = 265
 SAID: Final = 4
 """Tokens that a batch decodes."""
 

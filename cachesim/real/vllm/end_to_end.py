@@ -22,6 +22,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from cachesim.engines.base import Engine, Request
+from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.errors import CachesimError
 from cachesim.model.presets import preset
 from cachesim.real.environment import Environment
@@ -72,7 +73,7 @@ def prompts() -> dict[str, list[int]]:
     chance = Random("vllm end to end")
 
     def fresh(count: int) -> list[int]:
-        return [chance.randrange(265, 500) for _ in range(count)]
+        return [chance.randrange(FIRST_WORD, 500) for _ in range(count)]
 
     first = fresh(LONGEST)
     return {

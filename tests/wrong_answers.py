@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.engines.byte_tokenizer import FIRST_WORD, VOCABULARY
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.units import Token, Tokens
-
-VOCABULARY: Final = 512
-FIRST_WORD: Final = 265
 
 ROUNDING: Final = 0.02
 """Cached and cold runs of a sound server lie closer than this: 16-bit keys and values round."""

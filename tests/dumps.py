@@ -1,0 +1,11 @@
+"""Recorded requests, read as the commands read them."""
+
+from typing import BinaryIO
+
+from cachesim.logs.dump import DumpReader, Recorded
+
+
+def read_dump(name: str, file: BinaryIO) -> list[Recorded]:
+    reader = DumpReader()
+    reader.read(name, file)
+    return reader.requests
