@@ -30,7 +30,7 @@ HEAD: Final = (
 
 
 def log_of(requests: int) -> Iterator[str]:
-    """A coding agent's day: conversations that grow, and now and then one that begins anew."""
+    """A coding agent's day: conversations that grow, and now and then one that starts over."""
     yield HEAD
     held = 0
     for number in range(requests):

@@ -53,7 +53,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def main() -> None:
-    """Write all pages anew."""
+    """Write all pages again."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     for name, write in {**PAGES, **PARTS}.items():
         path = FOLDER / name

@@ -3,7 +3,7 @@
     cachesim sweep benchmarks/conversation.toml --traces FOLDER --format json > rows.json
     python docs/make_conversation.py rows.json
 
-Without a file it writes the page anew from the rows that are kept beside it. Each sentence takes
+Without a file it writes the page again from the rows that are kept beside it. Each sentence takes
 its numbers from the rows; one that they do not bear out is an error.
 """
 

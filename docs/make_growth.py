@@ -3,8 +3,8 @@
     python -m benchmarks.growth growth.json
     python docs/make_growth.py growth.json
 
-Without a file it writes the page anew from the numbers that are kept beside it. Each sentence takes
-its numbers from the cells; one that they do not bear out is an error.
+Without a file it writes the page again from the numbers that are kept beside it. Each sentence
+takes its numbers from the cells; one that they do not bear out is an error.
 """
 
 import sys

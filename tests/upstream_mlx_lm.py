@@ -139,7 +139,7 @@ class Random(types.SimpleNamespace):
     drawn = np.random.default_rng(0)
 
     def seed(self, number: int) -> None:
-        """Draw anew."""
+        """Draw again."""
         self.drawn = np.random.default_rng(number)
 
     def uniform(self, *_: object, shape: Sequence[int] = (), **__: object) -> Any:

@@ -9,13 +9,23 @@ MOST: Final = 3
 """Of longer lists the first ones are named, and the rest counted."""
 
 _NAME: Final = re.compile(r"[a-z_]+")
-_ONE: Final = re.compile(r"(?<![\d.])1 tokens\b")
+_ONE: Final = re.compile(r"(?<![\d.])1 (of its tokens|tokens)(?: (match|are|were|have))?\b")
+_VERBS: Final = {"match": "matches", "are": "is", "were": "was", "have": "has"}
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """A template with each `{name}` replaced by what the values say, in words."""
-    text = template.format_map({name: in_words(value) for name, value in values.items()})
-    return _ONE.sub("1 token", text)
+    return of_one(template.format_map({name: in_words(value) for name, value in values.items()}))
+
+
+def of_one(text: str) -> str:
+    """The same text, and of one token in the singular: "1 token matches"."""
+
+    def singular(found: re.Match[str]) -> str:
+        noun = "token" if found[1] == "tokens" else found[1]
+        return f"1 {noun} {_VERBS[found[2]]}" if found[2] else f"1 {noun}"
+
+    return _ONE.sub(singular, text)
 
 
 def names_in(template: str) -> frozenset[str]:

@@ -7,6 +7,7 @@ not from a replay. Then the cause is read off those lines.
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from cachesim.engines.words import of_one
 from cachesim.logs.evidence import Lengths
 from cachesim.logs.known import Known
 from cachesim.logs.observed import Observed
@@ -58,7 +59,7 @@ def _choice(o: Observed) -> Iterator[str]:
 
 def _memory(o: Observed) -> Iterator[str]:
     if o.depth is not None:
-        yield f"{o.depth[0]:,} tokens match the slot's {o.depth[1]:,}."
+        yield of_one(f"{o.depth[0]:,} tokens match the slot's {o.depth[1]:,}.")
     if o.checked:
         yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {_tried(o)}."
     if o.restored is not None:

@@ -36,7 +36,7 @@ def descend(
 ) -> T:
     """Keep every simplification of which the property holds, until none does.
 
-    Greedy and repeated: after each success the simplifications are drawn anew.
+    Greedy and repeated: after each success the simplifications are drawn again.
     """
     left, smaller = trials, True
     while smaller and left > 0:

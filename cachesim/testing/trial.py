@@ -26,7 +26,7 @@ EXERCISED: Final = (
     "shift",
     "rollback",
     "worker death",
-    "full re-read",
+    "full reprocessing",
     "cancel",
 )
 """What a search says it has exercised; each engine says which of its events count for it."""

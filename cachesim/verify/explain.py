@@ -126,10 +126,16 @@ def _beginning(
     """How far the prompt matches, and how it goes on from there."""
     count = len(reply.prompt)
     if parting is None:
-        return f"All {count} tokens match {reply.equal_with}."
+        every = f"All {count} tokens match" if count > 1 else "The one token matches"
+        return f"{every} {reply.equal_with}."
     if not reply.equal:
         return f"Nothing in memory starts like this {count}-token prompt."
-    equal = f"The first {reply.equal} of {count} tokens match {reply.equal_with}"
+    some = (
+        f"{reply.equal} of {count} tokens match"
+        if reply.equal > 1
+        else f"of {count} tokens matches"
+    )
+    equal = f"The first {some} {reply.equal_with}"
     where = f" in {parting.within}" if parting.within else ""
     if parting.there is not None:
         differ = f"they differ at token {parting.index}{where}"

@@ -69,7 +69,7 @@ def check(played: Played, tally: Tally) -> None:
         _title(case)
 
 
-# --- small things, written anew ---------------------------------------------------------------
+# --- small things, written again --------------------------------------------------------------
 
 
 def prefix(one: Tokens, other: Tokens) -> int:
@@ -204,15 +204,15 @@ def _equal(case: Case, fact: Fact) -> None:
             shared = [prefix(tokens, prompt) for _, tokens in case.record.before]
             case.claim("equal", max(shared, default=0) == 0, text)
         return
-    found = re.match(r"All (\d+) tokens match (.*)\.$", text)
+    found = re.match(r"(?:All (\d+) tokens match|The one token matches) (.*)\.$", text)
     if found:
-        case.claim("equal", int(found[1]) == len(prompt) == reply.equal, text)
+        case.claim("equal", int(found[1] or 1) == len(prompt) == reply.equal, text)
         if matched is not None:
             case.claim("equal", prefix(matched, prompt) == len(prompt), text)
         return
-    found = re.match(r"The first (\d+) of (\d+) tokens match (.*?)(?:;|, which)", text)
+    found = re.match(r"The first (?:(\d+) )?of (\d+) tokens match(?:es)? (.*?)(?:;|, which)", text)
     assert found, text
-    equal = int(found[1])
+    equal = int(found[1] or 1)
     case.claim("equal", (equal, int(found[2])) == (reply.equal, len(prompt)), text)
     case.claim("equal", found[3] == reply.equal_with, text)
     if matched is not None:

@@ -96,6 +96,20 @@ def test_values_in_words() -> None:
     assert "4 tokens in slot 0" == filled("{n} tokens in slot {slot}", {"n": 4, "slot": 0})
 
 
+@pytest.mark.parametrize(
+    ("several", "one"),
+    [
+        ("{n} tokens of slot 1", "1 token of slot 1"),
+        ("only {n} of its tokens match", "only 1 of its tokens matches"),
+        ("{n} tokens match, all {n} tokens are there", "1 token matches, all 1 token is there"),
+        ("2{n} tokens match", "21 tokens match"),
+        ("1.{n} tokens match", "1.1 tokens match"),
+    ],
+)
+def test_one_token_is_told_in_the_singular(several: str, one: str) -> None:
+    assert one == filled(several, {"n": 1})
+
+
 def test_a_rule_in_numbers_keeps_what_is_no_name() -> None:
     values = {"pos_max": 5, "pos_next": 5, "pos_end": 6, "prefix_end": 9}
     assert "5 > 5" == in_numbers("pos_max > pos_next", values)

@@ -244,7 +244,7 @@ def test_a_prompt_that_no_page_holds_is_left_out_and_its_picture_stays(three: li
 
 def test_a_page_that_is_too_large_says_so_to_another_process_too() -> None:
     told = "the report would be larger than 300 kB: name fewer scenarios or profiles"
-    error = copy.copy(TooLargeError(400_000, 300_000))  # made anew as a worker's error is
+    error = copy.copy(TooLargeError(400_000, 300_000))  # made again as a worker's error is
 
     assert (told, 400_000) == (str(error), error.size)
 

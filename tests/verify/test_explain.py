@@ -188,6 +188,19 @@ def test_a_prompt_that_goes_on_where_the_slot_ended_parts_from_nothing() -> None
     assert account.sentences == ("The first 5 of 8 tokens match slot 0; what follows is new.",)
 
 
+def test_one_token_that_matches_is_told_in_the_singular() -> None:
+    ideal = IdealCache()
+    ideal.remember(reply(as_tokens(range(1))))
+
+    first = explain(reply(as_tokens(range(8)), cached=1, equal=1), ideal)
+    only = explain(reply(as_tokens([0]), equal=1, losses=(loss(SOME, 1, 0),)), ideal)
+
+    assert first is not None
+    assert only is not None
+    assert "The first of 8 tokens matches slot 0; what follows is new." == first.sentences[0]
+    assert "The one token matches slot 0." == only.sentences[0]
+
+
 def test_a_prompt_unlike_any_other_says_so() -> None:
     account = explain(reply(as_tokens([1, 2, 3])), IdealCache())
 

@@ -34,7 +34,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         "prompt-saved": "save",
         "context-shifted": "shift",
         "draft-verified": "rollback",
-        "checkpoint-reset": "full re-read",
-        "full-reset": "full re-read",
+        "checkpoint-reset": "full reprocessing",
+        "full-reset": "full reprocessing",
     },
 )

@@ -50,6 +50,6 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
         "context-shifted": "shift",
         "chunk-reused": "shift",
         "draft-verified": "rollback",
-        "full-reprocessing": "full re-read",
+        "full-reprocessing": "full reprocessing",
     },
 )

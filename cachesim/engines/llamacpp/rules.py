@@ -11,7 +11,7 @@ from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.units import Count
 
 SeqRmFailure: TypeAlias = Literal["clear", "checkpoint", "warn", "abort", "assert"]
-"""What a refused cut does: read the prompt anew, go back to a checkpoint, go on, or end; `assert`
+"""What a refused cut does: read the whole prompt, go back to a checkpoint, go on, or end; `assert`
 ends the process because the slot that is to be cleared is at work."""
 
 ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "longest"]
@@ -78,7 +78,7 @@ class ReuseRules:
     exact_search: ExactSearch  # #24035, #25592, #22384
     erasure: Erasure  # #20671; #24035, #25592, #24891, #24797
     seq_rm_failure: SeqRmFailure  # #18391, #20428, #24891
-    failed_restore_resets: bool  # a blob that does not load: read anew, or the process aborts
+    failed_restore_resets: bool  # a blob that does not load: read all, or the process aborts
     resumes_behind: bool = False  # a window's checkpoint gives its last token too
 
 

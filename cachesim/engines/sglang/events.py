@@ -154,7 +154,7 @@ MOVED: Final[dict[Deed, type[HostEvent]]] = {
 class RequestRetracted(
     Event, tone="loss", says="memory ran out: the request frees all of its memory and starts over"
 ):
-    """Memory ran out in decode: the request waits again, and is computed anew."""
+    """Memory ran out in decode: the request waits again, and is computed from the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """What a wheel's servers answered to random workloads, kept on disk and played once.
 
 A recording is a line of JSON. It is used again as long as the generator still asks what was asked
-then; from the first workload on that it would ask otherwise, the wheel is played anew.
+then; from the first workload on that it would ask otherwise, the wheel is played again.
 """
 
 import json
