@@ -11,8 +11,6 @@ from typing import Final
 
 from rich.console import Console
 
-from cachesim.cli.blas import tell_openblas
-
 MODULES: Final = (
     "profile", "model", "memory", "server", "search", "logs", "recorder", "vllm_manager",
     "sglang_tree", "traces", "sweep", "growth",
@@ -30,7 +28,6 @@ def main(names: Sequence[str]) -> int:
         known = ", ".join(there)
         print(f"there is no benchmark {unknown[0]!r}; there are {known}", file=sys.stderr)
         return 2
-    tell_openblas()  # as the program does; the tables load NumPy after it
     out = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for name in names or there:
         importlib.import_module(f"benchmarks.{name}").run(out)

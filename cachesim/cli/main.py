@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Final
 
 from cachesim.cli import BROKEN_CONTRACT, INTERRUPTED, WRONG_USAGE
-from cachesim.cli.blas import tell_openblas
 
 REPORT: Final = "this is a bug in cachesim: please report it, with the command and the scenario"
 
@@ -30,7 +29,6 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, interrupted)
     gc.set_threshold(*SELDOM)
     _open_what_is_closed()
-    tell_openblas()
     status = guarded(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is Python's own end
     return status
