@@ -164,7 +164,7 @@ class FloatNetwork:
 
     def sample(self, logits: Array) -> Token:
         """The greedy token of one row of logits; ties go to the lowest id."""
-        return Token(int(np.argmax(logits)))
+        return Token(int(logits.argmax()))
 
     def difference(self, one: Array, other: Array) -> float:
         """The largest distance of two logits; 0.0 means the same bits."""

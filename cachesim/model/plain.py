@@ -4,6 +4,8 @@ It never removes, moves, shares or reuses anything, so there is nothing in it to
 runs go through it, and with them every verdict.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network
@@ -34,6 +36,8 @@ class PlainStore:
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Append one key and one value per token; each token sees itself and what came before."""
+        if self._sets == 1:
+            return (self._cells[layer][0].append(keys, values, 0),)
         count = len(keys) // self._sets
         return tuple(
             cells.append(keys[first : first + count], values[first : first + count], first)
@@ -47,6 +51,14 @@ class PlainStore:
     def keep_states(self, layer: int, states: Array) -> None:
         """Keep the newest plane; the others are for memories that roll back."""
         self._states[layer] = states[:, 0]
+
+
+@lru_cache(maxsize=256)
+def rows_from(first: int, count: int) -> Integers:
+    """The numbers of so many rows, which all layers of an ubatch share and none changes."""
+    rows = np.arange(first, first + count, dtype=np.int64)
+    rows.flags.writeable = False
+    return rows
 
 
 class _Cells:
@@ -64,7 +76,7 @@ class _Cells:
         self._values.append(values)
         seen, positions, low, high = self._view.of(first, len(keys))
         return Lane(
-            rows=np.arange(first_row, first_row + len(keys), dtype=np.int64),
+            rows=rows_from(first_row, len(keys)),
             keys=self._keys.data[seen],
             values=self._values.data[seen],
             positions=positions,

@@ -148,8 +148,9 @@ def test_a_damaged_state_is_noticed() -> None:
 # Mutants: a way that is right but for rounding, or but for one old row, must be caught.
 
 
-def rounded(row: Array, epsilon: float) -> float:
-    return float(np.linalg.norm(row)) / len(row) ** 0.5 + epsilon / 2
+def rounded(self: tile.Tile, x: Array) -> None:
+    np.divide(x, np.linalg.norm(x) / len(x) ** 0.5, self.row)
+    self()
 
 
 def forgetful(self: recurrent.Convolution, before: Array, after: Array, out: Array) -> None:
@@ -162,7 +163,7 @@ HONEST: Callable[..., None] = recurrent.Convolution.__call__
 @pytest.mark.parametrize(
     ("where", "name", "mutant"),
     [
-        ("cachesim.model.one.mlp", "root_mean_square", rounded),
+        ("cachesim.model.one.tile", "Tile.normed", rounded),
         ("cachesim.model.one.recurrent", "Convolution.__call__", forgetful),
     ],
 )

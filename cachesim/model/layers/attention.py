@@ -160,7 +160,7 @@ def gather(scores: Array, values: Array, count: int, group: int) -> Array:
     kv_heads, size = values.shape[2:]
     one_block = scores.shape[1] == 1
     largest = scores if one_block else np.maximum.reduce(scores, axis=1, keepdims=True)
-    scores -= np.maximum.reduce(largest, axis=-1, keepdims=True)
+    np.subtract(scores, np.maximum.reduce(largest, axis=-1, keepdims=True), scores)
     np.exp(scores, out=scores)
     totals = np.add.reduce(scores, axis=-1)
     parts = np.matmul(scores, values.transpose(2, 0, 1, 3)[:, :, None])

@@ -34,7 +34,7 @@ class Rotary:
         half = spec.head_size // 2
         exponents = np.arange(half) * (-2.0 / spec.head_size)
         self.frequencies = np.power(spec.rope_base, exponents)
-        self.still = spec.rope == "none"
+        self.still = spec.rope == "none" or not {"attention", "window"}.intersection(spec.layers)
         self._pages: dict[int, Array] = {}
 
     def page(self, number: int) -> Array:

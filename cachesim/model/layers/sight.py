@@ -24,6 +24,7 @@ class Sights:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._seen: dict[tuple[int, int, int], tuple[Lane, tuple[Glance, ...]]] = {}
+        self._masks: dict[tuple[int, int, int], tuple[Lane, Array]] = {}
 
     def of(self, lane: Lane, group: int, block: int) -> tuple[Glance, ...]:
         """How to go through a lane whose queries come in groups, block by block."""
@@ -33,8 +34,18 @@ class Sights:
             queries = max(1, self._rows // group)
             positions = lane.positions.reshape(-1, block)
             starts = range(0, len(lane.low), queries)
-            glances = (glance(positions, lane, slice(s, s + queries)) for s in starts)
+            glances = [glance(positions, lane, slice(s, s + queries)) for s in starts]
             known = self._seen[key] = (lane, tuple(glances))
+        return known[1]
+
+    def mask(self, lane: Lane, block: int) -> Array:
+        """What the only query of a lane must not see, block by block: (b, 1, 1, block)."""
+        key = (id(lane.positions), id(lane.low), id(lane.high))
+        known = self._masks.get(key)
+        if known is None:
+            hidden = lane.positions > lane.high
+            hidden |= lane.positions < lane.low
+            known = self._masks[key] = (lane, hidden.reshape(-1, 1, 1, block))
         return known[1]
 
 

@@ -7,7 +7,7 @@ from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.run import Turns
 from cachesim.model.layers.sight import Sights
 from cachesim.model.layers.tiles import Ladder
-from cachesim.model.one.tile import Tile, normed, root_mean_square
+from cachesim.model.one.tile import Tile, normed
 from cachesim.model.store import BLOCK, Lane, Store
 from cachesim.units import Array
 
@@ -20,7 +20,8 @@ class AttentionStep:
         self._layer, self._spec, self._ladder = layer, spec, ladder
         self._epsilon = spec.norm_epsilon
         self._turns = spec.turns(layer.layer)
-        self._entry, self._exit = Tile(layer.entry, height), Tile(layer.exit, height)
+        self._entry = Tile(layer.entry, height, spec.norm_epsilon)
+        self._exit = Tile(layer.exit, height)
         mixed, width = self._entry.result, spec.heads * spec.head_size
         turning = width + spec.kv_heads * spec.head_size
         valued = turning + spec.kv_heads * spec.head_size
@@ -38,8 +39,7 @@ class AttentionStep:
     def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
         """What attention adds to the row x (d,)."""
         layer, heads = self._layer, self._spec.heads
-        np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
-        self._entry()
+        self._entry.normed(x)
         if layer.head_norms is not None:
             scaled = rms_norm(self._mixed, self._epsilon)
             np.multiply(scaled, layer.head_norms, self._straight)
@@ -62,12 +62,10 @@ class AttentionStep:
 
     def _look(self, query: Array, lane: Lane, sights: Sights) -> None:
         """Write what the query (1, H, size) sees in a lane to the row that leaves."""
-        kv_heads, size = lane.keys.shape[1:]
-        group = self._spec.heads // kv_heads
-        (glance,) = sights.of(lane, group, BLOCK)
-        ((_, mask),) = glance.hidden
+        _, kv_heads, size = lane.keys.shape
         keys = lane.keys.reshape(-1, BLOCK, kv_heads, size)
         values = lane.values.reshape(-1, BLOCK, kv_heads, size)
         scores = score(query, keys, self._ladder)
-        np.copyto(scores, -np.inf, where=mask)  # in all rows of the tile, of which some are zeros
-        np.copyto(self._seen, gather(scores, values, 1, group))
+        # in all rows of the tile, of which some may be zeros
+        np.copyto(scores, -np.inf, where=sights.mask(lane, BLOCK))
+        np.copyto(self._seen, gather(scores, values, 1, self._spec.heads // kv_heads))

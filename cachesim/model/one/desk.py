@@ -56,10 +56,9 @@ class Desk:
         hidden *= self._head.norm
         if not math.isfinite(hidden.dot(hidden)):
             raise ContractError(NOT_FINITE)
-        logits = np.empty((0, spec.vocabulary))
         if asked:
             self._tile()
-            logits = self._logits[None].copy()
+        logits = self._logits[None].copy() if asked else np.empty((0, spec.vocabulary))
         return Output(logits=logits, hidden=hidden[None].copy() if spec.mtp_depth else None)
 
 

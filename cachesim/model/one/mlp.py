@@ -6,7 +6,7 @@ from cachesim.model.layers.mlp import Mlp
 from cachesim.model.layers.norm import ACTIVATIONS
 from cachesim.model.layers.run import Turns
 from cachesim.model.layers.sight import Sights
-from cachesim.model.one.tile import Tile, normed, root_mean_square
+from cachesim.model.one.tile import Tile, normed
 from cachesim.model.store import Store
 from cachesim.units import Array
 
@@ -19,7 +19,8 @@ class MlpStep:
         self._epsilon = spec.norm_epsilon
         self._activate = ACTIVATIONS[spec.activation]
         self._post_norm = layer.post_norm
-        self._entry, self._exit = Tile(layer.entry, height), Tile(layer.exit, height)
+        self._entry = Tile(layer.entry, height, spec.norm_epsilon)
+        self._exit = Tile(layer.exit, height)
         self._gate = self._entry.result[: spec.mlp_width]
         self._up = self._entry.result[spec.mlp_width : 2 * spec.mlp_width]
         self._result = self._exit.result[: spec.width]
@@ -27,8 +28,7 @@ class MlpStep:
     def __call__(self, x: Array, store: Store, sights: Sights, turns: Turns | None) -> Array:
         """What the MLP adds to the row x (d,)."""
         del store, sights, turns
-        np.divide(x, root_mean_square(x, self._epsilon), self._entry.row)
-        self._entry()
+        self._entry.normed(x)
         np.multiply(self._activate(self._gate), self._up, self._exit.row)
         self._exit()
         return normed(self._result, self._post_norm, self._epsilon)

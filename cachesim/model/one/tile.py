@@ -1,6 +1,8 @@
 """What all steps share: one row in a tile of zeros, and the norm of one row."""
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,20 +25,33 @@ class Step(Protocol):
 class Tile:
     """One row times a matrix: `row` is written first, `result` is read after the call."""
 
-    def __init__(self, matrix: Matrix, height: int) -> None:
-        self._tile, self._factor = np.zeros((height, matrix.inner)), matrix.factor
-        self._products = np.empty((height, matrix.columns))
-        self._blocks = blocks(height, matrix.inner, matrix.columns)
-        self.row: Array = self._tile[0]
-        self.result: Array = self._products[0]
+    def __init__(self, matrix: Matrix, height: int, epsilon: float = 0.0) -> None:
+        tile, products = np.zeros((height, matrix.inner)), np.empty((height, matrix.columns))
+        self.row: Array = tile[0]
+        self.result: Array = products[0]
+        self._share, self._epsilon, self._scale = 1.0 / matrix.inner, epsilon, np.empty(())
+        first, *others = blocks(height, matrix.inner, matrix.columns)
+        if others:
+            parts = [(matrix.factor[:, some], products[:, some]) for some in (first, *others)]
+            self._multiply: Callable[[], object] = partial(multiply_parts, tile, parts)
+        else:  # the same product, and a quicker call
+            self._multiply = partial(tile.dot, matrix.factor, products)
 
     def __call__(self) -> None:
         """Multiply; the rows of zeros give zeros."""
-        if len(self._blocks) == 1:  # the same product as below, and a quicker call
-            self._tile.dot(self._factor, self._products)
-            return
-        for some in self._blocks:
-            np.matmul(self._tile, self._factor[:, some], self._products[:, some])
+        self._multiply()
+
+    def normed(self, x: Array) -> None:
+        """Multiply the row x (d,) at a root mean square of one, as `rms_norm` makes it."""
+        self._scale[()] = math.sqrt(float(x.dot(x)) * self._share + self._epsilon)
+        np.divide(x, self._scale, self.row)
+        self._multiply()
+
+
+def multiply_parts(tile: Array, parts: Sequence[tuple[Array, Array]]) -> None:
+    """A tile times parts of a matrix, each into its own columns."""
+    for factor, product in parts:
+        np.matmul(tile, factor, product)
 
 
 def root_mean_square(row: Array, epsilon: float) -> float:
@@ -48,12 +63,15 @@ class Norms:
     """What `rms_norm` makes of the rows of an array, row by row: quicker where they are few."""
 
     def __init__(self, rows: Array, epsilon: float, out: Array) -> None:
-        self._pairs, self._epsilon = list(zip(rows, out, strict=True)), epsilon
+        self._pairs = list(zip(rows, out, strict=True))
+        self._share, self._epsilon, self._scale = 1.0 / rows.shape[1], epsilon, np.empty(())
 
     def __call__(self) -> None:
         """Read the rows as they are now, and write them at a root mean square of one."""
+        scale = self._scale
         for row, out in self._pairs:
-            np.divide(row, root_mean_square(row, self._epsilon), out)
+            scale[()] = math.sqrt(float(row.dot(row)) * self._share + self._epsilon)
+            np.divide(row, scale, out)
 
 
 def normed(row: Array, norm: Array | None, epsilon: float) -> Array:
