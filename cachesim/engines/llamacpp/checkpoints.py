@@ -119,6 +119,8 @@ although that token may differ from the new prompt's.
 
 def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
     """A rule with the numbers that it was asked about: `pos_max > pos_next` as `0 > 0`."""
+    if not rule:
+        return ""
     values = {**cur.as_dict(), "pos_end": int(cur.pos_end)}
     values |= {
         "n_past": prefix.n_past,

@@ -235,7 +235,7 @@ class Writer:
         for rows, to, part in self._parts:
             rows.keys[layer][to] = keys[part]
             rows.values[layer][to] = values[part]
-        return tuple(plan.pick(rows, layer) for plan, rows in self._plans)
+        return tuple([plan.pick(rows, layer) for plan, rows in self._plans])
 
     def _plan(self) -> None:
         """Where to write and what to look at, the same for every layer; here buffers grow."""

@@ -25,7 +25,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -102,7 +101,7 @@ Field: TypeAlias = Word | Header | CellList | RowBlock
 F = TypeVar("F", Word, Header, CellList, RowBlock)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blob:
     """A saved state."""
 
@@ -110,12 +109,12 @@ class Blob:
     source: int = 0
     available: int | None = None  # bytes left of it, if it was cut short
     whole_chunks: bool = False  # rows come in the pieces they were saved in, or not at all
+    size: int = field(init=False)  # real bytes, without the 8-byte header of the sequence calls
 
-    @cached_property
-    def size(self) -> int:
-        """The real blob's bytes, without the 8-byte header of the sequence calls."""
+    def __post_init__(self) -> None:
         whole = sum([part.size for part in self.fields])
-        return whole if self.available is None else min(whole, self.available)
+        size = whole if self.available is None else min(whole, self.available)
+        object.__setattr__(self, "size", size)
 
     @property
     def rows_elsewhere(self) -> bool:

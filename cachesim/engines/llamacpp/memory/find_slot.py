@@ -191,9 +191,15 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
     Traps: cells that a purge emptied beside them stay empty, so a failed decode can cost window
     positions; and heads are put back by list number instead of stream number.
     """
-    if len(ubatches) == 1 and len(streams) == 1:  # what it would leave, its own apply does too
+    if len(ubatches) == 1:
         slot = find_slot(streams, ubatches[0])
-        return None if slot is None else [slot]
+        if slot is None:
+            return None
+        if len(streams) == 1:  # what the dry run would leave, the ubatch's own apply does too
+            return [slot]
+        if not any(map(len, _full_cells(streams, slot))):  # it would only leave the heads
+            _put_back_heads(streams, slot, tuple(streams.heads))
+            return [slot]
     slots: list[SlotInfo] = []
     saved: list[_Saved] = []
     for ubatch in ubatches:
@@ -211,19 +217,32 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
     """What the found cells hold, list by list."""
     kept = []
-    for stream, found in zip(slot.streams, slot.cells, strict=True):
+    for stream, full in zip(slot.streams, _full_cells(streams, slot), strict=True):
         cells = streams.cells[stream]
-        full = found[cells.pos[found] != EMPTY]
         owner = cells.sole_owner(full) if len(full) > _GLANCE else None
         seqs = [cells.seqs_of(cell) for cell in full.tolist()] if owner is None else []
         kept.append(_Content(full, cells.pos[full], owner, seqs))
     return tuple(kept)
 
 
+def _full_cells(streams: Streams, slot: SlotInfo) -> list[Integers]:
+    """Those of the found cells that hold something, list by list."""
+    return [
+        found[streams.cells[stream].pos[found] != EMPTY]
+        for stream, found in zip(slot.streams, slot.cells, strict=True)
+    ]
+
+
+def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:
+    """Each stream in use gets the head of the stream that has its list's number, as upstream."""
+    for stream, head in zip(slot.streams, heads, strict=False):
+        streams.heads[stream] = head
+
+
 def _put_back(streams: Streams, step: _Saved) -> None:
-    for k, (stream, found) in enumerate(zip(step.slot.streams, step.slot.cells, strict=True)):
+    filled = _full_cells(streams, step.slot)  # a later purge may have emptied some
+    for k, (stream, full) in enumerate(zip(step.slot.streams, filled, strict=True)):
         cells = streams.cells[stream]
-        full = found[cells.pos[found] != EMPTY]  # a later purge may have emptied some
         if len(full) > _GLANCE:
             cells.wipe(full)
         else:
@@ -238,4 +257,4 @@ def _put_back(streams: Streams, step: _Saved) -> None:
             cells.place(cell, pos)
             for seq in seqs:
                 cells.add(cell, seq)
-        streams.heads[stream] = step.heads[k]
+    _put_back_heads(streams, step.slot, step.heads)

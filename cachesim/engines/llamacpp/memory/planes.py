@@ -95,6 +95,8 @@ class PlaneWriter:
         rows = self.rows.rows[layer]
         for plane, place in enumerate(self.kept):
             rows[place] = states[:, plane]
+        if not self.unreached:
+            return
         split = self.rows.split(layer)
         for place in self.unreached:
             rows[place, :split] = self.start[layer][:, :split]

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.engines.llamacpp.memory.cells import Cells
-from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot
+from cachesim.engines.llamacpp.memory.find_slot import SlotInfo, apply_ubatch, find_slot, prepare
 from cachesim.engines.llamacpp.memory.lanes import plan_lanes
-from cachesim.engines.llamacpp.memory.mask import WindowMask
+from cachesim.engines.llamacpp.memory.mask import NO_WINDOW, WindowMask
 from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.rules import B11434
 from cachesim.engines.llamacpp.memory.split import Splitter
@@ -265,3 +265,19 @@ def test_a_wrong_book_is_noticed() -> None:
     streams.heads[0] = 99
     with pytest.raises(ContractError):
         streams.check_integrity()
+
+
+@pytest.mark.parametrize("longest", [4, 2])
+def test_a_dry_run_gives_a_stream_the_head_of_its_lists_number(longest: int) -> None:
+    streams = Streams(B11434, n_seq_max=3, unified=False, size=SIZE, mask=NO_WINDOW)
+    streams.heads = [1, 0, 2]
+    split = Splitter((0, 1, 2, 3), ((2,),) * 4, (False,) * 4)
+    pieces = split.cut(lambda: split.equal(longest, sequential=True))
+    assert pieces is not None
+
+    slots = prepare(streams, pieces)
+
+    assert slots is not None
+    assert [2, 3, 4, 5] == [cell for slot in slots for cell in slot.cells[0].tolist()]
+    assert [1, 0, 1] == streams.heads
+    assert [0, 0, 0] == [cells.used for cells in streams.cells]
