@@ -166,6 +166,11 @@ class CheckpointErased(Event, tone="plain"):
 class CheckpointKept(CheckpointSpared):
     """The threshold kept it."""
 
+    shared: int
+    rule: str
+    numbers: str
+    made_by: int  # the task that saved it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReset(

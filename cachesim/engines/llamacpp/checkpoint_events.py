@@ -29,11 +29,6 @@ class CheckpointSpared(
 ):
     """A checkpoint passed the erasure, yet holds more than what the new prompt shares."""
 
-    shared: int
-    rule: str
-    numbers: str
-    made_by: int  # the task that saved it
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChecked(CheckpointEvent):
@@ -90,6 +85,10 @@ class CheckpointKept(CheckpointSpared):
     """The rule of this release kept it."""
 
     pos_next: int
+    shared: int
+    rule: str
+    numbers: str
+    made_by: int  # the task that saved it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +110,16 @@ class CheckpointCut(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDropped(
-    CheckpointEvent,
+    Event,
     tone="loss",
     says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is dropped ({reason})",
 ):
     """A checkpoint goes because the list is full, another is close, or equal."""
 
     reason: str  # "full", "too-close", "superseded"
+    pos_min: int
+    pos_max: int
+    n_tokens: int
     size: int
 
     def loudness(self) -> Tone:
@@ -127,7 +129,7 @@ class CheckpointDropped(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCreated(
-    CheckpointEvent,
+    Event,
     tone="gain",
     says="checkpoint {n_tokens}[{pos_min}..{pos_max}] is saved, {index} of at most {most}",
 ):
@@ -135,4 +137,7 @@ class CheckpointCreated(
 
     index: int
     most: int
+    pos_min: int
+    pos_max: int
+    n_tokens: int
     size: int

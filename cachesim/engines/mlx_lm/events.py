@@ -8,6 +8,15 @@ from cachesim.engines.events import Event, Tone
 from cachesim.units import Count, Tokens
 
 
+def _stored(what: str, length: int, held: Mapping[str, Tokens]) -> str:
+    """Something went under a key; `held` names the places whose tokens are not the key's."""
+    stored = f"{what} is stored under a key of {length} tokens"
+    if not held:
+        return stored
+    astray = ", ".join(f"{place} has {len(tokens)} tokens" for place, tokens in held.items())
+    return f"{stored}, but is not the key's: {astray}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAdmitted(Event, tone="plain"):
     """The prompt was looked up; what the server reports is decided here.
@@ -53,12 +62,34 @@ class PromptProgress(Event, tone="quiet", says="{done} of {total} tokens are pro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateStored(Event, tone="gain"):
-    """A state went into the store under a key.
+class Insertion(Event, tone="gain"):
+    """A state was handed to the store under a key.
 
     `state_is_key` says whether every layer holds exactly the key's tokens; `held` says what the
     places hold where they do not.
     """
+
+    number: int
+    type: str
+    length: Count
+    key: Tokens
+    layers: tuple[Mapping[str, Any], ...]
+    state_is_key: bool | None
+    held: Mapping[str, Tokens] = field(default_factory=dict)
+
+    def loudness(self) -> Tone:
+        """A state under a key that is not its own is a trap for the next request."""
+        return "warn" if self.state_is_key is False else "gain"
+
+    @property
+    def sentence(self) -> str:
+        """What is stored, and whether it is what the key says."""
+        return _stored("a state", self.length, self.held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTaken(Event, tone="gain"):
+    """#923: a copy of a finished conversation was stored under the end of one of its messages."""
 
     length: Count
     state_is_key: bool | None
@@ -70,27 +101,8 @@ class StateStored(Event, tone="gain"):
 
     @property
     def sentence(self) -> str:
-        """What is stored, and whether it is what the key says."""
-        stored = f"{self.says} is stored under a key of {self.length} tokens"
-        if not self.held:
-            return stored
-        astray = (f"{place} has {len(tokens)} tokens" for place, tokens in self.held.items())
-        return f"{stored}, but is not the key's: {', '.join(astray)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Insertion(StateStored, says="a state"):
-    """A state was handed to the store."""
-
-    number: int
-    type: str
-    key: Tokens
-    layers: tuple[Mapping[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotTaken(StateStored, says="a snapshot"):
-    """#923: a copy of a finished conversation was stored under the end of one of its messages."""
+        """What is copied, and whether it is what the key says."""
+        return _stored("a snapshot", self.length, self.held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
