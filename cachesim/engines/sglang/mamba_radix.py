@@ -227,23 +227,8 @@ class MambaRadixCache(Tree):
         self.evictable[FULL] -= len(node)
         self._drop_state(node)
         self.lost("node", node)
-        freed = len(node)
-        parent = node.parent
-        while (
-            parent is not None
-            and parent is not self.root
-            and parent.state is None
-            and not parent.children
-            and not parent.locks[FULL]
-        ):
-            self.pool.free(parent.slots)
-            freed += len(parent)
-            self.full_lru.remove(parent)
-            self._detach(parent)
-            self.evictable[FULL] -= len(parent)
-            self.lost("node", parent)
-            node, parent = parent, parent.parent
-        return freed, node, following
+        more, last = self._delete_tombstones(node, self.full_lru, lambda each: each.state is None)
+        return len(node) + more, last, following
 
     # -- requests ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from cachesim.engines.sglang.host_pool import Copy, Deed, HostShape
-from cachesim.engines.sglang.node import HOST, NO_SLOTS, Clock, Node, as_key
+from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Clock, LruList, Node, as_key
 from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
@@ -243,6 +243,29 @@ class Tree(OneTier, ABC):
     def _detach(self, node: Node) -> None:
         if node.parent is not None:
             del node.parent.children[node.child_key]
+
+    def _delete_tombstones(
+        self, node: Node, lru: LruList, is_tombstone: Callable[[Node], bool]
+    ) -> tuple[int, Node]:
+        """Free what above a node is a leaf now and lacks a part; how many tokens went, and the last
+        node that did. Follows `_iteratively_delete_tombstone_leaf`.
+        """
+        freed, parent = 0, node.parent
+        while (
+            parent is not None
+            and parent is not self.root
+            and is_tombstone(parent)
+            and not parent.children
+            and not parent.locks[FULL]
+        ):
+            self.pool.free(parent.slots)
+            freed += len(parent)
+            lru.remove(parent)
+            self._detach(parent)
+            self.evictable[FULL] -= len(parent)
+            self.lost("node", parent)
+            node, parent = parent, parent.parent
+        return freed, node
 
     # -- what the scheduler asks -------------------------------------------------------------------
 

@@ -224,29 +224,14 @@ class SWARadixCache(Tree):
     def _evict_leaf(self, node: Node) -> tuple[int, Node]:
         """Free a leaf, and the tombstones that have no other child."""
         self.pool.free(node.slots)
-        freed = len(node)
         self.full_lru.remove(node)
         self.window_lru.remove(node)
         self._detach(node)
         self.evictable[FULL] -= len(node)
         self.evictable[PART] -= len(node)
         self.lost("node", node)
-        parent = node.parent
-        while (
-            parent is not None
-            and parent is not self.root
-            and not parent.window
-            and not parent.children
-            and not parent.locks[FULL]
-        ):
-            self.pool.free(parent.slots)
-            freed += len(parent)
-            self.full_lru.remove(parent)
-            self._detach(parent)
-            self.evictable[FULL] -= len(parent)
-            self.lost("node", parent)
-            node, parent = parent, parent.parent
-        return freed, node
+        more, last = self._delete_tombstones(node, self.full_lru, lambda each: not each.window)
+        return len(node) + more, last
 
     # -- requests ----------------------------------------------------------------------------------
 
