@@ -88,3 +88,15 @@ def _laid(before: Rules, change: Rules) -> Rules:
     if not isinstance(change, Mapping):
         return change
     return {**before, **change} if isinstance(before, Mapping) else replace(before, **change)
+
+
+def switching(landed: str, **changes: Rules) -> dict[str, Any]:
+    """What a merged patch sets, and the way back, where all that it sets is a yes or a no."""
+    return {"landed": landed, "lay": laying(**changes), "back": laying(**_switched(changes))}
+
+
+def _switched(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _switched(each) if isinstance(each, Mapping) else not each
+        for name, each in changes.items()
+    }

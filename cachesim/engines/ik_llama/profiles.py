@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
-from cachesim.engines.release import Patch, Release, laying
+from cachesim.engines.release import Patch, Release, laying, switching
 from cachesim.units import Count
 
 RELEASES: Final[tuple[Release[Rules], ...]] = (
@@ -81,18 +81,14 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=1669,
         about="rejected drafts are taken out of recurrent states; before, only out of the cells",
         fits=(),
-        lay=laying(restores_recurrent=True),
-        landed="d2da6da05",
-        back=laying(restores_recurrent=False),
+        **switching("d2da6da05", restores_recurrent=True),
     ),
     Patch(
         name="1673",
         pull=1673,
         about="a decode starts without an earlier client's stop flag; before, a late one ended it",
         fits=(),
-        lay=laying(stop_flag_stays=False),
-        landed="d2da6da05",
-        back=laying(stop_flag_stays=True),
+        **switching("d2da6da05", stop_flag_stays=False),
     ),
     Patch(
         name="1754",

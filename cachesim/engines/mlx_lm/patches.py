@@ -7,7 +7,7 @@ from typing import Final
 from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.profiles import ALL, BEFORE_738, BEFORE_741, SEGMENTED, MlxRules
 from cachesim.engines.mlx_lm.server.rules import SnapshotRules
-from cachesim.engines.release import Patch, laying
+from cachesim.engines.release import Patch, laying, switching
 
 
 def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
@@ -44,18 +44,14 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=138,
         about="a stored prompt that diverges from the new one is trimmed to what they share",
         fits=(),
-        lay=laying(store={"cuts_to_common_prefix": True}),
-        landed=ALL[0],
-        back=laying(store={"cuts_to_common_prefix": False}),
+        **switching(ALL[0], store={"cuts_to_common_prefix": True}),
     ),
     Patch(
         name="183",
         pull=183,
         about="a stored prompt is trimmed so that at least one token is left to feed",
         fits=(),
-        lay=laying(store={"leaves_one_token": True}),
-        landed=ALL[0],
-        back=laying(store={"leaves_one_token": False}),
+        **switching(ALL[0], store={"leaves_one_token": True}),
     ),
     Patch(
         name="738",
@@ -77,16 +73,11 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=690,
         about="recurrent caches have a batch form (#740, #743 and #769 went with it)",
         fits=BEFORE_738,
-        lay=laying(
+        **switching(
+            "0.30.4",
             caches={"batches_recurrent": True, "batch_size_method": False, "chunked_is_kv": False},
             server={"fresh_by_length": False},
             classes={name: {"advances": True} for name in _COUNTING},
-        ),
-        landed="0.30.4",
-        back=laying(
-            caches={"batches_recurrent": False, "batch_size_method": True, "chunked_is_kv": True},
-            server={"fresh_by_length": True},
-            classes={name: {"advances": False} for name in _COUNTING},
         ),
     ),
     Patch(
@@ -94,45 +85,37 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         pull=755,
         about="rows without keys are merged with rows that have some",
         fits=BEFORE_738,
-        lay=laying(caches={"merge_skips_empty": True}),
-        landed="0.30.4",
-        back=laying(caches={"merge_skips_empty": False}),
+        **switching("0.30.4", caches={"merge_skips_empty": True}),
     ),
     Patch(
         name="741",
         pull=741,
         about="a request that a stop word ended is stored, and leaves its batch",
         fits=BEFORE_741,
-        lay=laying(server={"forgets_stopped": True}),
-        landed="0.30.6",
-        back=laying(server={"forgets_stopped": False}),
+        **switching("0.30.6", server={"forgets_stopped": True}),
     ),
     Patch(
         name="842",
         pull=842,
         about="fresh recurrent caches are merged without a padding of zeros",
         fits=BEFORE_741,
-        lay=laying(classes={name: {"merges_slots_as_padding": False} for name in _MAMBAS}),
-        landed="0.30.6",
-        back=laying(classes={name: {"merges_slots_as_padding": True} for name in _MAMBAS}),
+        **switching(
+            "0.30.6", classes={name: {"merges_slots_as_padding": False} for name in _MAMBAS}
+        ),
     ),
     Patch(
         name="843",
         pull=843,
         about="a cache that keeps everything masks one column too where a window is asked for",
         fits=BEFORE_741,
-        lay=laying(caches={"window_masks_one_column": True}),
-        landed="0.30.6",
-        back=laying(caches={"window_masks_one_column": False}),
+        **switching("0.30.6", caches={"window_masks_one_column": True}),
     ),
     Patch(
         name="807",
         pull=807,
         about="a restored recurrent cache has its fields for padding",
         fits=("0.30.4",),
-        lay=laying(caches={"restores_padding_fields": True}),
-        landed="0.30.5",
-        back=laying(caches={"restores_padding_fields": False}),
+        **switching("0.30.5", caches={"restores_padding_fields": True}),
     ),
     Patch(
         name="923",
