@@ -15,7 +15,7 @@ FREE = -1
 
 
 class Cells:
-    """Positions and owners of all cells; the search is for one contiguous run."""
+    """Positions and owners of all cells (`llama_kv_cache`); a search is for one contiguous run."""
 
     def __init__(self, size: int, *, recurrent: bool, hybrid: bool) -> None:
         self.size = size
