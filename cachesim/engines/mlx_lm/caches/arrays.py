@@ -108,11 +108,13 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
 
 
 def chosen(buffer: Array, rows: Sequence[int]) -> Array:
-    """These rows of the batch, in this order.
+    """These rows of the batch, in this order; upstream's indexing with a list of rows.
 
     The array library does not check row numbers: for one that the batch does not have it reads
     whatever lies there. Here that is the batch's last row, a neighbour's.
     """
+    if list(rows) == list(range(len(buffer))):  # all of them: a batch's own, and nobody else's
+        return buffer
     wanted = np.asarray(rows, dtype=np.int64)
     found: Array = buffer[np.minimum(wanted, max(0, len(buffer) - 1))]
     return found

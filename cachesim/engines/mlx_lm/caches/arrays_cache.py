@@ -180,10 +180,11 @@ class ArraysCache(LayerCache):
     def advance(self, columns: int) -> None:
         """So many columns have gone through; models call it after every forward pass."""
         self.needs_batches("advance")
-        if self.lengths is not None:
-            self.lengths = self.lengths - columns
-        if self.left_padding is not None:
-            self.left_padding = self.left_padding - columns
+        lengths, left_padding = self.lengths, self.left_padding
+        if lengths is not None:
+            self._lengths = lengths - columns
+        if left_padding is not None:
+            self._left_padding = left_padding - columns
 
     def make_mask(
         self,

@@ -51,12 +51,14 @@ class PromptProcessingBatch:
         self.prompt_cache = extend_cache(self.prompt_cache, batch.prompt_cache)
 
     def split(self, indices: Sequence[int]) -> "PromptProcessingBatch":
-        """Move these rows into a batch of their own; the caches are copied, then both filtered."""
+        """Move these rows into a batch of their own; the caches are copied, then both filtered.
+
+        Where no row stays, the caches themselves move: nobody else would have had them.
+        """
         leaving = sorted(indices)
         staying = sorted(set(range(len(self.rows))) - set(leaving))
-        new = PromptProcessingBatch(
-            self.model, self.prefill_step_size, list(self.rows), copy_cache(self.prompt_cache)
-        )
+        layers = copy_cache(self.prompt_cache) if staying else list(self.prompt_cache)
+        new = PromptProcessingBatch(self.model, self.prefill_step_size, list(self.rows), layers)
         self.filter(staying)
         new.filter(leaving)
         return new

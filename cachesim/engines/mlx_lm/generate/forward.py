@@ -150,7 +150,8 @@ class _Call:
             late = replace(ubatch, positions=ubatch.positions + self.late)
             self.several = self.network.run(late, _GroupStore(*group, writes=False)).logits
         self.logits = self.several[outputs - 1 :: outputs]
-        self._rows.update(zip(rows, self.logits, strict=True))
+        if len(rows) < len(self.inputs):
+            self._rows.update(zip(rows, self.logits, strict=True))
 
     def finish(self) -> None:
         """Hand the new states to the recurrent layers; collect the logits."""

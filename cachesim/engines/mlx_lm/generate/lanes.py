@@ -94,7 +94,7 @@ def _common_way(
     position, have no place in such a lane.
     """
     used: Integers | slice = slice(0, len(places))
-    if visible is not None and not every(visible):
+    if visible is not None and not every(visible[-1]):  # the last column sees most
         some = np.flatnonzero(visible.any(axis=0))
         used = _as_slice(some) if len(some) else some
     seen = places[used]
@@ -106,7 +106,9 @@ def _common_way(
         return None
     one_sees_all = len(high) == 1 and low[0] <= first and last <= high[0]
     if not one_sees_all:
-        between = (seen >= low[:, None]) & (seen <= high[:, None])
+        between = seen <= high[:, None]
+        if low[-1] > first:  # which rises from column to column
+            between &= seen >= low[:, None]
         if not (every(between) if visible is None else same(between, visible[:, used])):
             return None
     base, size = _blocks(first, last)

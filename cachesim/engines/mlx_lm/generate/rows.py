@@ -94,7 +94,7 @@ class CachedRows:
     def lowest(self, positions: Integers) -> Integers:
         """The first position that each column sees, if its row lies as it should."""
         if self.window is None:
-            return np.zeros_like(positions)
+            return np.zeros(len(positions), np.int64)
         if self.chunked:
             return positions // self.window * self.window
         return np.maximum(positions - self.window + 1, 0)
@@ -255,10 +255,11 @@ class RecurrentRows:
 
     def finish(self) -> None:
         """Put the states into the slots and count the columns."""
-        if len(self.cache.cache) > 1:
-            self.cache[0], self.cache[1] = self.after[:, : self.conv], self.after[:, self.conv :]
+        slots = self.cache.cache
+        if len(slots) > 1:
+            slots[0], slots[1] = self.after[:, : self.conv], self.after[:, self.conv :]
         else:
-            self.cache[0] = self.after
+            slots[0] = self.after
         if self.rules.advances:
             self.cache.advance(self.columns)
 

@@ -173,7 +173,8 @@ def _refuse_foreign(request: Request, *, drafts: bool) -> None:
 
 def _refuse_tokens(prompt: Tokens, network: Network) -> None:
     vocabulary = network.spec.vocabulary
-    outside = next((token for token in prompt if not 0 <= token < vocabulary), None)
-    if outside is not None:
-        msg = f"token {outside} of the prompt is outside the vocabulary of {vocabulary}"
-        raise TokenError(msg)
+    if min(prompt) >= 0 and max(prompt) < vocabulary:
+        return
+    outside = next(token for token in prompt if not 0 <= token < vocabulary)
+    msg = f"token {outside} of the prompt is outside the vocabulary of {vocabulary}"
+    raise TokenError(msg)

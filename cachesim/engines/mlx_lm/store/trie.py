@@ -19,17 +19,15 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-class _Node(Generic[V]):
-    __slots__ = ("children", "value")
+class _Node(dict[int, "_Node[V]"], Generic[V]):
+    """The nodes below a node, by token; most have no value, and cost a dictionary alone."""
 
-    def __init__(self) -> None:
-        self.value: V | _Nothing = _NOTHING
-        self.children: dict[int, _Node[V]] = {}
+    value: V | _Nothing = _NOTHING
 
     @property
     def bare(self) -> bool:
         """Neither a value nor children: such a node may go."""
-        return isinstance(self.value, _Nothing) and not self.children
+        return isinstance(self.value, _Nothing) and not self
 
 
 _Way: TypeAlias = "tuple[_Way, int] | None"
@@ -84,9 +82,9 @@ class PromptTrie(Generic[V]):
         """Put a value; the one that was there before. Follows `PromptTrie.add`."""
         node = self._trie.setdefault(model, _Node())
         for token in tokens:
-            child = node.children.get(token)
+            child = node.get(token)
             if child is None:
-                child = node.children[token] = _Node()
+                child = node[token] = _Node()
             node = child
         previous, node.value = node.value, value
         return None if isinstance(previous, _Nothing) else previous
@@ -95,7 +93,10 @@ class PromptTrie(Generic[V]):
         """The value of a key; a key that is not there raises. Follows `PromptTrie.get`."""
         node = self._root(model)
         for token in tokens:
-            node = self._child(node, token)
+            child = node.get(token)
+            if child is None:
+                raise UpstreamKeyError(token)
+            node = child
         return self._value(node)
 
     def holds(self, model: Hashable, tokens: Key) -> bool:
@@ -104,7 +105,7 @@ class PromptTrie(Generic[V]):
         for token in tokens:
             if node is None:
                 return False
-            node = node.children.get(token)
+            node = node.get(token)
         return node is not None and not isinstance(node.value, _Nothing)
 
     def pop(self, model: Hashable, tokens: Key) -> V:
@@ -117,7 +118,7 @@ class PromptTrie(Generic[V]):
         for depth in range(len(tokens), 0, -1):
             if not path[depth].bare:
                 break
-            del path[depth - 1].children[tokens[depth - 1]]
+            del path[depth - 1][tokens[depth - 1]]
         return value
 
     def pop_prefixes(self, model: Hashable, tokens: Key) -> list[tuple[int, V]]:
@@ -141,9 +142,9 @@ class PromptTrie(Generic[V]):
         for depth, token in enumerate(tokens):
             if not isinstance(node.value, _Nothing):
                 lengths.append(depth)
-            if token not in node.children:
+            if token not in node:
                 break
-            node = node.children[token]
+            node = node[token]
         return lengths
 
     def search(
@@ -168,8 +169,8 @@ class PromptTrie(Generic[V]):
         if not tokens and (empty_is_exact or not isinstance(root.value, _Nothing)):
             return PromptTrieResult(model=model, exact=tokens)
         node, index, last = root, 0, -1
-        while index < len(tokens) and tokens[index] in node.children:
-            node = node.children[tokens[index]]
+        while index < len(tokens) and tokens[index] in node:
+            node = node[tokens[index]]
             if not isinstance(node.value, _Nothing):
                 last = index
             index += 1
@@ -193,9 +194,7 @@ class PromptTrie(Generic[V]):
             if not isinstance(current.value, _Nothing):
                 best = depth, way
             else:
-                stack += [
-                    (child, depth + 1, (way, token)) for token, child in current.children.items()
-                ]
+                stack += [(child, depth + 1, (way, token)) for token, child in current.items()]
         if best is None:
             msg = 'can only concatenate list (not "NoneType") to list'
             raise UpstreamTypeError(msg)
@@ -208,14 +207,14 @@ class PromptTrie(Generic[V]):
             stack: list[tuple[_Node[V], list[int]]] = [(root, [])]
             while stack:
                 node, tokens = stack.pop()
-                while len(node.children) == 1:  # the only child goes on with its parent's tokens
+                while len(node) == 1:  # the only child goes on with its parent's tokens
                     if not isinstance(node.value, _Nothing):
                         found.append((model, tokens.copy(), node.value))
-                    [(token, node)] = node.children.items()
+                    [(token, node)] = node.items()
                     tokens.append(token)
                 if not isinstance(node.value, _Nothing):
                     found.append((model, tokens, node.value))
-                stack += [(child, [*tokens, token]) for token, child in node.children.items()][::-1]
+                stack += [(child, [*tokens, token]) for token, child in node.items()][::-1]
         return found
 
     def stretches(self) -> Iterator[Stretch[V]]:
@@ -225,22 +224,22 @@ class PromptTrie(Generic[V]):
             below: list[tuple[_Node[V], int, tuple[int, ...], int]] = [(root, 0, (), 0)]
             while below:
                 node, parent, tokens, count = below.pop()
-                while count and isinstance(node.value, _Nothing) and len(node.children) == 1:
-                    [(token, node)] = node.children.items()
+                while count and isinstance(node.value, _Nothing) and len(node) == 1:
+                    [(token, node)] = node.items()
                     tokens, count = (*tokens, token), count + 1
                 above = parent
                 if count:
                     number += 1
                     above = number
                     values = () if isinstance(node.value, _Nothing) else (node.value,)
-                    leads_on = bool(node.children)
+                    leads_on = bool(node)
                     yield Stretch(
                         number=number, parent=parent, tokens=tokens, count=count,
                         values=values, leads_on=leads_on,
                     )  # fmt: skip
-                below += [
-                    (child, above, (*tokens, token), 1) for token, child in node.children.items()
-                ][::-1]
+                below += [(child, above, (*tokens, token), 1) for token, child in node.items()][
+                    ::-1
+                ]
 
     def _root(self, model: Hashable) -> _Node[V]:
         if model not in self._trie:
@@ -249,9 +248,9 @@ class PromptTrie(Generic[V]):
 
     @staticmethod
     def _child(node: _Node[V], token: int) -> _Node[V]:
-        if token not in node.children:
+        if token not in node:
             raise UpstreamKeyError(token)
-        return node.children[token]
+        return node[token]
 
     @staticmethod
     def _value(node: _Node[V]) -> V:
