@@ -25,7 +25,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     inherit_bytes,
     rows_nbytes,
 )
-from cachesim.engines.mlx_lm.caches.masks import Mask, create_causal_mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
@@ -169,9 +169,11 @@ class BatchKVCache(LayerCache, batches=KVCache):
         return_array: bool = False,
     ) -> Mask:
         """Causal from the common row on, without what lies left of each row's first token."""
-        return create_causal_mask(
-            columns, self._idx, window_size=window_size, left_padding=self.left_padding
-        )
+        return self.mask_of(columns, window_size=window_size).dense()
+
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
+        """As `make_mask`, not written out."""
+        return Causal(columns, self._idx, window_size, tuple(self.left_padding.tolist()))
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep these rows, then drop padding that all of them share; follows upstream's method.

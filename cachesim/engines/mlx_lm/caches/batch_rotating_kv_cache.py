@@ -26,7 +26,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     inherit_bytes,
     rows_nbytes,
 )
-from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamRuntimeError,
     UpstreamTypeError,
@@ -275,16 +275,17 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         window_size: int | None = None,
         return_array: bool = False,
     ) -> Mask:
-        """A windowed mask without each row's padding, rolled for a single column of a ring.
+        """A windowed mask without each row's padding, rolled for a single column of a ring."""
+        return written_out(self.mask_of(columns, window_size=window_size))
+
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
+        """As `make_mask`, where a causal one need not be written out. Follows upstream's method.
 
         On a turned ring `_idx` is not the number of rows, and the rows that the write is about to
         drop are overlooked: padding seems longer than it is (an oddity, see `ring-mask`).
         """
         window = window_size or self.max_size
         offset = min(self.max_size - 1, self._offset)
-        keys = np.arange(offset + columns)[None]
-        queries = np.arange(offset, offset + columns)[:, None] if offset else keys.T
-        mask = (queries >= keys) & (queries < keys + window)
         left_padding = self.left_padding
         rows = self._idx
         if self.rules.ring_mask_counts_rows and self.rotated and columns > 1:
@@ -295,10 +296,10 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         turning = columns == 1 and (self.rotated or self._idx >= self.max_size)
         if turning:
             left_padding = left_padding - 1
-        mask = mask & (keys >= left_padding[:, None, None, None])
+        mask = Causal(columns, offset, window, tuple(left_padding.tolist()))
         if turning:
             position = 0 if self._idx >= self.max_size else self._idx
-            return np.roll(mask, position + 1, axis=-1)
+            return np.roll(mask.dense(), position + 1, axis=-1)
         return mask
 
     def filter(self, rows: Sequence[int]) -> None:

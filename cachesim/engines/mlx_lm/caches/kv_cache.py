@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from cachesim.engines.mlx_lm.caches.arrays import grown, rows_of, some, write_rows
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
-from cachesim.engines.mlx_lm.caches.masks import Mask, create_attention_mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, attention_mask, create_attention_mask
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
@@ -88,3 +88,8 @@ class KVCache(LayerCache):
             return_array=return_array,
             masks_one_column=self.rules.window_masks_one_column,
         )
+
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
+        """As `make_mask`, where a causal one need not be written out."""
+        one = self.rules.window_masks_one_column
+        return attention_mask(columns, self.offset, window_size=window_size, masks_one_column=one)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamKeyError,
@@ -158,6 +158,10 @@ class LayerCache:
     ) -> Mask:
         """Who sees what in the next forward pass."""
         self.lacks("make_mask")
+
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
+        """As `make_mask`, where a causal one need not be written out."""
+        return self.make_mask(columns, window_size=window_size)
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "LayerCache":

@@ -6,7 +6,7 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import blank, joined, rows_of, some, write_rows
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
-from cachesim.engines.mlx_lm.caches.masks import Mask, create_causal_mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
 from cachesim.engines.mlx_lm.caches.raised import UpstreamNotImplementedError
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
@@ -197,12 +197,19 @@ class RotatingKVCache(LayerCache):
         self, columns: int, *, window_size: int | None = None, return_array: bool = False
     ) -> Mask:
         """Many columns meet the concat path's order, one meets the ring's; as upstream."""
+        if columns > 1 and return_array:
+            return self._causal(columns, window_size or self.max_size).dense()
+        return written_out(self.mask_of(columns, window_size=window_size))
+
+    def _causal(self, columns: int, window: int) -> Causal:
+        return Causal(columns, min(self.max_size - 1, self.fill), window)
+
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
+        """As `make_mask`, where a causal one need not be written out."""
         if columns > 1:
             window = window_size or self.max_size
-            offset = min(self.max_size - 1, self.fill)
-            if offset + columns > window or return_array:
-                return create_causal_mask(columns, offset, window_size=window)
-            return "causal"
+            mask = self._causal(columns, window)
+            return mask if mask.offset + columns > window else "causal"
         if window_size is None:
             return None
         if self.fill >= window_size and self.max_size > window_size:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import some
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
@@ -57,12 +57,15 @@ class SparseCache(LayerCache):
         self, columns: int, *, window_size: int | None = None, return_array: bool = False
     ) -> Mask:
         """Each column sees its window, or with groups all before it; follows `_window_indices`."""
-        del window_size, return_array
-        held = self.offset if self.groups else self.window_rows
-        seen = np.arange(self.offset - held, self.offset + columns)
-        seeing = np.arange(self.offset, self.offset + columns)[:, None]
-        mask: Array = (seen <= seeing) & (self.groups | (seen > seeing - self.max_size))
-        return mask
+        del return_array
+        return self.mask_of(columns, window_size=window_size).dense()
+
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
+        """As `make_mask`, not written out."""
+        del window_size  # it has its own
+        if self.groups:
+            return Causal(columns, self.offset)
+        return Causal(columns, self.window_rows, self.max_size)
 
     def empty(self) -> bool:
         """Whether nothing was ever written."""

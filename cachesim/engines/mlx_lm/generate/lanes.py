@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import every, same
+from cachesim.engines.mlx_lm.caches.masks import Bounds
 from cachesim.model.store import ABSENT, BLOCK, FAR, Lane
 from cachesim.units import Array, Integers
 
@@ -46,12 +47,17 @@ class Sight:
     """What the columns of one row see, worked out once for all layers of which the same is true."""
 
     marks: Array  # (n,) the position of each key plus one
-    visible: Array | None  # (columns, n)
+    visible: Array | Bounds | None  # (columns, n)
     ways: tuple[Way, ...]
 
     @classmethod
     def of(
-        cls, marks: Array, visible: Array | None, rows: Integers, low: Integers, high: Integers
+        cls,
+        marks: Array,
+        visible: Array | Bounds | None,
+        rows: Integers,
+        low: Integers,
+        high: Integers,
     ) -> "Sight":
         """One lane where every column sees what it should by position, else a lane per column.
 
@@ -62,31 +68,40 @@ class Sight:
         way = _common_way(places, visible, rows, low, high)
         if way is not None:
             return cls(marks, visible, (way,))
-        everything = np.arange(len(places))
         ways = (
-            _way_of_one(
-                places,
-                everything if visible is None else np.flatnonzero(visible[column]),
-                row=int(row),
-                position=int(high[column]),
+            _way_of_one(places, np.flatnonzero(seen), row=int(row), position=int(position))
+            for row, position, seen in zip(
+                rows, high, _written(visible, len(rows), len(places)), strict=True
             )
-            for column, row in enumerate(rows)
         )
         return cls(marks, visible, tuple(ways))
 
-    def is_of(self, marks: Array, visible: Array | None) -> bool:
+    def is_of(self, marks: Array, visible: Array | Bounds | None) -> bool:
         """Whether these keys lie at the same positions, under the same mask."""
-        if visible is None or self.visible is None:
-            return visible is self.visible and same(self.marks, marks)
-        return same(self.marks, marks) and same(self.visible, visible)
+        if not same(self.marks, marks):
+            return False
+        if isinstance(visible, np.ndarray) and isinstance(self.visible, np.ndarray):
+            return same(self.visible, visible)
+        return type(visible) is type(self.visible) and visible == self.visible
 
     def lanes(self, keys: Array, values: Array) -> list[Lane]:
         """The lanes of a layer's keys and values."""
         return [way.lane(keys, values) for way in self.ways]
 
 
+def _written(visible: Array | Bounds | None, columns: int, keys: int) -> Array:
+    """A mask of any form, (columns, keys)."""
+    if visible is None:
+        return np.ones((columns, keys), bool)
+    return visible.dense(keys) if isinstance(visible, Bounds) else visible
+
+
 def _common_way(
-    places: Integers, visible: Array | None, rows: Integers, low: Integers, high: Integers
+    places: Integers,
+    visible: Array | Bounds | None,
+    rows: Integers,
+    low: Integers,
+    high: Integers,
 ) -> Way | None:
     """The lane of all columns, if their masks show just the rows between `low` and `high`.
 
@@ -94,7 +109,9 @@ def _common_way(
     position, have no place in such a lane.
     """
     used: Integers | slice = slice(0, len(places))
-    if visible is not None and not every(visible[-1]):  # the last column sees most
+    if isinstance(visible, Bounds):
+        used = visible.seen
+    elif visible is not None and not every(visible[-1]):  # the last column sees most
         some = np.flatnonzero(visible.any(axis=0))
         used = _as_slice(some) if len(some) else some
     seen = places[used]
@@ -104,18 +121,26 @@ def _common_way(
     first, last = _ends(where)
     if first == NOWHERE or (isinstance(where, np.ndarray) and not _differ(where)):
         return None
-    one_sees_all = len(high) == 1 and low[0] <= first and last <= high[0]
-    if not one_sees_all:
-        between = seen <= high[:, None]
-        if low[-1] > first:  # which rises from column to column
-            between &= seen >= low[:, None]
-        if not (every(between) if visible is None else same(between, visible[:, used])):
+    shown = len(high) == 1 and low[0] <= first and last <= high[0]
+    if not shown and isinstance(visible, Bounds) and isinstance(where, slice):
+        shown = visible.shows(first, low, high)
+    if not shown:
+        mask = _written(visible, len(high), len(places))[:, used]
+        if not same(mask, _between(seen, low, high)):
             return None
     base, size = _blocks(first, last)
     to = slice(first - base, last + 1 - base) if isinstance(where, slice) else where - base
     positions = np.full(size, ABSENT)
     positions[to] = seen
     return Way(rows, used, to, positions, low, high)
+
+
+def _between(seen: Integers, low: Integers, high: Integers) -> Array:
+    """Which positions lie between each column's bounds, (columns, n)."""
+    between: Array = seen <= high[:, None]
+    if low[-1] > seen.min():  # the bounds rise from column to column
+        between &= seen >= low[:, None]
+    return between
 
 
 def _as_slice(numbers: Integers) -> Integers | slice:

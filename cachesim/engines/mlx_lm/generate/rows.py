@@ -16,7 +16,7 @@ import numpy as np
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.chunked_kv_cache import ChunkedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.masks import Mask, causal_end
+from cachesim.engines.mlx_lm.caches.masks import Bounds, Causal, Mask
 from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.families import RecurrentRules
@@ -35,7 +35,7 @@ class CachedRows:
     shape: LayerShape
     keys: Array  # (batch, 1, n, key + 1), a view of the cache's own buffer
     values: Array
-    mask: Array | None  # (batch, columns, n); None: every column may look at every row
+    mask: Array | Causal | None  # (batch, columns, n); None: every column sees every row
     landed: Integers | None  # (batch, columns), -1: the cache lost it; None: the last rows
     columns: int
     offsets: list[int]  # (batch,), the position of each row's first column
@@ -52,7 +52,7 @@ class CachedRows:
         if isinstance(layer, ChunkedKVCache):
             layer.maybe_trim_front()
         offsets = offsets_of(layer, batch)
-        mask = layer.make_mask(columns, window_size=window)
+        mask = layer.mask_of(columns, window_size=window)
         fresh = np.zeros((batch, 1, columns, prod(shape.key) + 1), shape.dtype)
         fresh[..., -1] = _marks(columns, fresh.dtype.char)
         blank = np.zeros((batch, 1, columns, prod(shape.value)), shape.dtype)
@@ -110,8 +110,10 @@ class CachedRows:
             )
         return rows, values, keys[:, -1]
 
-    def visible(self, row: int, columns: range) -> Array | None:
+    def visible(self, row: int, columns: range) -> Array | Bounds | None:
         """Which keys of one row its columns may look at, (columns, n); None: all."""
+        if isinstance(self.mask, Causal):
+            return self.mask.of_row(row, columns)
         return None if self.mask is None else self.mask[row, columns.start : columns.stop]
 
 
@@ -149,12 +151,19 @@ def offsets_of(layer: LayerCache, batch: int) -> list[int]:
     return offsets if len(offsets) == batch else np.broadcast_to(offset, (batch,)).tolist()
 
 
-def as_visible(mask: Mask, batch: int, columns: int, rows: int) -> Array | None:
-    """A mask in any of its forms as (batch, columns, rows); one of another size raises."""
+def as_visible(mask: Mask | Causal, batch: int, columns: int, rows: int) -> Array | Causal | None:
+    """A mask in any of its forms as (batch, columns, rows); one of another size raises.
+
+    A causal one need not be written out where it has that size already.
+    """
     if mask is None:
         return None
     if isinstance(mask, str):
-        mask = causal_end(columns, rows)
+        mask = Causal(columns, rows - columns)
+    if isinstance(mask, Causal):
+        if mask.shape in ((columns, rows), (batch, 1, columns, rows)):
+            return mask
+        mask = mask.dense()
     wide = mask[:, 0] if mask.ndim == 4 else mask
     if wide.shape == (batch, columns, rows):
         return wide
