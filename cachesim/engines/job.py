@@ -88,6 +88,10 @@ class Job(ABC):
     def generated(self) -> Tokens:
         """What was sampled."""
 
+    def end(self, error: str, message: str = "") -> None:
+        """It is over, and there is no answer."""
+        self.done, self.error, self.message = True, error, message
+
     def reply(self) -> base.Reply:
         """What the client gets."""
         served = self.error is None

@@ -69,14 +69,14 @@ class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
         job = Job(ticket=ticket, prompt=request.prompt, limit=limit, forced=request.reply)
         self._jobs.append(job)
         if len(request.prompt) + limit > LONGEST:
-            job.error, job.done = "BadRequestError", True
+            job.end("BadRequestError")
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """The client goes away before its turn."""
         job = self._jobs[ticket]
         if not job.done:
-            job.done, job.error = True, "cancelled"
+            job.end("cancelled")
 
     def _empty(self) -> None:
         self._start()

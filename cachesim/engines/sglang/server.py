@@ -144,10 +144,10 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._jobs.append(job)
         room = self._longest - len(request.prompt) - 1
         if room < 1:
-            job.error, job.done = "BadRequestError", True
-            job.message = (
+            job.end(
+                "BadRequestError",
                 f"the input ({len(request.prompt)} tokens) is longer than the model's context "
-                f"length ({self._longest} tokens)"
+                f"length ({self._longest} tokens)",
             )
             return ticket
         job.req = Req.make(
@@ -177,7 +177,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if job.done or job.req is None:
             return
         self.scheduler.abort(job.req)
-        job.done, job.error = True, "cancelled"
+        job.end("cancelled")
         self._tell(happened.RequestAborted(task=job.req.id, why="its client went away"))
 
     def flush_cache(self) -> bool:
@@ -283,9 +283,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._tell(happened.RequestRetracted(task=req.id))
 
     def _out_of_memory(self, req: Req) -> None:
-        job = self._of_req[req.id]
-        job.done, job.error = True, "InternalServerError"
-        job.message = "out of memory even after retracting all other requests in the decode batch"
+        words = "out of memory even after retracting all other requests in the decode batch"
+        self._of_req[req.id].end("InternalServerError", words)
         self._tell(happened.RequestAborted(task=req.id, why="memory is too small for it alone"))
 
     def _kept(self, tokens: int, fresh: int) -> None:

@@ -98,10 +98,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self._jobs.append(job)
         room = self.options.max_model_len - len(request.prompt)
         if room < 1:
-            job.error, job.done = "BadRequestError", True
-            job.message = (
+            job.end(
+                "BadRequestError",
                 f"the maximum context length is {self.options.max_model_len} tokens; "
-                f"the prompt has {len(request.prompt)}"
+                f"the prompt has {len(request.prompt)}",
             )
             return ticket
         job.request = Request.make(
@@ -135,7 +135,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.scheduler.abort(request)
         if skipped or not scheduled:
             self.runner.forget(request.id)
-        job.done, job.error = True, "cancelled"
+        job.end("cancelled")
         self._tell(happened.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
 
     def reset_prefix_cache(self) -> bool:
