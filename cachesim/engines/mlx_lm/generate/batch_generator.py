@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from cachesim.engines.mlx_lm.caches.raised import UpstreamIndexError, UpstreamValueError
 from cachesim.engines.mlx_lm.generate.batches import GenerationBatch, PromptProcessingBatch
+from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.generate.shared import (
-    Model,
     PromptCache,
     PromptResponse,
     Row,
@@ -62,7 +62,7 @@ class Processing:
 class BatchGenerator:
     """Follows `BatchGenerator` from #1072 on."""
 
-    def __init__(self, model: Model, rules: ServerRules, options: MlxOptions) -> None:
+    def __init__(self, model: Forward, rules: ServerRules, options: MlxOptions) -> None:
         self.model = model
         self.rules = rules
         self.prefill_batch_size = options.prompt_concurrency

@@ -24,9 +24,9 @@ from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, inherit_bytes
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
 from cachesim.engines.mlx_lm.generate.shared import (
-    Model,
     PromptCache,
     Row,
     TokenResponse,
@@ -94,7 +94,7 @@ class OldBatchGenerator:
 
     def __init__(
         self,
-        model: Model,
+        model: Forward,
         rules: ServerRules,
         options: MlxOptions,
         *,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import (
-    Model,
     PromptCache,
     Row,
     TokenResponse,
@@ -25,14 +25,14 @@ from cachesim.units import Token
 class PromptProcessingBatch:
     """Sequences whose prompts are being fed. Follows `PromptProcessingBatch`."""
 
-    model: Model
+    model: Forward
     prefill_step_size: int
     rows: list[Row] = field(default_factory=list)
     prompt_cache: PromptCache = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, model: Model, step: int, rows: list[Row], caches: Sequence[PromptCache]
+        cls, model: Forward, step: int, rows: list[Row], caches: Sequence[PromptCache]
     ) -> "PromptProcessingBatch":
         """A batch of sequences with a prompt cache each. Follows the constructor."""
         return cls(model, step, rows, merge_caches(caches))
@@ -106,14 +106,14 @@ class PromptProcessingBatch:
 class GenerationBatch:
     """Sequences that are being decoded, one token a call. Follows `GenerationBatch`."""
 
-    model: Model
+    model: Forward
     rows: list[Row] = field(default_factory=list)
     prompt_cache: PromptCache = field(default_factory=list)
     next_tokens: list[Token] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, model: Model, rows: list[Row], inputs: list[Token], prompt_cache: PromptCache
+        cls, model: Forward, rows: list[Row], inputs: list[Token], prompt_cache: PromptCache
     ) -> "GenerationBatch":
         """Feeds the prompts' last tokens, which samples the first new ones."""
         batch = cls(model, rows, prompt_cache, inputs)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,24 +11,12 @@ from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.generate.sampler import Sampler, Stopper
-from cachesim.units import Array, Integers, Token
+from cachesim.units import Integers, Token
 
 PromptCache: TypeAlias = list[LayerCache]
 """One object per layer that keeps state."""
 
 PAD: Token = Token(0)
-
-
-class Model(Protocol):
-    """The network as mlx-lm's generators call it."""
-
-    def __call__(self, inputs: Integers, cache: PromptCache) -> Array:
-        """Feed columns (batch, columns) of tokens; the logits of each row's last column."""
-        ...
-
-    def make_cache(self) -> PromptCache:
-        """Fresh caches for one sequence. Follows `make_prompt_cache`."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
