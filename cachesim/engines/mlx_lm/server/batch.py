@@ -1,9 +1,9 @@
 """Requests that are served together, before and after #1072."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches.prompt_cache import can_trim_prompt_cache
@@ -16,13 +16,14 @@ from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server.request import Job
 from cachesim.engines.mlx_lm.server.rules import ServerRules
 from cachesim.engines.mlx_lm.server.segments import (
+    Segment,
     cut,
     prompt_checkpoint,
     snapshot_key,
     without_cached,
 )
 from cachesim.engines.mlx_lm.server.store import ServerStore
-from cachesim.units import Count
+from cachesim.units import Count, Tokens
 
 DEFAULT_TOKENS: Final = 128
 """What the old generator takes 0 for."""
@@ -47,9 +48,29 @@ class Serving:
         """Fresh caches of the model, and behind them those of the draft model."""
         return self.model.make_cache() + ([] if self.draft is None else self.draft.make_cache())
 
-    def reported(self, job: Job) -> Count | None:
-        """The count in the usage of the reply, where the release has one."""
-        return job.cached if self.rules.reports_cached else None
+    def admitted(
+        self,
+        job: Job,
+        path: Literal["batch", "single"],
+        cache: PromptCache | None,
+        key: Tokens,
+        *,
+        segments: Sequence[Segment] = (),
+    ) -> RequestAdmitted:
+        """Tell what `_generate` or `_serve_single` found for a request, and whether it is sound."""
+        cached, asked = job.cached or Count(0), self.rules.checkpoint and path == "batch"
+        event = RequestAdmitted(
+            task=job.ticket,
+            path=path,
+            prompt_tokens=Count(len(job.prompt)),
+            cached=cached,
+            reported=job.cached if self.rules.reports_cached else None,
+            sound=self.store.soundness(cache, key[:cached]),
+            segments=tuple((len(each.tokens), each.type) for each in segments),
+            checkpoint=(job.checkpoint.store, job.checkpoint.position) if asked else None,
+        )
+        self.tell(event)
+        return event
 
 
 class ServedBatch(ABC):
@@ -98,18 +119,7 @@ class SegmentBatch(ServedBatch):
         serving = self.serving
         segments = cut(job.tokenizer, job.messages, job.prompt)
         cache, _ = serving.store.look_up(job, job.prompt, self.jobs.values())
-        cached = job.cached or Count(0)
-        serving.tell(
-            RequestAdmitted(
-                task=job.ticket,
-                path="batch",
-                prompt_tokens=Count(len(job.prompt)),
-                cached=cached,
-                reported=serving.reported(job),
-                sound=serving.store.soundness(cache, job.prompt[:cached]),
-                segments=tuple((len(each.tokens), each.type) for each in segments),
-            )
-        )
+        cached = serving.admitted(job, "batch", cache, job.prompt, segments=segments).cached
         tokens, types = without_cached(segments, cached)
         job.uid = self.generator.insert_segments(
             tokens,
@@ -174,23 +184,10 @@ class OldBatch(ServedBatch):
         serving = self.serving
         key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
         cache, found = serving.store.look_up(job, key, self.jobs.values())
-        cached = job.cached or Count(0)
         job.old_position = found.position
         job.cache_key = list(key)
         self._choose_checkpoint(job)
-        serving.tell(
-            RequestAdmitted(
-                task=job.ticket,
-                path="batch",
-                prompt_tokens=Count(len(job.prompt)),
-                cached=cached,
-                reported=serving.reported(job),
-                sound=serving.store.soundness(cache, key[:cached]),
-                checkpoint=(job.checkpoint.store, job.checkpoint.position)
-                if serving.rules.checkpoint
-                else None,
-            )
-        )
+        cached = serving.admitted(job, "batch", cache, key).cached
         job.uid = self.generator.insert(
             (*key[cached:], *job.prompt[len(key) :]),
             sampler=job.sampler,

@@ -14,14 +14,14 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamValueError,
     name_of,
 )
-from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
+from cachesim.engines.mlx_lm.events import PromptProgress
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.server.batch import Serving
 from cachesim.engines.mlx_lm.server.packing import quantize
 from cachesim.engines.mlx_lm.server.request import Job, Said
 from cachesim.engines.mlx_lm.server.segments import cut, snapshot_key
 from cachesim.engines.mlx_lm.server.speculative import speculate
-from cachesim.units import Count, Token, Tokens
+from cachesim.units import Token, Tokens
 
 
 def serve_single(serving: Serving, job: Job) -> None:
@@ -40,22 +40,11 @@ def serve_single(serving: Serving, job: Job) -> None:
 def _serve(serving: Serving, job: Job) -> None:
     key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
     cache, found = serving.store.look_up(job, key)
-    cached = job.cached or Count(0)
     job.old_position = found.position
     job.cache_key = list(key)
     segments = cut(job.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
-    sound = serving.store.soundness(cache, key[:cached])
-    serving.tell(
-        RequestAdmitted(
-            task=job.ticket,
-            path="single",
-            prompt_tokens=Count(len(job.prompt)),
-            cached=cached,
-            reported=serving.reported(job),
-            sound=sound,
-            segments=tuple((len(each.tokens), each.type) for each in segments),
-        )
-    )
+    admitted = serving.admitted(job, "single", cache, key, segments=segments)
+    cached, sound = admitted.cached, admitted.sound
     held = serving.make_cache() if cache is None else cache
     rest = (*key[cached:], *job.prompt[len(key) :])
     reason = "length"
