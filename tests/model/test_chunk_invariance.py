@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scattered import Piece, ScatteredStore
 
+from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.layers import attention, mlp
 from cachesim.model.layers.tiles import Ladder, Matrix, ladder_for, noise, packed
@@ -33,8 +34,13 @@ def cold(spec: ModelSpec, tokens: tuple[int, ...]) -> Array:
     return network.run(ubatch, PlainStore(network)).logits
 
 
-def in_pieces(spec: ModelSpec, tokens: tuple[int, ...], cuts: list[int]) -> Array:
-    network = build(spec)
+def in_pieces(
+    spec: ModelSpec,
+    tokens: tuple[int, ...],
+    cuts: list[int],
+    made: Callable[[ModelSpec], Network] = build,
+) -> Array:
+    network = made(spec)
     store = PlainStore(network)
     return np.concatenate(
         [
@@ -145,17 +151,8 @@ def test_a_machine_that_cannot_mix_heights_uses_one(monkeypatch: pytest.MonkeyPa
 
 
 def run_fresh(spec: ModelSpec, tokens: tuple[int, ...], cuts: list[int]) -> Array:
-    """As `in_pieces`, on a network of its own: patched arithmetic must not stay in a cache."""
-    network = FloatNetwork(spec)
-    store = PlainStore(network)
-    return np.concatenate(
-        [
-            network.run(
-                Ubatch(tokens=np.array(tokens[a:b]), positions=np.arange(a, b)), store
-            ).logits
-            for a, b in pairwise([0, *cuts, len(tokens)])
-        ]
-    )
+    """On a network of its own: patched arithmetic must not stay in a cache."""
+    return in_pieces(spec, tokens, cuts, FloatNetwork)
 
 
 def test_this_machine_was_asked_what_it_can_mix() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from cachesim.engines.sglang.family import FAMILY
-from tests.engines.sglang.workloads import Workload, wrong
+from tests.engines.conversations import wrong
+from tests.engines.sglang.workloads import Workload
 
 EXAMPLES = 25
 

@@ -11,7 +11,8 @@ from cachesim.engines.sglang.server import Sglang
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
 from cachesim.units import Tokens, as_tokens
-from tests.engines.sglang.workloads import Workload, wrong
+from tests.engines.conversations import wrong
+from tests.engines.sglang.workloads import Workload
 
 RELEASES = FAMILY.names()
 ON = {"enable_hierarchical_cache": True}

@@ -15,7 +15,8 @@ from cachesim.model.presets import tiny
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.units import Integers, Tokens, as_tokens
-from tests.engines.sglang.workloads import Workload, wrong
+from tests.engines.conversations import wrong
+from tests.engines.sglang.workloads import Workload
 
 OLD = FAMILY.release("0.5.9").rules
 ON = {

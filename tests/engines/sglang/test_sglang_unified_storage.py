@@ -17,7 +17,8 @@ from cachesim.model.presets import tiny
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.units import Tokens, as_tokens
-from tests.engines.sglang.workloads import PRESETS, Workload, wrong
+from tests.engines.conversations import wrong
+from tests.engines.sglang.workloads import PRESETS, Workload
 
 NEWEST = FAMILY.release("0.5.23").rules
 ON = {

@@ -1,23 +1,21 @@
-"""Random conversations that grow, branch, are sent again and share batches, for every tree."""
+"""Random conversations on servers with every tree."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
-from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.errors import UpstreamAbort
+from cachesim.engines.base import Engine, Request
 from cachesim.model.build import build
 from cachesim.model.presets import preset
-from cachesim.units import Tokens, as_tokens
-from cachesim.verify.explain import adds_up
-from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
+from tests.engines.conversations import Conversations
 
 PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 
 
-class Workload:
+class Workload(Conversations):
     """One server with random options, and the requests that it is sent."""
+
+    together = (1, 1, 2, 3)
+    longest = (150, 80, 300)
 
     def __init__(
         self,
@@ -35,8 +33,7 @@ class Workload:
         self.network = build(preset(name, **window), "ring")
         self.options = self._options("0.5.9" in profile)
         self.engine = Engine.create(profile, model=self.network, options=self.options)
-        self.oracle = Oracle(self.network)
-        self.known: list[tuple[Tokens, Tokens]] = []
+        super().__init__()
 
     def _options(self, old: bool) -> dict[str, Any]:
         rng, states = self.rng, bool(self.network.spec.recurrent_layers)
@@ -86,63 +83,15 @@ class Workload:
             "prefetch_threshold": self.rng.choice([1, 20]),
         }
 
-    def fresh(self, count: int) -> Tokens:
-        return as_tokens([self.rng.randrange(265, 512) for _ in range(count)])
-
-    def prompt(self) -> Tokens:
-        rng = self.rng
-        kind = rng.random()
-        if not self.known or kind > 0.8:
-            return self.fresh(rng.randint(1, 150))
-        prompt, reply = rng.choice(self.known)
-        if kind < 0.25:
-            return prompt
-        whole = prompt + reply
-        cut = rng.randint(1, len(whole))
-        if rng.random() < 0.3:
-            cut = cut // 64 * 64 or cut
-        return (whole[:cut] + self.fresh(rng.randint(0, 80)))[:300]
-
     def request(self) -> Request:
         rng = self.rng
         count = rng.choice([1, 3, 10, 90])
         reply = self.fresh(count) if rng.random() < 0.7 else None
-        return Request(prompt=self.prompt(), predict=count, reply=reply)
+        return Request(prompt=self.prompt(64), predict=count, reply=reply)
 
-    def play(self) -> Iterator[Reply]:
-        """Groups of requests until the workload, or the server, comes to its end."""
-        for _ in range(self.rng.randint(3, 7) + 8 * self.tiered):
-            group = [
-                self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3]))
-            ]
-            gone = self._abort(group) if self.rng.random() < 0.2 else None
-            try:
-                self.engine.run()
-            except UpstreamAbort:
-                return
-            self.engine.check_integrity()
-            if self.stored and self.rng.random() < 0.4:
-                self.engine.slot_erase(0)  # what is known is in the storage alone
-            for ticket in group:
-                reply = self.engine.reply(ticket)
-                if ticket != gone and reply is not None and reply.error is None:
-                    self.known.append((reply.prompt, reply.generated))
-                    yield reply
+    def rounds(self) -> int:
+        return self.rng.randint(3, 7) + 8 * self.tiered
 
-    def _abort(self, group: list[Ticket]) -> Ticket:
-        for _ in range(self.rng.randint(0, 3)):
-            self.engine.step()
-        victim = self.rng.choice(group)
-        self.engine.cancel(victim)
-        return victim
-
-
-def wrong(workload: Workload) -> list[Reply]:
-    """The replies that are not the cold ones; every account must add up."""
-    found = []
-    for reply in workload.play():
-        adds_up(reply)
-        verdict = judge(reply, workload.oracle)
-        if verdict is not None and verdict.answer != "same":
-            found.append(reply)
-    return found
+    def between(self) -> None:
+        if self.stored and self.rng.random() < 0.4:
+            self.engine.slot_erase(0)  # what is known is in the storage alone

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.model.arithmetic import ArithmeticName
+from tests.engines.conversations import judged
 from tests.engines.vllm.defects import DEFECTS, FIXED, MOST_REQUESTS
-from tests.engines.vllm.workloads import PRESETS, Workload, judged
+from tests.engines.vllm.workloads import PRESETS, Workload
 
 PROFILE: Final = f"vllm@0.33.0{FIXED}"
 REQUESTS: Final = 100_000

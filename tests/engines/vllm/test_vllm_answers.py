@@ -1,6 +1,7 @@
 import pytest
 
-from tests.engines.vllm.workloads import Workload, wrong
+from tests.engines.conversations import wrong
+from tests.engines.vllm.workloads import Workload
 
 FIXES = {
     "0.19.1": "+39273+43569",

@@ -1,24 +1,22 @@
-"""Random conversations that grow, branch, are sent again and share steps, for all groups."""
+"""Random conversations on servers with every group."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
-from cachesim.engines.base import Engine, Reply, Request, Ticket
-from cachesim.errors import UpstreamAbort
+from cachesim.engines.base import Engine, Request
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.model.presets import preset
-from cachesim.units import Tokens, as_tokens
-from cachesim.verify.explain import adds_up
-from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
+from tests.engines.conversations import Conversations
 
 PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa", "chunked")
 
 
-class Workload:
+class Workload(Conversations):
     """One server with random options, and the requests that it is sent."""
+
+    together = (1, 1, 2, 3, 5)
+    longest = (60, 20, 200)
 
     def __init__(self, seed: int, profile: str, *, arithmetic: ArithmeticName = "ring") -> None:
         self.rng = random.Random(seed)
@@ -32,8 +30,7 @@ class Workload:
         self.network = build(preset(named, **wishes), arithmetic)
         self.options = self._options("0.19.1" not in profile)
         self.engine = Engine.create(profile, model=self.network, options=self.options)
-        self.oracle = Oracle(self.network)
-        self.known: list[tuple[Tokens, Tokens]] = []
+        super().__init__()
 
     def _options(self, retention: bool) -> dict[str, Any]:
         rng, spec = self.rng, self.network.spec
@@ -62,23 +59,6 @@ class Workload:
             options["connector"] = "store"
         return options
 
-    def fresh(self, count: int) -> Tokens:
-        return as_tokens([self.rng.randrange(265, 512) for _ in range(count)])
-
-    def prompt(self) -> Tokens:
-        rng, block = self.rng, self.options["block_size"]
-        kind = rng.random()
-        if not self.known or kind > 0.8:
-            return self.fresh(rng.randint(1, 60))
-        prompt, reply = rng.choice(self.known)
-        if kind < 0.25:
-            return prompt
-        whole = prompt + reply
-        cut = rng.randint(1, len(whole))
-        if rng.random() < 0.3:
-            cut = cut // block * block or cut
-        return (whole[:cut] + self.fresh(rng.randint(0, 20)))[:200]
-
     def request(self) -> Request:
         rng, count = self.rng, self.rng.randint(1, 20)
         reply = self.fresh(count) if rng.random() < 0.5 else None
@@ -93,43 +73,12 @@ class Workload:
         if self.options.get("scheduling_policy") == "priority":
             wishes["priority"] = rng.choice([-1, 0, 0, 1])
         return Request(
-            prompt=self.prompt(), predict=count, reply=reply, drafts=drafts, options=wishes
+            prompt=self.prompt(self.options["block_size"]),
+            predict=count,
+            reply=reply,
+            drafts=drafts,
+            options=wishes,
         )
 
-    def play(self) -> Iterator[Reply]:
-        """Groups of requests until the workload, or the server, comes to its end."""
-        for _ in range(self.rng.randint(3, 8)):
-            group = [
-                self.engine.submit(self.request()) for _ in range(self.rng.choice([1, 1, 2, 3, 5]))
-            ]
-            try:
-                gone = self._abort(group) if self.rng.random() < 0.2 else None
-                self.engine.run()
-            except UpstreamAbort:
-                return
-            self.engine.check_integrity()
-            for ticket in group:
-                reply = self.engine.reply(ticket)
-                if ticket != gone and reply is not None and reply.error is None:
-                    self.known.append((reply.prompt, reply.generated))
-                    yield reply
-
-    def _abort(self, group: list[Ticket]) -> Ticket:
-        for _ in range(self.rng.randint(0, 3)):
-            self.engine.step()
-        victim = self.rng.choice(group)
-        self.engine.cancel(victim)
-        return victim
-
-
-def judged(workload: Workload) -> Iterator[tuple[Reply, bool]]:
-    """Every reply, and whether it is the cold one; every account must add up."""
-    for reply in workload.play():
-        adds_up(reply)
-        verdict = judge(reply, workload.oracle)
-        yield reply, verdict is None or verdict.answer == "same"
-
-
-def wrong(workload: Workload) -> list[Reply]:
-    """The replies that are not the cold ones."""
-    return [reply for reply, same in judged(workload) if not same]
+    def rounds(self) -> int:
+        return self.rng.randint(3, 8)
