@@ -181,14 +181,22 @@ MLX_LM: Final = (
     answers(
         "no-deep-copies-answers",
         "what a seeded request computes is written into the stored conversation",
-        swap(lru_prompt_cache, "deepcopy", lambda _: lambda caches: list(map(copy.copy, caches))),
+        swap(
+            lru_prompt_cache,
+            "copy_prompt_cache",
+            lambda _: lambda caches: list(map(copy.copy, caches)),
+        ),
         profile=MLX,
         model="dense",
     ),
     counts(
         "no-deep-copies",
         "copies share their arrays",
-        swap(lru_prompt_cache, "deepcopy", lambda _: lambda caches: list(map(copy.copy, caches))),
+        swap(
+            lru_prompt_cache,
+            "copy_prompt_cache",
+            lambda _: lambda caches: list(map(copy.copy, caches)),
+        ),
         records="mlx-store",
     ),
 )
