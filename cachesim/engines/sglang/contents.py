@@ -7,11 +7,13 @@
 What a slot held before it was handed out stays in it until somebody writes.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from cachesim.engines.sglang.node import FULL, PART, STATE
 from cachesim.engines.sglang.pools import WindowPool
-from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
 from cachesim.units import Array, Integers
 
@@ -33,18 +35,21 @@ class Contents:
                 self.keys[shape.layer] = np.zeros((1, *shape.key), shape.dtype)
                 self.values[shape.layer] = np.zeros((1, *shape.value), shape.dtype)
 
-    def cells(self, layer: int, slots: Integers) -> Integers:
-        """Where a layer keeps what belongs to attention's slots."""
-        if self.windows is not None and self.shapes[layer].place == "window":
+    def cells(self, place: Place, slots: Integers) -> Integers:
+        """Where a place's layers keep what belongs to attention's slots."""
+        if self.windows is not None and place == "window":
             return self.windows.mapping[slots]
         return slots
 
     def reach(self, layer: int, cells: Integers) -> None:
         """Room up to some cells."""
-        most = int(cells.max(initial=0)) + 1
-        if most > len(self.keys[layer]):
-            self.keys[layer] = _grown(self.keys[layer], 2 * most)
-            self.values[layer] = _grown(self.values[layer], 2 * most)
+        self.reach_cell(layer, int(cells.max(initial=0)))
+
+    def reach_cell(self, layer: int, cell: int) -> None:
+        """Room up to one cell."""
+        if cell >= len(self.keys[layer]):
+            self.keys[layer] = _grown(self.keys[layer], 2 * (cell + 1))
+            self.values[layer] = _grown(self.values[layer], 2 * (cell + 1))
 
     def row(self, layer: int, slot: int) -> Array:
         """The state of one layer in a slot."""
@@ -104,6 +109,40 @@ def copy_slots(
         target.values[layer][to] = source.values[layer][at]
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which cells of a part of the memory a piece writes, and which it looks at.
+
+    |  before the window  |   seen   | piece | ABSENT |
+                     first    start     end   whole blocks of the lane
+    """
+
+    written: Integers
+    cells: Integers
+    rows: Integers
+    positions: Integers
+    low: Integers
+    high: Integers
+    highest: int  # of the cells
+
+    @classmethod
+    def of(cls, contents: Contents, place: Place, row: Integers, start: int, count: int) -> "Sight":
+        """What a piece `[start, start + count)` of a request's row meets in a place's layers."""
+        end = start + count
+        high = np.arange(start, end, dtype=np.int64)
+        low = np.zeros(count, np.int64)
+        if place == "window":
+            low = np.maximum(high - contents.window + 1, 0)
+        first = int(low[0]) // BLOCK * BLOCK
+        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
+        written = contents.cells(place, row[start:end])
+        cells = contents.cells(place, row[np.minimum(positions, end - 1)])
+        positions[end - first :] = ABSENT
+        rows = np.arange(count, dtype=np.int64)
+        highest = max(int(written.max()), int(cells.max()))
+        return cls(written, cells, rows, positions, low, high, highest)
+
+
 class ChunkStore:
     """What one request's piece `[start, start + count)` writes and sees, through its row."""
 
@@ -114,35 +153,27 @@ class ChunkStore:
         self._row = row
         self._start = start
         self._count = count
+        self._sights: dict[Place, Sight] = {}
         self.initial: int | None = None  # slot of the state to start from
         self.target: int | None = None  # slot for the state after the last token
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Write the piece's cells, then look at those of the row.
-
-        |  before the window  |   seen   | piece | ABSENT |
-                         first    start     end   whole blocks of the lane
-        """
-        contents, start, end = self.contents, self._start, self._start + self._count
-        high = np.arange(start, end, dtype=np.int64)
-        low = np.zeros_like(high)
-        if contents.shapes[layer].place == "window":
-            low = np.maximum(high - contents.window + 1, 0)
-        written = contents.cells(layer, self._row[start:end])
-        first = int(low[0]) // BLOCK * BLOCK
-        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
-        cells = contents.cells(layer, self._row[np.minimum(positions, end - 1)])
-        contents.reach(layer, np.concatenate((written, cells)))
-        positions[positions >= end] = ABSENT
+        """Write the piece's cells, then look at those of the row."""
+        contents, place = self.contents, self.contents.shapes[layer].place
+        sight = self._sights.get(place)
+        if sight is None:
+            sight = Sight.of(contents, place, self._row, self._start, self._count)
+            self._sights[place] = sight
+        contents.reach_cell(layer, sight.highest)
         held_keys, held_values = contents.keys[layer], contents.values[layer]
-        held_keys[written], held_values[written] = keys, values
+        held_keys[sight.written], held_values[sight.written] = keys, values
         lane = Lane(
-            rows=np.arange(len(high), dtype=np.int64),
-            keys=held_keys[cells],
-            values=held_values[cells],
-            positions=positions,
-            low=low,
-            high=high,
+            rows=sight.rows,
+            keys=held_keys[sight.cells],
+            values=held_values[sight.cells],
+            positions=sight.positions,
+            low=sight.low,
+            high=sight.high,
         )
         return (lane,)
 
