@@ -66,8 +66,10 @@ class Pages:
 
     def take(self, group: int, blocks: Integers) -> None:
         """A group writes into blocks: what other groups had in them is gone."""
+        if len(self.groups) == 1:
+            return
         taken = blocks[self.owner[blocks] != group]
-        if len(taken) == 0 or len(self.groups) == 1:
+        if not len(taken):
             return
         self.owner[taken] = group
         for layer, at in self.group_of.items():
@@ -156,8 +158,7 @@ class ChunkStore:
             sight = self._sights[group] = _Sight.of(
                 self.pages.groups[group], self._tables[group], self._start, self._count
             )
-            size = self.pages.groups[group].block
-            self.pages.take(group, np.unique(sight.written // size))
+            self.pages.take(group, sight.blocks)
         held_keys, held_values = self.pages.cells(layer)
         held_keys[sight.written] = keys
         held_values[sight.written] = values
@@ -181,7 +182,9 @@ class ChunkStore:
     def keep_states(self, layer: int, states: Array) -> None:
         """Write the newest states into their blocks, the last token's into the last target."""
         group = self.pages.group_of[layer]
-        self.pages.take(group, np.array(self.targets, np.int64))
+        for target in self.targets:
+            if self.pages.owner[target] != group:
+                self.pages.take(group, np.array([target]))
         for back, target in enumerate(reversed(self.targets)):
             if back < states.shape[1]:
                 self.pages.put_state(layer, target, states[0, back])
@@ -194,16 +197,19 @@ class _Sight:
                              first    start     end   whole blocks of the lane
     """
 
-    __slots__ = ("cells", "high", "low", "positions", "rows", "written")
+    __slots__ = ("blocks", "cells", "high", "low", "positions", "rows", "written")
 
     def __init__(
         self,
+        *,
+        blocks: Integers,
         written: Integers,
         cells: Integers,
         positions: Integers,
         low: Integers,
         high: Integers,
     ) -> None:
+        self.blocks = blocks  # those that are written into
         self.written = written
         self.cells = cells
         self.positions = positions
@@ -222,9 +228,16 @@ class _Sight:
         inside = np.minimum(positions, end - 1)
         owners = blocks[inside // size]
         cells = owners * size + inside % size
-        positions[(positions >= end) | (owners == NULL)] = ABSENT
-        written = blocks[high // size] * size + high % size
-        return cls(written, cells, positions, low, high)
+        positions[owners == NULL] = ABSENT
+        positions[end - first :] = ABSENT
+        return cls(
+            blocks=blocks[start // size :],
+            written=cells[start - first : end - first],
+            cells=cells,
+            positions=positions,
+            low=low,
+            high=high,
+        )
 
 
 def _lowest(spec: GroupSpec, high: Integers) -> Integers:
@@ -233,7 +246,7 @@ def _lowest(spec: GroupSpec, high: Integers) -> Integers:
         return np.maximum(high - spec.window + 1, 0)
     if spec.kind == "chunked":
         return high // spec.chunk * spec.chunk
-    return np.zeros_like(high)
+    return np.zeros(len(high), np.int64)
 
 
 def _grown(held: Array, rows: int) -> Array:
