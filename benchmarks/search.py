@@ -26,6 +26,9 @@ PROFILES: Final = (
     "llama.cpp@b11549+erase-equal",
     "ik_llama.cpp@8337e4cd3",
     "mlx-lm@0.32.2",
+    "vllm@0.33.0",
+    "sglang@0.5.23",
+    "marconi@artifact",
 )
 MODELS: Final = ("hybrid", "dense", "swa", "recurrent", "hybrid-delta")
 
