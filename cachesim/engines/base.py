@@ -12,7 +12,9 @@ from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, family_of
 from cachesim.engines.held import Amounts, Held, Texts
+from cachesim.engines.option import Value
 from cachesim.engines.profile import Profile
+from cachesim.engines.release import Rules
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
@@ -80,6 +82,28 @@ class Engine(ABC):
     network: Network
     padding: ClassVar[Token | None] = None
     """The token that the server fills shorter rows of a batch with, if it does."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        network: Network,
+        options: Mapping[str, Any],
+        store: "ByteStore | None" = None,
+        family: Family[Any, Any] | None = None,
+    ) -> None:
+        self.profile = profile
+        self.network = network
+        self.family = family or family_of(profile.engine)
+        self._open(self.family.rules(profile), self.family.read(profile, options), store)
+
+    def _open(self, rules: Rules, options: Value, store: "ByteStore | None") -> None:
+        """Start the server with its rules and options, unless its class is made otherwise."""
+        raise NotImplementedError
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        """The further fields of a request, checked."""
+        return self.family.read_fields(self.profile, request.options or {})
 
     @staticmethod
     def create(

@@ -1,19 +1,16 @@
 """Servers that keep a job for each request: what was asked for, and what came of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.events import Event, EventLog
-from cachesim.engines.family import Family, family_of
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.profile import Profile
 from cachesim.model.adapters import Strengths
-from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Count, Tokens
 
@@ -116,28 +113,16 @@ class Job(ABC):
 class JobEngine(base.Engine, Generic[R, S, J]):
     """A server that keeps a job for each request, and answers from it."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        network: Network,
-        options: Mapping[str, Any],
-        store: base.ByteStore | None = None,
-        family: Family[R, S] | None = None,
-    ) -> None:
+    def _open(self, rules: R, options: S, store: base.ByteStore | None) -> None:
         del store  # nothing is saved to files
-        self.profile = profile
-        self.network = network
-        self.family = family = family or family_of(profile.engine)
-        self.rules = family.rules(profile)
-        self.options = family.read(profile, options)
-        self.computes = arithmetic_of(network) != "counts"
+        self.rules, self.options = rules, options
+        self.computes = arithmetic_of(self.network) != "counts"
         self._events = EventLog()
         self._jobs: Jobs[J] = Jobs()
-        self._open()
+        self._set_up()
 
     @abstractmethod
-    def _open(self) -> None:
+    def _set_up(self) -> None:
         """Start what only this server has."""
 
     @property
@@ -147,10 +132,6 @@ class JobEngine(base.Engine, Generic[R, S, J]):
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
-
-    def _fields(self, request: base.Request) -> dict[str, Any]:
-        """The further fields of a request, checked."""
-        return self.family.read_fields(self.profile, request.options or {})
 
     def reply(self, ticket: base.Ticket) -> base.Reply | None:
         """The reply to a request, once it is finished."""

@@ -1,17 +1,14 @@
 """A server small enough to foresee: one slot, longest common prefix, replies as asked for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
-from cachesim.engines.family import Family
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.profile import Profile
 from cachesim.errors import UpstreamAbort
-from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.oracle import Oracle
 from tests.fake import causes
@@ -25,24 +22,14 @@ class FakeServer(Engine):
     `r2` forgets half of what is equal; `r3` answers as if a prompt began with its second token.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        network: Network,
-        options: Mapping[str, Any],
-        store: ByteStore | None,
-        family: Family[FakeRules, FakeOptions],
-    ) -> None:
-        self.rules = family.rules(profile)
-        self.options = family.read(profile, options)
-        self.profile, self.network, self.store = profile, network, store
+    def _open(self, rules: FakeRules, options: FakeOptions, store: ByteStore | None) -> None:
+        self.rules, self.options, self.store = rules, options, store
         self.known: Tokens = ()
         self.queue: list[tuple[Ticket, Request]] = []
         self.answers: dict[Ticket, Reply] = {}
         self.log: list[Event] = []
         self.given = 0
-        self.oracle = Oracle(network)
+        self.oracle = Oracle(self.network)
 
     @property
     def events(self) -> Sequence[Event]:

@@ -1,12 +1,11 @@
 """ik_llama.cpp's server: one turn of `update_slots` at a time."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event, EventLog
-from cachesim.engines.family import Family
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.batching import Batching
@@ -18,7 +17,6 @@ from cachesim.engines.ik_llama.companion import (
     WindowCompanion,
 )
 from cachesim.engines.ik_llama.context import Context
-from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.held import amounts, held
 from cachesim.engines.ik_llama.held import texts as texts_held
 from cachesim.engines.ik_llama.matching import texts
@@ -32,11 +30,9 @@ from cachesim.engines.ik_llama.slot_actions import SlotActions
 from cachesim.engines.ik_llama.snapshot import books, snapshot
 from cachesim.engines.ik_llama.speculative import Speculation
 from cachesim.engines.ledger import Ledger
-from cachesim.engines.profile import Profile
 from cachesim.engines.rope import as_rope
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OptionError, TokenError
-from cachesim.model.arithmetic import Network
 from cachesim.units import Count, SeqId, SlotId
 
 
@@ -46,30 +42,17 @@ class IkLlama(Engine):
     Upstream: `server_context`.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        network: Network,
-        options: Mapping[str, Any],
-        store: ByteStore | None = None,
-        family: Family[Rules, Options] = FAMILY,
-    ) -> None:
-        self.profile = profile
-        self.network = network
-        self._family = family
-        self.rules = family.rules(profile)
-        self.options = family.read(profile, options)
-        text_of = texts(self.options.chat_template)
+    def _open(self, rules: Rules, options: Options, store: ByteStore | None) -> None:
+        self.rules, self.options = rules, options
+        opts, text_of = options, texts(options.chat_template)
         self._record = EventLog()
         self._replies: dict[Ticket, Reply] = {}
         self._queue: deque[tuple[Ticket, Request]] = deque()
         self._deferred: deque[tuple[Ticket, Request]] = deque()
         self._clock = 0
         self._next_ticket = 0
-        opts = self.options
         self.primary = Context(
-            network,
+            self.network,
             n_ctx=opts.ctx_size,
             n_ubatch=min(opts.ubatch_size, opts.batch_size),
             n_seq_max=opts.parallel,
@@ -128,7 +111,7 @@ class IkLlama(Engine):
         if not request.prompt:
             msg = "the prompt is empty: write at least one token"
             raise TokenError(msg)
-        self._family.read_fields(self.profile, request.options or {})
+        self._fields(request)
         ticket = self._ticket()
         self._queue.append((ticket, request))
         return ticket

@@ -1,16 +1,14 @@
 """llama-server: the queue, the loop turn by turn, and what it shows to the outside."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
-from cachesim.engines.family import Family
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.llamacpp.build import open_server
 from cachesim.engines.llamacpp.events import RequestRefused, TaskDeferred, TaskLaunched
-from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.held import amounts, held, texts
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.lora import parse_lora, set_lora, take_over
@@ -27,34 +25,20 @@ from cachesim.engines.llamacpp.spans import Start
 from cachesim.engines.llamacpp.swap import save_idle_slots
 from cachesim.engines.llamacpp.task import PROMPTED, Task, TaskKind
 from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
-from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope, as_rope
 from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in
-from cachesim.model.arithmetic import Network
 from cachesim.units import Tokens
 
 
 class LlamaCpp(Engine):
     """A llama-server at one release, with patches (`server_context_impl`)."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        *,
-        network: Network,
-        options: Mapping[str, Any],
-        store: ByteStore | None = None,
-        family: Family[ServerRules, Options] = FAMILY,
-    ) -> None:
-        self.profile = profile
-        read = family.read(profile, options)
-        if adapted_in(network) is None:
-            network = adapted(network, read.adapters)
-        self.network = network
+    def _open(self, rules: ServerRules, options: Options, store: ByteStore | None) -> None:
+        if adapted_in(self.network) is None:
+            self.network = adapted(self.network, options.adapters)
         self._store = store
-        self._family = family
-        self._server = open_server(family.rules(profile), network, read)
+        self._server = open_server(rules, self.network, options)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -70,7 +54,7 @@ class LlamaCpp(Engine):
         """Queue a completion; with several completions, their tasks wait as one."""
         server = self._server
         ticket = Ticket(server.next_task)  # a ticket is the number of its first task
-        fields = self._family.read_fields(self.profile, request.options or {})
+        fields = self._fields(request)
         task = to_task(request, fields, number=server.next_task, ticket=ticket, server=server)
         server.next_task += request.completions
         refused = why_refused(request, task, server)

@@ -42,7 +42,7 @@ class Job(job.Job):
 class Marconi(SlotlessEngine[Rules, MarconiOptions, Job]):
     """A tree under a policy, with real keys and states in its nodes. Follows `replay_trace`."""
 
-    def _open(self) -> None:
+    def _set_up(self) -> None:
         self._computed = Seen()
         self._served = 0
         self._start()

@@ -24,7 +24,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
 
     padding = PAD
 
-    def _open(self) -> None:
+    def _set_up(self) -> None:
         rules, network = self.rules, self.network
         self.tokenizer = self.options.chat_tokenizer(network.spec.vocabulary)
         if self.options.provenance and not isinstance(network, Traced):

@@ -47,7 +47,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     limit_flag = "max_new_tokens"
     erasing = " (a flush)"
 
-    def _open(self) -> None:
+    def _set_up(self) -> None:
         self.kind = self._kind(self.network.spec)
         states = self.kind in {"mamba", "window-mamba"}
         self.options.check(self.rules, states=states)

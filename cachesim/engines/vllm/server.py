@@ -36,7 +36,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     limit_flag = "max_tokens"
     erasing = " (a reset)"
 
-    def _open(self) -> None:
+    def _set_up(self) -> None:
         asked = self.options
         asked.check(self.rules)
         groups = asked.groups(self.network.spec)
