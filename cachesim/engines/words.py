@@ -9,7 +9,9 @@ MOST: Final = 3
 """Of longer lists the first ones are named, and the rest counted."""
 
 _NAME: Final = re.compile(r"[a-z_]+")
-_ONE: Final = re.compile(r"(?<![\d.])1 (of its tokens|tokens)(?: (match|are|were|have))?\b")
+_ONE: Final = re.compile(
+    r"(?<![\d.])(of at least )?1 (of its tokens|tokens)(?: (match|are|were|have))?\b"
+)
 _VERBS: Final = {"match": "matches", "are": "is", "were": "was", "have": "has"}
 
 
@@ -22,8 +24,11 @@ def of_one(text: str) -> str:
     """The same text, and of one token in the singular: "1 token matches"."""
 
     def singular(found: re.Match[str]) -> str:
-        noun = "token" if found[1] == "tokens" else found[1]
-        return f"1 {noun} {_VERBS[found[2]]}" if found[2] else f"1 {noun}"
+        inside, noun, verb = found.groups()
+        one = f"{inside or ''}1 {'token' if noun == 'tokens' else noun}"
+        if verb is None:
+            return one
+        return f"{one} {verb if inside else _VERBS[verb]}"  # chunks of at least 1 token were moved
 
     return _ONE.sub(singular, text)
 

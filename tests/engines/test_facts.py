@@ -102,6 +102,7 @@ def test_values_in_words() -> None:
         ("{n} tokens of slot 1", "1 token of slot 1"),
         ("only {n} of its tokens match", "only 1 of its tokens matches"),
         ("{n} tokens match, all {n} tokens are there", "1 token matches, all 1 token is there"),
+        ("chunks of at least {n} tokens were moved", "chunks of at least 1 token were moved"),
         ("2{n} tokens match", "21 tokens match"),
         ("1.{n} tokens match", "1.1 tokens match"),
     ],
