@@ -135,7 +135,7 @@ SLOT_TOKENS: Final = Cause(
 )
 CHUNK_REUSE: Final = Cause(
     id="chunk-reuse",
-    sentence="chunks of at least {n_cache_reuse} tokens were moved into place",
+    sentence="chunks of {n_cache_reuse} tokens or more were moved into place",
     about=(
         "`--cache-reuse` keeps later parts of the old prompt under new positions. Their values "
         "were computed in another context: the answer differs by design."
