@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.check.budget import Bar, Budget
+from cachesim.cli.check.budget import Budget, bar
 from cachesim.cli.check.plan import MOST_MINUTES
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
@@ -51,7 +51,7 @@ def hunt_command(
     emit.mkdir(parents=True, exist_ok=True)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[Trophy, Path]] = []
-    with Bar(f"{wanted}") as advance:
+    with bar(f"{wanted}") as advance:
 
         def going(bag: Bag) -> bool:
             advance(bag.workloads, bag.requests)

@@ -67,14 +67,11 @@ def _asked(
         if changed:
             problems += [f"{source}: {each}" for each in misfits(scenario, wanted)]
         if not problems:
-            jobs += [_job(source, scenario, full_profile(scenario.engine.name, t)) for t in wanted]
+            played = (full_profile(scenario.engine.name, each) for each in wanted)
+            jobs += [Job(source=source, scenario=scenario, profile=each) for each in played]
     if problems:
         raise ScenarioError(*problems)
     return jobs
-
-
-def _job(source: str, scenario: Scenario, profile: Profile) -> Job:
-    return Job(source=source, scenario=scenario, profile=profile)
 
 
 def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) -> list[Job]:
@@ -89,7 +86,7 @@ def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) ->
             if wrong:
                 reasons.append(f"{source}: left out: {wrong[0]}")
             else:
-                jobs.append(_job(source, scenario, profile))
+                jobs.append(Job(source=source, scenario=scenario, profile=profile))
     if not jobs:
         engines = ", ".join(sorted({scenario.engine.name for _, scenario in loaded}))
         wanted = ", ".join(profiles)

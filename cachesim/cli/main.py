@@ -48,7 +48,7 @@ def _open_what_is_closed() -> None:
     """Python has no object for a standard file that was closed when the program began."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - as Python does
 
 
 def guarded(arguments: list[str]) -> int:

@@ -1,19 +1,17 @@
 """Every report that was collected has a scenario, or a reason why it has none."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Final
+
+from pages.collected import COLLECTIONS, READINGS, collected, counts
+from pages.scenarios import counted, page
 
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 PAGE: Final = DOCS / "out-of-reach.md"
-sys.path.insert(0, str(DOCS))
-
-from pages.collected import COLLECTIONS, READINGS, collected, counts  # noqa: E402
-from pages.scenarios import counted, page  # noqa: E402
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {

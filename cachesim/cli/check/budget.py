@@ -1,7 +1,8 @@
 """How long a search may go on, and a bar that says how far it is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -29,21 +30,12 @@ class Budget:
         return workloads / max(self.seconds, 1e-9)
 
 
-class Bar:
+@contextmanager
+def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Workloads played so far, on standard error, where that is a terminal."""
-
-    def __init__(self, title: str) -> None:
-        text = TextColumn("{task.description}  {task.fields[said]}")
-        self._progress = Progress(text, TimeElapsedColumn(), console=notes(), transient=True)
-        self._task = self._progress.add_task(title, total=None, said="")
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        self._progress.start()
-        return self._advance
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def _advance(self, workloads: int, requests: int) -> None:
-        said = f"{workloads} workloads, {requests} requests"
-        self._progress.update(self._task, said=said)
+    text = TextColumn("{task.description}  {task.fields[said]}")
+    with Progress(text, TimeElapsedColumn(), console=notes(), transient=True) as shown:
+        task = shown.add_task(title, total=None, said="")
+        yield lambda workloads, requests: shown.update(
+            task, said=f"{workloads} workloads, {requests} requests"
+        )

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.check.budget import Bar, Budget
+from cachesim.cli.check.budget import Budget, bar
 from cachesim.cli.check.plan import WORDS, Plan, many, workers_for
 from cachesim.cli.check.telling import tell_comparison, tell_search, tell_survey
 from cachesim.cli.jobs import setting
@@ -106,7 +106,7 @@ def carried_out(plan: Plan) -> int:
 def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     search_with = search if pool is None else partial(search_by, pool, count)
-    with Bar(f"{profile} {plan.model}") as advance:
+    with bar(f"{profile} {plan.model}") as advance:
         budget = Budget(plan.minutes)
 
         def going(report: Report) -> bool:
@@ -123,7 +123,7 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
 def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     budget = Budget(plan.minutes)
-    with Bar(f"{profile} {plan.model}") as advance:
+    with bar(f"{profile} {plan.model}") as advance:
 
         def going(report: Report) -> bool:
             advance(report.workloads, report.requests)
@@ -159,7 +159,7 @@ def _hands(plan: Plan) -> Iterator[Hands]:
 
 def _compare(one: Profile, other: Profile, plan: Plan) -> int:
     budget = Budget(plan.minutes)
-    with Bar(f"{one} against {other}, {plan.model}") as advance:
+    with bar(f"{one} against {other}, {plan.model}") as advance:
 
         def going(found: Comparison) -> bool:
             advance(found.workloads, found.requests)
