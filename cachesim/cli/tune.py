@@ -5,13 +5,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.progress import Progress
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.inputs import UNSAID, Chats, Flags, ServerFlags, given, requests_in, write
+from cachesim.cli.inputs import (
+    UNSAID,
+    Chats,
+    Flags,
+    Page,
+    ServerFlags,
+    TextOrJson,
+    given,
+    requests_in,
+    write,
+)
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.logs.sizes import sizes_of_gguf
@@ -51,8 +61,8 @@ def tune(
     gguf: Annotated[
         Path | None, Parameter(help="The model's file, for the bytes of its memory.")
     ] = None,
-    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
-    report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
+    format: TextOrJson = "text",
+    report: Page = None,
     server: ServerFlags = UNSAID,
     chats: Chats = False,
     set: Flags = None,

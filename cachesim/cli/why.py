@@ -5,14 +5,25 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.progress import Progress
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.as_trace import trace_of_dump, trace_of_log
-from cachesim.cli.inputs import UNSAID, Chats, Flags, Given, ServerFlags, given, requests_in, write
+from cachesim.cli.inputs import (
+    UNSAID,
+    Chats,
+    Flags,
+    Given,
+    Page,
+    ServerFlags,
+    TextOrJson,
+    given,
+    requests_in,
+    write,
+)
 from cachesim.errors import InputError
 from cachesim.logs.extract import worst_scenario
 from cachesim.logs.following import Following
@@ -62,8 +73,8 @@ def why(
     trace: Annotated[
         Path | None, Parameter(help="Write the requests as a trace for `replay` and `sweep`.")
     ] = None,
-    format: Annotated[Literal["text", "json"], Parameter(help="How to print.")] = "text",
-    report: Annotated[Path | None, Parameter(help="Write one HTML page.")] = None,
+    format: TextOrJson = "text",
+    report: Page = None,
     server: ServerFlags = UNSAID,
     chats: Chats = False,
     set: Flags = None,
