@@ -16,9 +16,9 @@ from rich.table import Table
 from benchmarks.vllm_manager import REQUESTS, RUNS, prompts
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.prompts import spell
 from cachesim.real.sglang.playing import Player
 from cachesim.real.sglang.process import RealScheduler
-from cachesim.real.token_rows import spell
 from cachesim.real.worker_side import Stopwatch
 
 TREE: Final = (

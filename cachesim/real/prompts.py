@@ -1,5 +1,9 @@
-"""Random prompts for schedulers that keep blocks or pages: new ones, and ones that grow."""
+"""Random prompts for schedulers that keep blocks or pages: new ones, and ones that grow.
 
+Rows of tokens are written as text: blank-separated pieces, `5` one token, `5-9` the tokens 5 to 9.
+"""
+
+from collections.abc import Sequence
 from random import Random
 
 
@@ -41,3 +45,24 @@ class Writer:
         if rng.random() < 0.4:
             cut = max(1, cut // self.unit * self.unit)
         return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """Tokens as text: `5-9` for a run."""
+    out, i = [], 0
+    while i < len(tokens):
+        j = i
+        while j + 1 < len(tokens) and tokens[j + 1] == tokens[j] + 1:
+            j += 1
+        out.append(str(tokens[i]) if j == i else f"{tokens[i]}-{tokens[j]}")
+        i = j + 1
+    return " ".join(out)
+
+
+def unspell(text: str) -> list[int]:
+    """Read what `spell` wrote."""
+    out: list[int] = []
+    for piece in text.split():
+        first, dash, last = piece.partition("-")
+        out.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+    return out

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from cachesim.errors import ScenarioError
-from cachesim.real.token_rows import spell
+from cachesim.real.prompts import spell
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.real.token_rows import spell, unspell
+from cachesim.real.prompts import spell, unspell
 from cachesim.real.vectors.schedulers import mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"

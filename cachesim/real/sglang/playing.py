@@ -19,7 +19,7 @@ from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.storage import Storage, StorageShape
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
-from cachesim.real.token_rows import unspell
+from cachesim.real.prompts import unspell
 
 MOST_STEPS: Final = 20_000
 MOST_IDLE: Final = 40

@@ -15,8 +15,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from cachesim.real.prompts import unspell
 from cachesim.real.sglang import stand_ins, worker_storage
-from cachesim.real.token_rows import unspell
 from cachesim.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
 
 Json = Any

@@ -8,8 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
-from cachesim.real.prompts import Writer
-from cachesim.real.token_rows import spell
+from cachesim.real.prompts import Writer, spell
 
 KINDS: Final = (
     "full",

@@ -15,7 +15,7 @@ from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler
 from cachesim.errors import UpstreamAbort
-from cachesim.real.token_rows import spell, unspell
+from cachesim.real.prompts import spell, unspell
 
 WRONG_DRAFT: Final = 9_999_999
 """Proposed where the true continuation ends."""

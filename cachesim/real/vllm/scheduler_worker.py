@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cachesim.real.token_rows import spell, unspell
+from cachesim.real.prompts import spell, unspell
 from cachesim.real.vllm.stand_ins import install
 from cachesim.real.vllm.worker_settings import Settings, settings_of
 from cachesim.real.vllm.worker_store import Store, SupportsHMA
