@@ -49,7 +49,7 @@ LARGE: Final = 24 << 20
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed for the next array: memory that is new is slow.
 
-    glibc hands freed memory back to the system, page by page, and gets it anew a moment later. How
+    glibc hands freed memory back to the system, page by page, and gets it again a moment later. How
     much it keeps it learns from the largest array that was ever freed, so one is: nothing touches
     it, and it takes no memory. Elsewhere this does nothing.
     """

@@ -111,7 +111,7 @@ class Delta:
         out = np.empty((length, sets, heads, 1, size))
         planes = after.shape[1]
         last = state.reshape(sets, heads, size, size).copy()
-        states = np.empty((min(STRETCH, length), *last.shape))  # taken anew, memory costs more
+        states = np.empty((min(STRETCH, length), *last.shape))  # written again and again
         fades = np.empty_like(states)
         for start in range(0, length, STRETCH):
             some = slice(start, min(start + STRETCH, length))
