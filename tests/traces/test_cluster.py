@@ -36,10 +36,14 @@ def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
     killed: list[int] = []
 
     def kill_one(client: Any) -> None:
-        time.sleep(0.3)
         pids = client.run(os.getpid)
-        killed.append(next(iter(pids.values())))
-        os.kill(killed[0], signal.SIGKILL)
+        for _ in range(2_000):
+            time.sleep(0.01)
+            busy = [worker for worker, cells in client.processing().items() if cells]
+            if busy:
+                killed.append(pids[busy[0]])
+                os.kill(killed[0], signal.SIGKILL)
+                return
 
     with (
         distributed.LocalCluster(2, threads_per_worker=1, **NO_DASHBOARD) as own,
