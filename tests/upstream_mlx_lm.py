@@ -12,6 +12,7 @@ import tarfile
 import types
 import unittest
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -26,6 +27,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.caches.masks import create_attention_mask, create_causal_mask
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
 from cachesim.real.environment import environments_folder
 from tests import upstream_generation as generation
@@ -284,6 +286,8 @@ def play(release: str) -> Outcome:
     for kind in {getattr(caches, name) for name in CLASSES}:
         kind.state = property(kind.state.fget, lambda self, v: self.put_state(v, self.meta_state))
     caches.KVCache.to_quantized = generation.to_quantized  # type: ignore[attr-defined]
+    # the tests keep words and objects of their own in the store, which upstream copies as it finds
+    lru_prompt_cache.copy_prompt_cache = deepcopy  # type: ignore[assignment]
     sys.meta_path.insert(0, Nowhere())
     rules = FAMILY.release(release).rules
     for module in (*modules(rules), *generation.modules(rules, release)):
