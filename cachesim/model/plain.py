@@ -53,9 +53,12 @@ class PlainStore:
         self._states[layer] = states[:, 0]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)
 def rows_from(first: int, count: int) -> Integers:
-    """The numbers of so many rows, which all layers of an ubatch share and none changes."""
+    """The numbers of so many rows, which all layers of an ubatch share and none changes.
+
+    Few are kept: those of a long prompt are large.
+    """
     rows = np.arange(first, first + count, dtype=np.int64)
     rows.flags.writeable = False
     return rows
