@@ -29,7 +29,7 @@ class Tile:
         tile, products = np.zeros((height, matrix.inner)), np.empty((height, matrix.columns))
         self.row: Array = tile[0]
         self.result: Array = products[0]
-        self._share, self._epsilon, self._scale = 1.0 / matrix.inner, epsilon, np.empty(())
+        self._epsilon, self._scale = epsilon, np.empty(())
         first, *others = blocks(height, matrix.inner, matrix.columns)
         if others:
             parts = [(matrix.factor[:, some], products[:, some]) for some in (first, *others)]
@@ -43,7 +43,7 @@ class Tile:
 
     def normed(self, x: Array) -> None:
         """Multiply the row x (d,) at a root mean square of one, as `rms_norm` makes it."""
-        self._scale[()] = math.sqrt(float(x.dot(x)) * self._share + self._epsilon)
+        self._scale[()] = root_mean_square(x, self._epsilon)
         np.divide(x, self._scale, self.row)
         self._multiply()
 
@@ -64,13 +64,13 @@ class Norms:
 
     def __init__(self, rows: Array, epsilon: float, out: Array) -> None:
         self._pairs = list(zip(rows, out, strict=True))
-        self._share, self._epsilon, self._scale = 1.0 / rows.shape[1], epsilon, np.empty(())
+        self._epsilon, self._scale = epsilon, np.empty(())
 
     def __call__(self) -> None:
         """Read the rows as they are now, and write them at a root mean square of one."""
         scale = self._scale
         for row, out in self._pairs:
-            scale[()] = math.sqrt(float(row.dot(row)) * self._share + self._epsilon)
+            scale[()] = root_mean_square(row, self._epsilon)
             np.divide(row, scale, out)
 
 
