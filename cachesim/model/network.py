@@ -42,7 +42,7 @@ MOST_POSITION: Final = (1 << 31) - 1
 
 
 LARGE: Final = 24 << 20
-"""Bytes: more than what a layer works on, and less than what glibc hands back without learning."""
+"""Bytes: more than most arrays of a layer, and less than what glibc hands back without learning."""
 
 
 @cache
