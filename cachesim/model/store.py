@@ -12,7 +12,7 @@ with an earlier cell (memories allow it) follow in further blocks, in cell order
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -49,6 +49,56 @@ class Lane:
 
 Lanes: TypeAlias = tuple[Lane, ...]
 """What each query of an ubatch may look at: every row lies in exactly one lane."""
+
+
+class Frame(NamedTuple):
+    """A lane before the keys and values of a layer are put into it."""
+
+    rows: Integers
+    positions: Integers
+    low: Integers
+    high: Integers
+
+    @classmethod
+    def of_run(cls, start: int, end: int, window: int = 0, *, chunked: bool = False) -> "Frame":
+        """The rows `[start, end)` of a sequence that holds every position up to them.
+
+        |  seen by nobody  |   seen   | rows | ABSENT |
+                         first      start   end   whole blocks
+        """
+        high = np.arange(start, end, dtype=np.int64)
+        low = lowest(high, window, chunked=chunked)
+        first = int(low[0]) // BLOCK * BLOCK
+        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
+        positions[end - first :] = ABSENT
+        return cls(np.arange(end - start), positions, low, high)
+
+    def lane(self, keys: Array, values: Array) -> Lane:
+        """The lane of a layer whose keys and values lie at the frame's positions."""
+        return Lane(
+            rows=self.rows,
+            keys=keys,
+            values=values,
+            positions=self.positions,
+            low=self.low,
+            high=self.high,
+        )
+
+
+def lowest(queries: Integers, window: int, *, chunked: bool = False) -> Integers:
+    """The first position that each query sees; a window of 0 is none."""
+    if not window:
+        return np.zeros(len(queries), np.int64)
+    if chunked:
+        return queries // window * window
+    return np.maximum(queries - window + 1, 0)
+
+
+def grown(held: Array, rows: int) -> Array:
+    """The same rows with zeros behind them, so many in all."""
+    longer = np.zeros((rows, *held.shape[1:]), held.dtype)
+    longer[: len(held)] = held
+    return longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

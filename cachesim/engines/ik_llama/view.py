@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes, Ubatch
+from cachesim.model.store import ABSENT, BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Integers, SeqId
 
 if TYPE_CHECKING:
@@ -37,16 +37,8 @@ class SequenceView:
         queries, low = self._ubatch.positions, self._start
         if layer in context.windows:
             low = queries - context.network.spec.window + 1
-        return (
-            Lane(
-                rows=self._rows,
-                keys=context.keys[layer][self._order],
-                values=context.values[layer][self._order],
-                positions=self._positions,
-                low=low,
-                high=queries,
-            ),
-        )
+        frame = Frame(self._rows, self._positions, low, queries)
+        return (frame.lane(context.keys[layer][self._order], context.values[layer][self._order]),)
 
     def _arrange(self) -> None:
         """Bring the sequence's cells into the order of the positions their keys are rotated to.

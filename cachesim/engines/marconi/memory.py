@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network
-from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
+from cachesim.model.store import BLOCK, Frame, Lanes
 from cachesim.units import Array
 
 
@@ -90,22 +90,11 @@ class Memory:
         start, end = self.length, self.length + self.count
         held_keys, held_values = self.keys[layer]
         held_keys[start:end], held_values[start:end] = keys, values
-        high = np.arange(start, end, dtype=np.int64)
-        low = np.zeros_like(high)
-        if self._shape(layer).place == "window":
-            low = np.maximum(high - self.network.spec.window + 1, 0)
-        first, last = int(low[0]) // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK
-        positions = np.arange(first, last, dtype=np.int64)
-        positions[positions >= end] = ABSENT
-        lane = Lane(
-            rows=np.arange(len(high), dtype=np.int64),
-            keys=held_keys[first:last],
-            values=held_values[first:last],
-            positions=positions,
-            low=low,
-            high=high,
-        )
-        return (lane,)
+        window = self.network.spec.window if self._shape(layer).place == "window" else 0
+        frame = Frame.of_run(start, end, window)
+        first = int(frame.positions[0])
+        shown = slice(first, first + len(frame.positions))
+        return (frame.lane(held_keys[shown], held_values[shown]),)
 
     def states(self, layer: int) -> Array:
         """The running state."""

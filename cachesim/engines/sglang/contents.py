@@ -7,14 +7,14 @@
 What a slot held before it was handed out stays in it until somebody writes.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from cachesim.engines.sglang.node import FULL, PART, STATE
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.model.arithmetic import LayerShape, Network, Place
-from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
+from cachesim.model.store import Frame, Lanes, grown
 from cachesim.units import Array, Integers
 
 
@@ -48,8 +48,8 @@ class Contents:
     def reach_cell(self, layer: int, cell: int) -> None:
         """Room up to one cell."""
         if cell >= len(self.keys[layer]):
-            self.keys[layer] = _grown(self.keys[layer], 2 * (cell + 1))
-            self.values[layer] = _grown(self.values[layer], 2 * (cell + 1))
+            self.keys[layer] = grown(self.keys[layer], 2 * (cell + 1))
+            self.values[layer] = grown(self.values[layer], 2 * (cell + 1))
 
     def row(self, layer: int, slot: int) -> Array:
         """The state of one layer in a slot."""
@@ -64,7 +64,7 @@ class Contents:
 
     def _reach_state(self, layer: int, slot: int) -> None:
         if slot >= len(self.rows[layer]):
-            self.rows[layer] = _grown(self.rows[layer], 2 * slot + 1)
+            self.rows[layer] = grown(self.rows[layer], 2 * slot + 1)
 
     def copy_state(self, source: int, target: int) -> None:
         """All layers' states of one slot go into another one."""
@@ -109,38 +109,24 @@ def copy_slots(
         target.values[layer][to] = source.values[layer][at]
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """Which cells of a part of the memory a piece writes, and which it looks at.
-
-    |  before the window  |   seen   | piece | ABSENT |
-                     first    start     end   whole blocks of the lane
-    """
+class _Sight(NamedTuple):
+    """Which cells of a part of the memory a piece writes, and which it looks at."""
 
     written: Integers
     cells: Integers
-    rows: Integers
-    positions: Integers
-    low: Integers
-    high: Integers
     highest: int  # of the cells
+    frame: Frame
 
     @classmethod
-    def of(cls, contents: Contents, place: Place, row: Integers, start: int, count: int) -> "Sight":
+    def of(
+        cls, contents: Contents, place: Place, row: Integers, start: int, count: int
+    ) -> "_Sight":
         """What a piece `[start, start + count)` of a request's row meets in a place's layers."""
         end = start + count
-        high = np.arange(start, end, dtype=np.int64)
-        low = np.zeros(count, np.int64)
-        if place == "window":
-            low = np.maximum(high - contents.window + 1, 0)
-        first = int(low[0]) // BLOCK * BLOCK
-        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
+        frame = Frame.of_run(start, end, contents.window if place == "window" else 0)
         written = contents.cells(place, row[start:end])
-        cells = contents.cells(place, row[np.minimum(positions, end - 1)])
-        positions[end - first :] = ABSENT
-        rows = np.arange(count, dtype=np.int64)
-        highest = max(int(written.max()), int(cells.max()))
-        return cls(written, cells, rows, positions, low, high, highest)
+        cells = contents.cells(place, row[np.minimum(frame.positions, end - 1)])
+        return cls(written, cells, max(int(written.max()), int(cells.max())), frame)
 
 
 class ChunkStore:
@@ -153,7 +139,7 @@ class ChunkStore:
         self._row = row
         self._start = start
         self._count = count
-        self._sights: dict[Place, Sight] = {}
+        self._sights: dict[Place, _Sight] = {}
         self.initial: int | None = None  # slot of the state to start from
         self.target: int | None = None  # slot for the state after the last token
 
@@ -162,20 +148,12 @@ class ChunkStore:
         contents, place = self.contents, self.contents.shapes[layer].place
         sight = self._sights.get(place)
         if sight is None:
-            sight = Sight.of(contents, place, self._row, self._start, self._count)
+            sight = _Sight.of(contents, place, self._row, self._start, self._count)
             self._sights[place] = sight
         contents.reach_cell(layer, sight.highest)
         held_keys, held_values = contents.keys[layer], contents.values[layer]
         held_keys[sight.written], held_values[sight.written] = keys, values
-        lane = Lane(
-            rows=sight.rows,
-            keys=held_keys[sight.cells],
-            values=held_values[sight.cells],
-            positions=sight.positions,
-            low=sight.low,
-            high=sight.high,
-        )
-        return (lane,)
+        return (sight.frame.lane(held_keys[sight.cells], held_values[sight.cells]),)
 
     def states(self, layer: int) -> Array:
         """The row that the piece starts from, zeros for a prefix of nothing."""
@@ -188,9 +166,3 @@ class ChunkStore:
         """Write the state after the last token."""
         if self.target is not None:
             self.contents.put_row(layer, self.target, states[0, 0])
-
-
-def _grown(held: Array, rows: int) -> Array:
-    grown = np.zeros((rows, *held.shape[1:]), held.dtype)
-    grown[: len(held)] = held
-    return grown

@@ -9,13 +9,14 @@ until somebody writes: nothing is wiped.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.model.arithmetic import LayerShape, Network, Place
-from cachesim.model.store import ABSENT, BLOCK, Lane, Lanes
+from cachesim.model.store import ABSENT, Frame, Lanes, grown
 from cachesim.units import Array, Integers
 
 NOBODY = -1
@@ -58,11 +59,11 @@ class Pages:
         self.blocks = max(block + 1, 2 * self.blocks, 16)
         self.owner = np.append(self.owner, np.full(self.blocks - len(self.owner), NOBODY))
         for layer in self._states:
-            self._states[layer] = _grown(self._states[layer], self.blocks)
+            self._states[layer] = grown(self._states[layer], self.blocks)
         for held in (self.keys, self._values):
             for layer in held:
                 size = self.groups[self.group_of[layer]].block
-                held[layer] = _grown(held[layer], self.blocks * size)
+                held[layer] = grown(held[layer], self.blocks * size)
 
     def take(self, group: int, blocks: Integers) -> None:
         """A group writes into blocks: what other groups had in them is gone."""
@@ -162,15 +163,7 @@ class ChunkStore:
         held_keys, held_values = self.pages.cells(layer)
         held_keys[sight.written] = keys
         held_values[sight.written] = values
-        lane = Lane(
-            rows=sight.rows,
-            keys=held_keys[sight.cells],
-            values=held_values[sight.cells],
-            positions=sight.positions,
-            low=sight.low,
-            high=sight.high,
-        )
-        return (lane,)
+        return (sight.frame.lane(held_keys[sight.cells], held_values[sight.cells]),)
 
     def states(self, layer: int) -> Array:
         """The row that the chunk starts from, zeros for a prefix of nothing."""
@@ -190,66 +183,23 @@ class ChunkStore:
                 self.pages.put_state(layer, target, states[0, back])
 
 
-class _Sight:
-    """Which cells of a group a chunk writes, and which it looks at.
+class _Sight(NamedTuple):
+    """Which cells of a group a chunk writes, and which it looks at."""
 
-    |  before the window: null  |   seen   | chunk | ABSENT |
-                             first    start     end   whole blocks of the lane
-    """
-
-    __slots__ = ("blocks", "cells", "high", "low", "positions", "rows", "written")
-
-    def __init__(
-        self,
-        *,
-        blocks: Integers,
-        written: Integers,
-        cells: Integers,
-        positions: Integers,
-        low: Integers,
-        high: Integers,
-    ) -> None:
-        self.blocks = blocks  # those that are written into
-        self.written = written
-        self.cells = cells
-        self.positions = positions
-        self.low = low
-        self.high = high
-        self.rows = np.arange(len(high), dtype=np.int64)
+    blocks: Integers  # those that are written into
+    written: Integers
+    cells: Integers
+    frame: Frame  # positions whose block is null are absent: they lie before the window
 
     @classmethod
     def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "_Sight":
         size, end = spec.block, start + count
         blocks = np.array(table[: cdiv(end, size)], np.int64)
-        high = np.arange(start, end, dtype=np.int64)
-        low = _lowest(spec, high)
-        first = int(low[0]) // BLOCK * BLOCK
-        positions = np.arange(first, -(-end // BLOCK) * BLOCK, dtype=np.int64)
+        chunked = spec.kind == "chunked"
+        frame = Frame.of_run(start, end, spec.chunk or spec.window, chunked=chunked)
+        positions, first = frame.positions, int(frame.positions[0])
         inside = np.minimum(positions, end - 1)
         owners = blocks[inside // size]
         cells = owners * size + inside % size
         positions[owners == NULL] = ABSENT
-        positions[end - first :] = ABSENT
-        return cls(
-            blocks=blocks[start // size :],
-            written=cells[start - first : end - first],
-            cells=cells,
-            positions=positions,
-            low=low,
-            high=high,
-        )
-
-
-def _lowest(spec: GroupSpec, high: Integers) -> Integers:
-    """The first position that each query sees."""
-    if spec.kind == "window":
-        return np.maximum(high - spec.window + 1, 0)
-    if spec.kind == "chunked":
-        return high // spec.chunk * spec.chunk
-    return np.zeros(len(high), np.int64)
-
-
-def _grown(held: Array, rows: int) -> Array:
-    grown = np.zeros((rows, *held.shape[1:]), held.dtype)
-    grown[: len(held)] = held
-    return grown
+        return cls(blocks[start // size :], cells[start - first : end - first], cells, frame)

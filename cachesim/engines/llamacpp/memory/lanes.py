@@ -15,7 +15,7 @@ from cachesim.engines.llamacpp.memory.mask import WindowMask
 from cachesim.engines.llamacpp.memory.rows import MARGIN, NO_ROW, Rows
 from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.engines.llamacpp.memory.track import ABSENT_CELL, Track
-from cachesim.model.store import ABSENT, BLOCK, Lane
+from cachesim.model.store import ABSENT, BLOCK, Frame, Lane
 from cachesim.units import Integers
 
 
@@ -23,10 +23,7 @@ class LanePlan(NamedTuple):
     """A lane before its keys and values are picked."""
 
     stream: int
-    rows: Integers
-    positions: Integers
-    low: Integers
-    high: Integers
+    frame: Frame
     picked: slice | Integers  # rows of the buffers, as a plain slice where the cells allow it
 
     @property
@@ -38,14 +35,7 @@ class LanePlan(NamedTuple):
 
     def pick(self, buffers: Rows, layer: int) -> Lane:
         """The lane of one layer."""
-        return Lane(
-            rows=self.rows,
-            keys=buffers.keys[layer][self.picked],
-            values=buffers.values[layer][self.picked],
-            positions=self.positions,
-            low=self.low,
-            high=self.high,
-        )
+        return self.frame.lane(buffers.keys[layer][self.picked], buffers.values[layer][self.picked])
 
 
 def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list[LanePlan]:
@@ -59,7 +49,7 @@ def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list
         low, high = streams.mask.interval(at[rows], causal=causal)
         ends = _ends(low, high)
         positions, picked = _lay_out(streams.cells[stream], seq, *ends)
-        plans.append(LanePlan(stream, rows, positions, low, high, picked))
+        plans.append(LanePlan(stream, Frame(rows, positions, low, high), picked))
     return plans
 
 

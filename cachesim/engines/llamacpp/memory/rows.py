@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape
-from cachesim.model.store import BLOCK
+from cachesim.model.store import BLOCK, grown
 from cachesim.units import Array, Integers
 
 MARGIN: Final = BLOCK
@@ -45,9 +45,7 @@ class Rows:
         reach = min(self.size, max(cell + 1, 2 * self.reach, 4 * BLOCK))
         for buffers in (self.keys, self.values):
             for layer, old in buffers.items():
-                new = np.zeros((reach + 2 * MARGIN, *old.shape[1:]), dtype=old.dtype)
-                new[: len(old)] = old
-                buffers[layer] = new
+                buffers[layer] = grown(old, reach + 2 * MARGIN)
         self.reach = reach
 
     def put_keys(self, layer: int, cells: Integers, data: Array) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import every, same
 from cachesim.engines.mlx_lm.caches.masks import Bounds
-from cachesim.model.store import ABSENT, BLOCK, FAR, Lane
+from cachesim.model.store import ABSENT, BLOCK, FAR, Frame, Lane
 from cachesim.units import Array, Integers
 
 NOWHERE: Final = -1
@@ -18,26 +18,16 @@ NOWHERE: Final = -1
 class Way:
     """How rows of a cache come into a lane: row `of[i]` lies at place `to[i]`."""
 
-    rows: Integers
     of: Integers | slice
     to: Integers | slice
-    positions: Integers
-    low: Integers
-    high: Integers
+    frame: Frame
 
     def lane(self, keys: Array, values: Array) -> Lane:
         """The lane of one layer's keys and values, as they lie in its cache."""
-        return Lane(
-            rows=self.rows,
-            keys=self._brought(keys),
-            values=self._brought(values),
-            positions=self.positions,
-            low=self.low,
-            high=self.high,
-        )
+        return self.frame.lane(self._brought(keys), self._brought(values))
 
     def _brought(self, held: Array) -> Array:
-        lane = np.zeros((len(self.positions), *held.shape[1:]), held.dtype)
+        lane = np.zeros((len(self.frame.positions), *held.shape[1:]), held.dtype)
         lane[self.to] = held[self.of]
         return lane
 
@@ -132,7 +122,7 @@ def _common_way(
     to = slice(first - base, last + 1 - base) if isinstance(where, slice) else where - base
     positions = np.full(size, ABSENT)
     positions[to] = seen
-    return Way(rows, used, to, positions, low, high)
+    return Way(used, to, Frame(rows, positions, low, high))
 
 
 def _between(seen: Integers, low: Integers, high: Integers) -> Array:
@@ -189,10 +179,7 @@ def _way_of_one(places: Integers, used: Integers, row: int, position: int) -> Wa
     positions[seen - base] = seen
     positions[size : size + max(1, len(others))] = position  # where there are more
     return Way(
-        rows=np.array([row]),
         of=np.concatenate((used[regular], used[others])),
         to=np.concatenate((seen - base, np.arange(size, size + len(others)))),
-        positions=positions,
-        low=np.array([0]),
-        high=np.array([FAR]),
+        frame=Frame(np.array([row]), positions, np.array([0]), np.array([FAR])),
     )

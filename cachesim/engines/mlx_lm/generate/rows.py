@@ -21,7 +21,7 @@ from cachesim.engines.mlx_lm.caches.quantized_kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.families import RecurrentRules
 from cachesim.model.arithmetic import LayerShape
-from cachesim.model.store import Padding
+from cachesim.model.store import Padding, lowest
 from cachesim.units import Array, Integers
 
 MARK: Final = 1 << 40
@@ -93,11 +93,7 @@ class CachedRows:
 
     def lowest(self, positions: Integers) -> Integers:
         """The first position that each column sees, if its row lies as it should."""
-        if self.window is None:
-            return np.zeros(len(positions), np.int64)
-        if self.chunked:
-            return positions // self.window * self.window
-        return np.maximum(positions - self.window + 1, 0)
+        return lowest(positions, self.window or 0, chunked=self.chunked)
 
     def of_row(self, row: int) -> tuple[Array, Array, Array]:
         """The keys and values of one row of the batch, and the position of each plus one."""

@@ -86,9 +86,9 @@ def check_lanes(player: MemoryPlayer) -> None:
     for cache in player.parts.caches.values():
         masked = visible_cells(cache.streams, cache.mask, ubatch, causal=True)
         for plan in plan_lanes(cache.streams, ubatch):
-            picked = np.r_[plan.picked] - MARGIN
-            for row, low, high in zip(plan.rows, plan.low, plan.high, strict=True):
-                seen = picked[(plan.positions >= low) & (plan.positions <= high)]
+            picked, frame = np.r_[plan.picked] - MARGIN, plan.frame
+            for row, low, high in zip(frame.rows, frame.low, frame.high, strict=True):
+                seen = picked[(frame.positions >= low) & (frame.positions <= high)]
                 assert masked[row] == sorted(seen.tolist())
 
 

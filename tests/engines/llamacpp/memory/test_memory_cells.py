@@ -142,11 +142,12 @@ def check_lanes(streams: Streams, seq: int, start: int) -> None:
     (plan,) = plan_lanes(streams, ubatch)
     rows = range(10_000)[plan.picked] if isinstance(plan.picked, slice) else plan.picked.tolist()
     cells = streams.cells[0]
-    assert len(plan.positions) % BLOCK == 0
-    low, high = int(plan.low[0]), int(plan.high[0])
+    frame = plan.frame
+    assert len(frame.positions) % BLOCK == 0
+    low, high = int(frame.low[0]), int(frame.high[0])
     shown = [
         (int(pos), row - MARGIN)
-        for pos, row in zip(plan.positions, rows, strict=True)
+        for pos, row in zip(frame.positions, rows, strict=True)
         if pos != ABSENT and low <= pos <= high
     ]
     held = [
