@@ -18,7 +18,7 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.prompts import spell
 from cachesim.real.sglang.playing import Player
-from cachesim.real.sglang.process import RealScheduler
+from cachesim.real.sglang.scheduler import SCHEDULER
 from cachesim.real.worker_side import Stopwatch
 
 TREE: Final = (
@@ -63,7 +63,7 @@ def run(out: Console) -> None:
             for head in (f"real {what}", "simulated", "times"):
                 table.add_column(head, justify="right")
         try:
-            with RealScheduler(release) as real:
+            with SCHEDULER.start(release) as real:
                 for name, config in CONFIGS.items():
                     wanted = {**POOL, **config}
                     asked = {"config": wanted, "prompts": texts}

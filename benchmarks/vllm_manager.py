@@ -17,7 +17,7 @@ from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.request import Request
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.vllm.playing import Player, spell
-from cachesim.real.vllm.process import RealScheduler
+from cachesim.real.vllm.scheduler import SCHEDULER
 
 RELEASE: Final = "0.33.0"
 REQUESTS: Final = 300
@@ -57,7 +57,7 @@ def run(out: Console) -> None:
     """The table."""
     load = prompts()
     try:
-        with RealScheduler(RELEASE) as real:
+        with SCHEDULER.start(RELEASE) as real:
             table = Table(
                 title=f"requests of 2,000 tokens a second, vllm {RELEASE}", title_style=""
             )

@@ -31,10 +31,8 @@ from cachesim.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.mlx_lm.server import compare_server
-from cachesim.real.sglang.commands import compare as compare_sglang
-from cachesim.real.sglang.process import core_of as sglang_core_of
-from cachesim.real.vllm.commands import compare as compare_scheduler
-from cachesim.real.vllm.process import core_of
+from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.scenario.shipped import load_all
 from tests.wrong_answers import (
     FOUR_SLOTS,
@@ -179,13 +177,13 @@ def mlx_logits_agree(release: str) -> tuple[bool, str]:
 
 def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
     """Random workloads on vLLM's own scheduler: the same decisions, block by block."""
-    agreement = compare_scheduler(release, SEED, range(VLLM_WORKLOADS))
+    agreement = VLLM_SCHEDULER.compare(release, SEED, range(VLLM_WORKLOADS))
     return agreement.all_agree, f"{VLLM_WORKLOADS} workloads"
 
 
 def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:
     """Random workloads on SGLang's own scheduler: the same decisions, node by node."""
-    agreement = compare_sglang(release, SEED, range(SGLANG_WORKLOADS))
+    agreement = SGLANG_SCHEDULER.compare(release, SEED, range(SGLANG_WORKLOADS))
     return agreement.all_agree, f"{SGLANG_WORKLOADS} workloads"
 
 
@@ -214,13 +212,13 @@ def checks() -> Iterator[Check]:
     for version in VLLM.real():
         yield Check(
             name=f"vllm {version}: scheduler agrees",
-            environment=core_of(version),
+            environment=VLLM_SCHEDULER.core_of(version),
             run=partial(vllm_scheduler_agrees, version),
         )
     for version in SGLANG.real():
         yield Check(
             name=f"sglang {version}: scheduler agrees",
-            environment=sglang_core_of(version),
+            environment=SGLANG_SCHEDULER.core_of(version),
             run=partial(sglang_scheduler_agrees, version),
         )
 

@@ -26,8 +26,8 @@ from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.real.llama_cpp.workload import ENDLESS, SILENT
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.real.sglang.scenarios import play_scenario as play_on_sglang
-from cachesim.real.vllm.scenarios import play_scenario as play_on_vllm
+from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.scenario import Scenario, load
 from cachesim.scenario.shipped import shipped_files
 
@@ -43,8 +43,8 @@ OUT: Final = Console(highlight=False, soft_wrap=True)
 PLAYERS: Final[Mapping[str, Callable[[Scenario, str], Sequence[Any]]]] = {
     "llama.cpp": partial(play_on_llama_cpp, proves=False, patience=PATIENCE),
     "mlx-lm": play_mlx_scenario,
-    "vllm": play_on_vllm,
-    "sglang": play_on_sglang,
+    "vllm": VLLM_SCHEDULER.play_scenario,
+    "sglang": SGLANG_SCHEDULER.play_scenario,
 }
 
 

@@ -1,16 +1,13 @@
 """How many workloads a release's own scheduler and the simulated one played alike."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rich.progress import track
 from rich.table import Table
 
 from cachesim.real.playing import console
 from cachesim.real.vectors.replay import differing
-from cachesim.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 Workload = dict[str, Any]
@@ -80,36 +77,3 @@ class Agreement:
             for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
                 out.print(f"  {where}: {one!s:.200} | {other!s:.200}")
         return 0 if self.all_agree else 1
-
-
-Play = Callable[[Workload], list[dict[str, Any]]]
-
-
-def held_against(
-    found: Agreement,
-    workloads: Iterable[Mapping[str, Any]],
-    real: Play,
-    simulated: Play,
-    total: int,
-) -> Agreement:
-    """Play each workload on both."""
-    beside = console(stderr=True)
-    for workload in track(
-        workloads, total=total, console=beside, transient=True, disable=not beside.is_terminal
-    ):
-        asked = dict(workload)
-        found.count(asked, real(asked), simulated(asked))
-    return found
-
-
-def beside_newest(
-    engine: str, known: str, version: str, seed: int, compare: Callable[[], Agreement]
-) -> int:
-    """The newest version under the newest release's rules: as it, or what is new."""
-    try:
-        status = compare().tell(seed)
-    except WorkerError as error:
-        console().print(str(error), markup=False)
-        status = 1
-    console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
-    return status

@@ -1,22 +1,145 @@
-"""A scenario on a release's own scheduler, with the simulator beside it, for every engine.
+"""Workloads and scenarios on a release's own scheduler, with the simulated one beside it.
 
-The simulator plays it first, network and all; the real scheduler is told the same tokens, for no
-kernel runs there, and must take the same decisions.
+A scenario is played by the simulator first, network and all; the real scheduler is told the same
+tokens, for no kernel runs there, and must take the same decisions.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from rich.box import SIMPLE_HEAD
+from rich.progress import track
 from rich.table import Table
 
+from cachesim.engines.base import Engine
+from cachesim.engines.family import Family
+from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
+from cachesim.real.agreement import Agreement, Workload
+from cachesim.real.environment import package_of
+from cachesim.real.playing import Stage, console
 from cachesim.real.prompts import spell
+from cachesim.real.registry import versions_of
+from cachesim.real.unpacked import UnpackedWheel
+from cachesim.real.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Record
+from cachesim.scenario.session import Record, Session, groups_of
 
 Told = Mapping[str, Any]
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealScheduler(Generic[R]):
+    """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
+
+    `config_of` is what it is told of a simulated server, `hurdles` why it is not led through a
+    scenario, `group_of` what is asked of it in steps that come together, and `shared` names what
+    it tells of all of them.
+    """
+
+    family: Family[R, Any]
+    kept: re.Pattern[str]  # what of the wheel is unpacked
+    worker: str
+    flags: str  # of the interpreter
+    draw: Callable[[int, int, R], Workload]
+    play: Callable[[Workload, R], list[dict[str, Any]]]
+    config_of: Callable[[Engine], dict[str, Any]]
+    hurdles: Callable[[Scenario], Mapping[str, bool]]
+    group_of: Callable[[Sequence[Record]], list[dict[str, Any]]]
+    shared: tuple[str, ...]
+
+    def core_of(self, release: str, version: str = "") -> UnpackedWheel:
+        """The folder that holds the scheduler of a release, or of another version in its place."""
+        name, package = package_of(self.family, release)
+        played = replace(package, version=version) if version else package
+        return UnpackedWheel(
+            name=f"{self.family.name}-{version or name}-scheduler",
+            requirements=played.requirements,
+            kept=self.kept,
+        )
+
+    def start(self, release: str, version: str = "") -> WorkerProcess:
+        """The scheduler, started with its own files and little else."""
+        core = self.core_of(release, version)
+        core.ready()
+        given = self.worker, str(core.folder), release
+        return WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
+
+    def compare(self, release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
+        """Play workloads on both; another version may stand in for the release's own."""
+        known = self.family.release(release)
+        found = Agreement(self.family.name, known.name, fails_alike=True)
+        beside = console(stderr=True)
+        with self.start(known.name, version) as real:
+            for number in track(
+                numbers, console=beside, transient=True, disable=not beside.is_terminal
+            ):
+                workload = self.draw(seed, number, known.rules)
+                found.count(workload, real.play(workload), self.play(workload, known.rules))
+        return found
+
+    def compare_newest(self, seed: int, numbers: range, wheel: str = "") -> int:
+        """The newest version, or a named one, under the newest release's rules; the exit status."""
+        engine = self.family.name
+        version, known = wheel or versions_of(engine)[0], self.family.real()[-1]
+        try:
+            status = self.compare(known, seed, numbers, version=version).tell(seed)
+        except WorkerError as error:
+            console().print(str(error), markup=False)
+            status = 1
+        console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
+        return status
+
+    def play_named(self, scenario: str) -> int:
+        """Play what a name stands for on every release that it names; the exit status."""
+        stage = Stage(
+            family=self.family,
+            environment_for=self.core_of,
+            play=self.play_scenario,
+            table=self._table,
+        )
+        return stage.play_named(scenario)
+
+    def play_scenario(self, scenario: Scenario, release: str) -> "tuple[StepPlayed, ...]":
+        """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
+        why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
+        if why is not None:
+            msg = f"{scenario.name} is not played beside the real scheduler: {why}"
+            raise ScenarioError(msg)
+        session = Session(scenario, Profile(self.family.name, release), arithmetic="ring")
+        records, groups = list(session.run()), list(groups_of(scenario))
+        workload = {
+            "id": scenario.name,
+            "config": self.config_of(session.engine),
+            "steps": [self.group_of([records[index] for index in group]) for group in groups],
+        }
+        with self.start(release) as process:
+            real = process.play(workload)
+        simulated = self.play(workload, self.family.release(release).rules)
+        return tuple(
+            StepPlayed(
+                name=records[index].name,
+                prompt_tokens=len(records[index].prompt),
+                real=_entry(real, at, number, self.shared),
+                simulated=_entry(simulated, at, number, self.shared),
+                cached=_cached(records[index]),
+            )
+            for at, group in enumerate(groups)
+            for number, index in enumerate(group)
+        )
+
+    def _table(self, name: str, release: str, steps: "Sequence[StepPlayed]") -> Table:
+        """What both did, step by step."""
+        title = f"{name} on {self.family.name} {release}"
+        shown = Table(title=title, title_style="", box=SIMPLE_HEAD)
+        for head in ("step", "prompt", "cached", "simulated", "chunks", "evicted", ""):
+            shown.add_column(head, justify="right" if head not in {"step", ""} else "left")
+        for step in steps:
+            shown.add_row(*step.cells())
+        return shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +159,20 @@ class StepPlayed:
             return "error" in self.simulated and self.cached is None
         return self.real == self.simulated and self.real.get("cached") == self.cached
 
-
-def refuse(scenario: Scenario, hurdles: Mapping[str, bool]) -> None:
-    """What the real scheduler is not led through is said beforehand."""
-    why = next((why for why, stands in hurdles.items() if stands), None)
-    if why is not None:
-        msg = f"{scenario.name} is not played beside the real scheduler: {why}"
-        raise ScenarioError(msg)
+    def cells(self) -> tuple[str, ...]:
+        """The step's row in a table."""
+        verdict = "same" if self.agrees else "DIFFERS"
+        if "reset" in self.real:
+            return self.name, "", "", "", "", "", verdict
+        return (
+            self.name,
+            str(self.prompt_tokens),
+            str(self.real.get("cached", self.real.get("error"))),
+            str(self.cached),
+            " ".join(f"{first}-{last}" for first, last in self.real.get("chunks", ())),
+            str(len(self.real.get("evicted", ()))),
+            verdict,
+        )
 
 
 def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,27 +188,6 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     return asked | dict(more)
 
 
-def steps_played(
-    records: Sequence[Record],
-    groups: Sequence[Sequence[int]],
-    real: Sequence[Told],
-    simulated: Sequence[Told],
-    shared: tuple[str, ...],
-) -> tuple[StepPlayed, ...]:
-    """What the two say of each step; `shared` is told of its whole group."""
-    return tuple(
-        StepPlayed(
-            name=records[index].name,
-            prompt_tokens=len(records[index].prompt),
-            real=_entry(real, at, number, shared),
-            simulated=_entry(simulated, at, number, shared),
-            cached=_cached(records[index]),
-        )
-        for at, group in enumerate(groups)
-        for number, index in enumerate(group)
-    )
-
-
 def _entry(told: Sequence[Told], group: int, number: int, shared: tuple[str, ...]) -> Told:
     if group >= len(told) or "requests" not in told[group]:
         return told[group] if group < len(told) else {"error": "not played"}
@@ -92,24 +201,3 @@ def _cached(record: Record) -> int | None:
     if record.step.do != "complete" or reply is None or reply.cached is None:
         return None
     return int(reply.cached)
-
-
-def table(engine: str, name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
-    """What both did, step by step."""
-    shown = Table(title=f"{name} on {engine} {release}", title_style="", box=SIMPLE_HEAD)
-    for head in ("step", "prompt", "cached", "simulated", "chunks", "evicted", ""):
-        shown.add_column(head, justify="right" if head not in {"step", ""} else "left")
-    for step in steps:
-        if "reset" in step.real:
-            shown.add_row(step.name, "", "", "", "", "", "same" if step.agrees else "DIFFERS")
-            continue
-        shown.add_row(
-            step.name,
-            str(step.prompt_tokens),
-            str(step.real.get("cached", step.real.get("error"))),
-            str(step.cached),
-            " ".join(f"{first}-{last}" for first, last in step.real.get("chunks", ())),
-            str(len(step.real.get("evicted", ()))),
-            "same" if step.agrees else "DIFFERS",
-        )
-    return shown

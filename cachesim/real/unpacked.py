@@ -9,16 +9,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cachesim.engines.family import Family
 from cachesim.real.environment import (
     SET_UP_SECONDS,
     Environment,
     EnvironmentUnavailableError,
-    package_of,
 )
 
 DONE: Final = "unpacked"
@@ -67,16 +65,3 @@ class UnpackedWheel(Environment):
             said = str(getattr(error, "stderr", "") or error).strip().splitlines()
             msg = f"cannot download {wanted}: {said[-1] if said else error}"
             raise EnvironmentUnavailableError(msg) from error
-
-
-def scheduler_of(
-    family: Family[Any, Any], kept: re.Pattern[str], release: str, version: str = ""
-) -> UnpackedWheel:
-    """The folder that holds the scheduler of a release, or of another version in its place."""
-    name, package = package_of(family, release)
-    played = replace(package, version=version) if version else package
-    return UnpackedWheel(
-        name=f"{family.name}-{version or name}-scheduler",
-        requirements=played.requirements,
-        kept=kept,
-    )

@@ -9,11 +9,10 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement
-from cachesim.real.sglang import commands, structs, tensors
-from cachesim.real.sglang.commands import real_sglang
+from cachesim.real.sglang import structs, tensors
 from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.process import KEPT, core_of
-from cachesim.real.sglang.scenarios import config_of, play_scenario
+from cachesim.real.sglang.scenarios import config_of
+from cachesim.real.sglang.scheduler import SCHEDULER
 from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
@@ -187,40 +186,14 @@ def test_a_scenario_with_a_client_that_goes_is_refused() -> None:
     [(_, scenario)] = load_all(["llama.cpp-cancel-and-retry"])
 
     with pytest.raises(ScenarioError, match="never left half done"):
-        play_scenario(scenario, "0.5.23")
+        SCHEDULER.play_scenario(scenario, "0.5.23")
 
 
 def test_only_python_files_are_unpacked() -> None:
-    assert KEPT.fullmatch("sglang/srt/mem_cache/unified_radix_cache.py")
-    assert not KEPT.fullmatch("sglang/srt/models/llama.py")
-    assert not KEPT.fullmatch("sglang/srt/_core.abi3.so")
-    assert ("sglang==0.5.9",) == core_of("0.5.9").requirements
-
-
-@pytest.mark.parametrize(("same", "status", "word"), [(True, 0, "as"), (False, 1, "NOT as")])
-def test_the_newest_version_is_held_against_the_newest_release(
-    *,
-    same: bool,
-    status: int,
-    word: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def compare(release: str, _seed: int, numbers: range, *, version: str = "") -> Agreement:
-        asked.append((release, version))
-        found = Agreement("sglang", release)
-        for number in numbers:
-            found.count({"id": f"full-{number}"}, [{"free": 1}], [{"free": 2 - same}])
-        return found
-
-    monkeypatch.setattr(commands, "compare", compare)
-    monkeypatch.setattr(commands, "versions_of", lambda _: ("0.5.24", "0.5.23"))
-
-    assert status == real_sglang(newest=True, workloads=2)
-    assert [("0.5.23", "0.5.24")] == asked
-    assert f"sglang 0.5.24 is {word} 0.5.23" in capsys.readouterr().out
+    assert SCHEDULER.kept.fullmatch("sglang/srt/mem_cache/unified_radix_cache.py")
+    assert not SCHEDULER.kept.fullmatch("sglang/srt/models/llama.py")
+    assert not SCHEDULER.kept.fullmatch("sglang/srt/_core.abi3.so")
+    assert ("sglang==0.5.9",) == SCHEDULER.core_of("0.5.9").requirements
 
 
 def test_a_parent_that_is_evicted_twice_ends_059() -> None:

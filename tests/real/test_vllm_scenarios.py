@@ -11,7 +11,8 @@ from cachesim.errors import ScenarioError
 from cachesim.real.schedules import StepPlayed
 from cachesim.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.scenarios import arriving, config_of, play_scenario
+from cachesim.real.vllm.scenarios import config_of, group_of
+from cachesim.real.vllm.scheduler import SCHEDULER
 from cachesim.scenario.format import Step
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
@@ -44,7 +45,7 @@ def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: s
     [(_, scenario)] = load_all([name])
 
     with pytest.raises(ScenarioError, match=why):
-        play_scenario(scenario, "0.33.0")
+        SCHEDULER.play_scenario(scenario, "0.33.0")
 
 
 def test_a_step_that_is_left_half_done_is_refused() -> None:
@@ -52,14 +53,14 @@ def test_a_step_that_is_left_half_done_is_refused() -> None:
     gone = Step(name="gone", do="cancel", turns=1)
 
     with pytest.raises(ScenarioError, match="never left half done"):
-        play_scenario(replace(scenario, step=(*scenario.step, gone)), "0.33.0")
+        SCHEDULER.play_scenario(replace(scenario, step=(*scenario.step, gone)), "0.33.0")
 
 
 def test_who_comes_later_is_told_in_turns() -> None:
     [(_, scenario)] = load_all(["vllm-57580-withdrawn-before-it-ran"])
     session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
 
-    low, urgent = arriving(list(session.run()))
+    low, urgent = group_of(list(session.run()))
 
     assert (None, None) == (low.get("after"), low.get("priority"))
     assert (1, -1) == (urgent["after"], urgent["priority"])

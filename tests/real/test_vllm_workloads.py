@@ -3,7 +3,7 @@ import pytest
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.agreement import Agreement
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.process import KEPT, core_of
+from cachesim.real.vllm.scheduler import SCHEDULER
 from cachesim.real.vllm.workloads import KINDS, draw
 
 NEWEST = FAMILY.release("0.33.0").rules
@@ -51,6 +51,6 @@ def test_what_the_release_itself_fails_on_is_not_compared() -> None:
 
 
 def test_only_python_files_of_the_core_are_unpacked() -> None:
-    assert KEPT.fullmatch("vllm/v1/core/block_pool.py")
-    assert not KEPT.fullmatch("vllm/_C.abi3.so")
-    assert ("vllm==0.33.0",) == core_of("0.33.0").requirements
+    assert SCHEDULER.kept.fullmatch("vllm/v1/core/block_pool.py")
+    assert not SCHEDULER.kept.fullmatch("vllm/_C.abi3.so")
+    assert ("vllm==0.33.0",) == SCHEDULER.core_of("0.33.0").requirements

@@ -1,16 +1,10 @@
 """`cachesim real sglang`: SGLang's own scheduler beside the simulated one, decision by decision."""
 
-from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError
-from cachesim.real.agreement import Agreement, beside_newest, held_against
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import Stage, not_compared
-from cachesim.real.registry import versions_of
-from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.process import RealScheduler, core_of
-from cachesim.real.sglang.scenarios import play_scenario
-from cachesim.real.sglang.scenarios import table as scenario_table
-from cachesim.real.sglang.workloads import KINDS, draw
+from cachesim.real.playing import not_compared
+from cachesim.real.sglang.scheduler import SCHEDULER
+from cachesim.real.sglang.workloads import KINDS
 
 
 def real_sglang(
@@ -56,16 +50,10 @@ def real_sglang(
     numbers = numbers_of(kind, first, workloads)
     try:
         if newest or wheel:
-            version, known = wheel or versions_of("sglang")[0], FAMILY.real()[-1]
-            return beside_newest(
-                *("sglang", known, version, seed),
-                lambda: compare(known, seed, numbers, version=version),
-            )
+            return SCHEDULER.compare_newest(seed, numbers, wheel)
         if scenario is not None:
-            return Stage(
-                family=FAMILY, environment_for=core_of, play=play_scenario, table=scenario_table
-            ).play_named(scenario)
-        return compare(release, seed, numbers).tell(seed)
+            return SCHEDULER.play_named(scenario)
+        return SCHEDULER.compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)
 
@@ -79,16 +67,3 @@ def numbers_of(kind: str, first: int, count: int) -> range:
         raise OptionError(msg)
     begin = first + (KINDS.index(kind) - first) % len(KINDS)
     return range(begin, begin + count * len(KINDS), len(KINDS))
-
-
-def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
-    """Play workloads on both; another version may stand in for the release's own."""
-    known = FAMILY.release(release)
-    with RealScheduler(known.name, version) as real:
-        return held_against(
-            Agreement(FAMILY.name, known.name, fails_alike=True),
-            (draw(seed, number, known.rules) for number in numbers),
-            real.play,
-            lambda workload: play(workload, known.rules),
-            len(numbers),
-        )

@@ -1,16 +1,9 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
-from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.agreement import Agreement, beside_newest, held_against
 from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import Stage, not_compared
-from cachesim.real.registry import versions_of
+from cachesim.real.playing import not_compared
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.process import RealScheduler, core_of
-from cachesim.real.vllm.scenarios import play_scenario
-from cachesim.real.vllm.scenarios import table as scenario_table
-from cachesim.real.vllm.workloads import draw
+from cachesim.real.vllm.scheduler import SCHEDULER
 
 
 def real_vllm(
@@ -54,34 +47,14 @@ def real_vllm(
         With `newest`: another version to hold against it, as 0.30.0.
 
     """
+    numbers = range(first, first + workloads)
     try:
         if newest or wheel:
-            version = wheel or versions_of("vllm")[0]
-            known, numbers = FAMILY.real()[-1], range(first, first + workloads)
-            return beside_newest(
-                *("vllm", known, version, seed),
-                lambda: compare(known, seed, numbers, version=version),
-            )
+            return SCHEDULER.compare_newest(seed, numbers, wheel)
         if end_to_end:
             return play_end_to_end()
         if scenario is not None:
-            return Stage(
-                family=FAMILY, environment_for=core_of, play=play_scenario, table=scenario_table
-            ).play_named(scenario)
-        found = compare(release, seed, range(first, first + workloads))
+            return SCHEDULER.play_named(scenario)
+        return SCHEDULER.compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)
-    return found.tell(seed)
-
-
-def compare(release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
-    """Play workloads on both; another version may stand in for the release's own."""
-    known = FAMILY.release(release)
-    with RealScheduler(known.name, version) as real:
-        return held_against(
-            Agreement(FAMILY.name, known.name, fails_alike=True),
-            (draw(seed, number, known.rules) for number in numbers),
-            real.play,
-            lambda workload: play(workload, known.rules),
-            len(numbers),
-        )

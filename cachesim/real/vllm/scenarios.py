@@ -1,41 +1,20 @@
 """A scenario on vLLM's own scheduler: the same hits, chunks, preemptions and evictions."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from cachesim.engines.profile import Profile
+from cachesim.engines.base import Engine
 from cachesim.engines.vllm.events import DraftsVerified
-from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
-from cachesim.real.schedules import StepPlayed, refuse, steps_played, wanted_of
-from cachesim.real.schedules import table as shared_table
-from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.process import RealScheduler
+from cachesim.real.schedules import wanted_of
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.session import Record, Session, groups_of
+from cachesim.scenario.session import Record
 from cachesim.typed import of_kind
 
 
-def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
-    """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
-    _refuse(scenario)
-    session = Session(scenario, Profile(FAMILY.name, release), arithmetic="ring")
-    records = list(session.run())
-    groups = list(groups_of(scenario))
-    workload = {
-        "id": scenario.name,
-        "config": config_of(of_kind(Vllm, session.engine)),
-        "steps": [arriving([records[index] for index in group]) for group in groups],
-    }
-    rules = FAMILY.release(release).rules
-    with RealScheduler(release) as real:
-        told = real.play(workload), play(workload, rules)
-    return steps_played(records, groups, *told, ("evicted", "cache", "queue"))
-
-
-def config_of(engine: Vllm) -> dict[str, Any]:
+def config_of(server: Engine) -> dict[str, Any]:
     """What the real scheduler is told of a simulated server."""
+    engine = of_kind(Vllm, server)
     options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
     return {
         "groups": [
@@ -64,10 +43,10 @@ def config_of(engine: Vllm) -> dict[str, Any]:
     }
 
 
-def _refuse(scenario: Scenario) -> None:
-    """What the real scheduler is not led through is said beforehand."""
+def hurdles(scenario: Scenario) -> dict[str, bool]:
+    """What the real scheduler is not led through."""
     options = scenario.engine.options
-    hurdles = {
+    return {
         "it has no external store": options.get("connector", "none") != "none",
         "n-grams propose in some steps only": options.get("speculative_method") == "ngram",
         "its steps are never left half done": bool(options.get("async_scheduling"))
@@ -77,10 +56,9 @@ def _refuse(scenario: Scenario) -> None:
             not step.cache_prompt for step in scenario.step
         ),
     }
-    refuse(scenario, hurdles)
 
 
-def arriving(records: Sequence[Record]) -> list[dict[str, Any]]:
+def group_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     """A group's steps as the workloads write them, each with the turn that it comes in."""
     turn, found = 0, list[dict[str, Any]]()
     for record in records:
@@ -101,6 +79,3 @@ def _wanted(record: Record) -> dict[str, Any]:
     wanted |= {"salt": asked["cache_salt"]} if asked.get("cache_salt") else {}
     wanted |= {"priority": asked["priority"]} if asked.get("priority") else {}
     return wanted_of(record, wanted)
-
-
-table = partial(shared_table, FAMILY.name)
