@@ -4,6 +4,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from cachesim.errors import ContractError
 
+Value: TypeAlias = Any
+"""What an option, a rule's field or an entry of a file is set to: each its own kind."""
+
 Json: TypeAlias = Any
 """A value that JSON or TOML can hold, of a form that only its reader knows."""
 

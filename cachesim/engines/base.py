@@ -12,12 +12,12 @@ from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, family_of
 from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.option import Value
 from cachesim.engines.profile import Profile
 from cachesim.engines.release import Rules
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
+from cachesim.typed import Value
 from cachesim.units import Array, Count, Token, Tokens
 
 __all__ = ["ByteStore", "Engine", "Message", "Reply", "Request", "Ticket"]

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.nearest import did_you_mean, near_release
-from cachesim.engines.option import Option, Value, options_of
+from cachesim.engines.option import Option, options_of
 from cachesim.engines.release import Patch, Release
 from cachesim.errors import OptionError, ProfileError, SpecError
+from cachesim.typed import Value
 
 if TYPE_CHECKING:
     from cachesim.engines.profile import Profile

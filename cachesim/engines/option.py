@@ -12,13 +12,11 @@ from math import isfinite
 from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.errors import OptionError
+from cachesim.typed import Value
 
 Kind: TypeAlias = Literal[
     "yes or no", "whole number", "number", "choice", "text", "texts", "size", "any"
 ]
-
-Value: TypeAlias = Any
-"""What an option is set to: of any kind."""
 
 UNITS: Final[Mapping[str, int]] = {"": 1, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9}
 """Suffixes of a size in bytes: powers of ten."""

@@ -12,9 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from cachesim.engines.nearest import did_you_mean
 from cachesim.scenario import limits
-
-Value: TypeAlias = Any
-"""What a reader makes of a value: each its own kind."""
+from cachesim.typed import Value
 
 Place: TypeAlias = tuple[str | int, ...]
 """The way from a value to a part of it."""

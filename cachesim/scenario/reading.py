@@ -16,8 +16,8 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from cachesim.scenario import limits
 from cachesim.scenario.format import KEYS, LONGEST, Scenario, key_of
-from cachesim.scenario.readers import Place, Reader, Value, Wrong, found, nearest, short
-from cachesim.typed import there_is
+from cachesim.scenario.readers import Place, Reader, Wrong, found, nearest, short
+from cachesim.typed import Value, there_is
 
 
 @dataclass(frozen=True, slots=True)

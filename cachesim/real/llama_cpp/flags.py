@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, get_args
 
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Drafting, Ngrams
 from cachesim.errors import OptionError
-from cachesim.typed import JsonObject
-
-Value: TypeAlias = Any
+from cachesim.typed import JsonObject, Value
 
 PARAMETERS: Final[Mapping[str, str]] = {
     "parallel": "n_parallel",

@@ -24,7 +24,6 @@ from urllib.parse import urlsplit
 
 Json: TypeAlias = dict[str, Any]
 Wheel: TypeAlias = Any  # the module and what it makes: known only when it runs
-Value: TypeAlias = Any
 
 CALL_MARK = "@@ call "
 
@@ -91,7 +90,7 @@ def _started(
     return server, {"started": server.listening_address}
 
 
-def _parameters(wheel: Wheel, values: Json) -> Value:
+def _parameters(wheel: Wheel, values: Json) -> Wheel:
     """`CommonParams` with values set by dotted name; `enum:` values are looked up in the wheel.
 
     Of several names with bars between them, the first one that the wheel has is set.
@@ -109,7 +108,7 @@ def _parameters(wheel: Wheel, values: Json) -> Value:
     return parameters
 
 
-def _resolved(wheel: Wheel, value: Value) -> Value:
+def _resolved(wheel: Wheel, value: Wheel) -> Wheel:
     if isinstance(value, list):
         return [_resolved(wheel, each) for each in value]
     if isinstance(value, dict):

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.real.llama_cpp.trial import Defaults, Trial
-
-Value: TypeAlias = Any  # whatever a rule field holds
+from cachesim.typed import Value
 
 
 @dataclass(frozen=True, slots=True)

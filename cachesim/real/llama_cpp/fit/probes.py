@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachesim.real.llama_cpp.compare import Difference
-from cachesim.real.llama_cpp.fit.fields import Change, Value, changes, value_of
+from cachesim.real.llama_cpp.fit.fields import Change, changes, value_of
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
 from cachesim.real.llama_cpp.fit.search import play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import Workload
 from cachesim.real.llama_cpp.workloads import Setting, draw_setting, grow
+from cachesim.typed import Value
 
 DRAWN: Final = 400
 """So many workloads are drawn for the rules that are open."""
