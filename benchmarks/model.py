@@ -1,20 +1,26 @@
 """Tokens per second of both arithmetics and of llama.cpp's server, on the same shapes in one run.
 
+    python -m benchmarks model                      the tables
+    python -m benchmarks.model speed.json           and their numbers, for docs/make_speed.py
+
 All run in one thread, with their defaults, and take turns; the median of some turns counts. Time is
 the processor's own on both sides, so that a busy machine counts for less. Decoding adds 256 tokens
 to a prompt; what the prompt takes is measured alone and taken off. Growth is the exponent of
 prefill from 1,000 to 4,000 tokens: 1 is linear, 2 is quadratic.
 """
 
+import json
 import math
+import platform
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +45,9 @@ AFTER: Final = (100, 1_000)
 UBATCH: Final = 512
 REPEATS: Final = 5
 MANY: Final = 1_000_000
+TOKENS: Final = (*PREFILLS, *(DECODED for _ in AFTER))
+"""How many tokens each column of a turn computes."""
+
 ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
 RELEASES: Final[tuple[Release, ...]] = ("b9538", "b11549")
 THEIRS: Final = "llama.cpp"
@@ -57,31 +66,36 @@ class Side:
         return [*map(self.prefill, PREFILLS), *map(self.decode, AFTER)]
 
 
+Turn: TypeAlias = Sequence[float]
+"""Seconds of every column: the prefills, then what decoding took."""
+
+
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Seconds of one side on one preset."""
+    """What one side took for a preset, turn by turn."""
 
-    prefill: Sequence[float]
-    decode: Sequence[float]
-
-    @classmethod
-    def of(cls, turns: Sequence[Sequence[float]]) -> "Speeds":
-        """The medians of some turns."""
-        columns = [median(column) for column in zip(*turns, strict=True)]
-        return cls(columns[: len(PREFILLS)], columns[len(PREFILLS) :])
+    turns: Sequence[Turn]
 
     @property
     def rates(self) -> list[float]:
-        """Tokens per second, column by column."""
-        pairs = zip(PREFILLS, self.prefill, strict=True)
-        prefills = [count / seconds for count, seconds in pairs]
-        return [*prefills, *(DECODED / seconds for seconds in self.decode)]
+        """Tokens per second, column by column: those of the median turn."""
+        columns = zip(*self.turns, strict=True)
+        return [count / median(times) for count, times in zip(TOKENS, columns, strict=True)]
 
     @property
     def exponent(self) -> float:
         """How prefill grows between the two longer prompts."""
-        growth = self.prefill[-1] / self.prefill[-2]
-        return math.log(growth) / math.log(PREFILLS[-1] / PREFILLS[-2])
+        shorter, longer = (count / self.rates[PREFILLS.index(count)] for count in PREFILLS[-2:])
+        return math.log(longer / shorter) / math.log(PREFILLS[-1] / PREFILLS[-2])
+
+    def beside(self, other: "Speeds") -> list[list[float]]:
+        """How many times the other's each figure is, turn by turn, column by column."""
+        return [
+            [theirs / mine for mine, theirs in zip(*pair, strict=True)]
+            for pair in zip(
+                zip(*self.turns, strict=True), zip(*other.turns, strict=True), strict=True
+            )
+        ]
 
 
 def filled(network: Network, tokens: Tokens, ubatch: int = UBATCH) -> PlainStore:
@@ -140,17 +154,17 @@ def real_side(server: Played) -> Side:
 
 
 def computed(process: int) -> float:
-    """Seconds of the processor that a process has had, as Linux keeps its books."""
-    books = Path(f"/proc/{process}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in books) / 1e9
+    """Seconds of the processor that a process has had, its ended threads' too.
+
+    The number of a process's clock is made as Linux makes it (`clock_getcpuclockid`).
+    """
+    return time.clock_gettime(~process << 3 | 2)
 
 
 def measured(sides: Mapping[str, Side]) -> dict[str, Speeds]:
     """The speeds of all sides, which take turns; the first turn is for getting warm."""
     turns = [[side.turn() for side in sides.values()] for _ in range(REPEATS + 1)][1:]
-    return {
-        name: Speeds.of(each) for name, each in zip(sides, zip(*turns, strict=True), strict=True)
-    }
+    return {name: Speeds(each) for name, each in zip(sides, zip(*turns, strict=True), strict=True)}
 
 
 def real_release() -> RealServer | None:
@@ -163,15 +177,8 @@ def real_release() -> RealServer | None:
     return None
 
 
-def speed_table(real: RealServer | None) -> Table:
-    """Tokens per second, preset by preset, and how many times the real server's."""
-    beside = f"beside llama.cpp {real.release}" if real else "without a real server"
-    table = Table(title=f"tokens per second, one thread, {beside}", title_style="")
-    table.add_column("preset")
-    table.add_column("side")
-    prefills = [f"prefill {count:,}" for count in PREFILLS]
-    for head in (*prefills, "growth", *(f"decode at {count:,}" for count in AFTER)):
-        table.add_column(head, justify="right")
+def measured_presets(real: RealServer | None) -> Iterator[tuple[str, dict[str, Speeds]]]:
+    """Every preset and the speeds of its sides; the real server first, where it can run it."""
     with TemporaryDirectory() as folder:
         for name in PRESETS:
             with ExitStack() as stack:
@@ -181,26 +188,35 @@ def speed_table(real: RealServer | None) -> Table:
                     write_model(preset(name), path)
                     server = stack.enter_context(real.started(SERVER, path))
                     sides = {THEIRS: real_side(server), **sides}
-                speeds = measured(sides)
-            for side, each in speeds.items():
-                table.add_row(name, side, *rates(each))
-                if side != THEIRS and THEIRS in speeds:
-                    table.add_row("", "  x real", *ratios(each, speeds[THEIRS]))
-            table.add_section()
+                yield name, measured(sides)
+
+
+def speed_table(found: Mapping[str, Mapping[str, Speeds]], beside: str) -> Table:
+    """Tokens per second, preset by preset, and how many times the real server's."""
+    table = Table(title=f"tokens per second, one thread, {beside}", title_style="")
+    table.add_column("preset")
+    table.add_column("side")
+    prefills = [f"prefill {count:,}" for count in PREFILLS]
+    for head in (*prefills, "growth", *(f"decode at {count:,}" for count in AFTER)):
+        table.add_column(head, justify="right")
+    for name, speeds in found.items():
+        for side, each in speeds.items():
+            growth = f"{each.exponent:.2f}"
+            table.add_row(name, side, *row([f"{rate:,.0f}" for rate in each.rates], growth))
+            if side != THEIRS and THEIRS in speeds:
+                theirs = speeds[THEIRS]
+                times = zip(each.rates, theirs.rates, strict=True)
+                table.add_row("", "  x real", *row([f"{one / two:.2f}" for one, two in times]))
+                spread = each.beside(theirs)
+                texts = [f"{min(turns):.2f} to {max(turns):.2f}" for turns in spread]
+                table.add_row("", "  least to most", *row(texts))
+        table.add_section()
     return table
 
 
-def rates(speeds: Speeds) -> list[str]:
-    """A row's figures."""
-    texts = [f"{rate:,.0f}" for rate in speeds.rates]
-    return [*texts[: len(PREFILLS)], f"{speeds.exponent:.2f}", *texts[len(PREFILLS) :]]
-
-
-def ratios(mine: Speeds, theirs: Speeds) -> list[str]:
-    """How many times the real server's each figure is."""
-    pairs = zip(mine.rates, theirs.rates, strict=True)
-    texts = [f"{rate / other:.2f}" for rate, other in pairs]
-    return [*texts[: len(PREFILLS)], "", *texts[len(PREFILLS) :]]
+def row(texts: Sequence[str], growth: str = "") -> list[str]:
+    """A row's cells: growth stands behind the prefills."""
+    return [*texts[: len(PREFILLS)], growth, *texts[len(PREFILLS) :]]
 
 
 def small_table() -> Table:
@@ -221,12 +237,38 @@ def small_table() -> Table:
     return table
 
 
-def run(out: Console) -> None:
-    """Print both tables."""
+def told(found: Mapping[str, Mapping[str, Speeds]], release: str | None) -> dict[str, Any]:
+    """The seconds of every turn, and where they were measured, for docs/make_speed.py."""
+    return {
+        "release": release,
+        "prefills": PREFILLS,
+        "after": AFTER,
+        "decoded": DECODED,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "rows": [
+            {"preset": name, "side": side, "turns": speeds.turns}
+            for name, sides in found.items()
+            for side, speeds in sides.items()
+        ],
+    }
+
+
+def run(out: Console, *, file: Path | None = None) -> None:
+    """Print both tables; the numbers of the first are kept where a file is named."""
     real = real_release()
+    release = real.release if real else None
     try:
-        out.print(speed_table(real))
+        found = dict(measured_presets(real))
     finally:
         if real:
             real.close()
+    beside = f"beside llama.cpp {release}" if release else "without a real server"
+    out.print(speed_table(found, beside))
     out.print(small_table())
+    if file is not None:
+        file.write_text(json.dumps(told(found, release), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(Console(width=120, highlight=False), file=Path(sys.argv[1]) if sys.argv[1:] else None)
