@@ -208,8 +208,8 @@ def speed_table(found: Mapping[str, Mapping[str, Speeds]], beside: str) -> Table
                 times = zip(each.rates, theirs.rates, strict=True)
                 table.add_row("", "  x real", *row([f"{one / two:.2f}" for one, two in times]))
                 spread = each.beside(theirs)
-                texts = [f"{min(turns):.2f} to {max(turns):.2f}" for turns in spread]
-                table.add_row("", "  least to most", *row(texts))
+                texts = [f"{min(turns):.3g}-{max(turns):.3g}" for turns in spread]
+                table.add_row("", "  spread", *row(texts))
         table.add_section()
     return table
 
@@ -247,7 +247,11 @@ def told(found: Mapping[str, Mapping[str, Speeds]], release: str | None) -> dict
         "python": platform.python_version(),
         "numpy": np.__version__,
         "rows": [
-            {"preset": name, "side": side, "turns": speeds.turns}
+            {
+                "preset": name,
+                "side": side,
+                "turns": [[round(seconds, 6) for seconds in turn] for turn in speeds.turns],
+            }
             for name, sides in found.items()
             for side, speeds in sides.items()
         ],

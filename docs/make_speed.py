@@ -1,0 +1,178 @@
+"""Writes the figures of the page on speed from what `benchmarks.model` measured.
+
+    python -m benchmarks.model speed.json
+    python docs/make_speed.py speed.json
+
+Without a file it writes the page again from the numbers that are kept beside it. Each sentence
+takes its numbers from the turns; one that they do not bear out is an error.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from statistics import median
+from typing import Any, Final
+
+from measured import Measured, hold
+
+from cachesim.report.charts import BAR_AT, BAR_HIGH, COLOURS, ROW, STYLE, WIDTH, svg_of
+
+LONG: Final = 1_000
+"""Tokens of the prefill that the page tells of."""
+
+PREFILL_GOAL, DECODE_GOAL, BEHIND_GOAL = 0.8, 0.5, 1.0
+"""Times llama.cpp's speed: a prefill, a decode after a short prompt, attention's after a long."""
+
+NARROW: Final = frozenset({"recurrent", "hybrid-swa"})
+"""Presets whose layers look at a few tokens only."""
+
+EVEN: Final = 1.1
+"""Up to which a token after a long prompt takes as long as one after a short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One thing that was measured: seconds, preset by preset, turn by turn, on both sides."""
+
+    name: str
+    tokens: int
+    ours: Mapping[str, Sequence[float]]
+    theirs: Mapping[str, Sequence[float]]
+
+    def times(self, preset: str) -> float:
+        """How many times llama.cpp's speed: by the median turns."""
+        return median(self.theirs[preset]) / median(self.ours[preset])
+
+    def spread(self, preset: str) -> tuple[float, float]:
+        """The least and the most of that among the turns."""
+        turns = zip(self.theirs[preset], self.ours[preset], strict=True)
+        times = [theirs / ours for theirs, ours in turns]
+        return min(times), max(times)
+
+    def cells(self, preset: str) -> Iterator[str]:
+        """Tokens per second of both, and their relation."""
+        for side in (self.theirs, self.ours):
+            yield f"{self.tokens / median(side[preset]):,.0f}"
+        low, high = self.spread(preset)
+        yield f"**{self.times(preset):.2f}** ({low:.2f} to {high:.2f})"
+
+
+def columns(told: Mapping[str, Any]) -> tuple[Column, Column, Column]:
+    """A prefill of 1,000, and decoding after 100 tokens and after 1,000."""
+    at = told["prefills"].index(LONG)
+    named = [(f"prefill of {LONG:,}", LONG, at)] + [
+        (f"decode after {count:,}", told["decoded"], len(told["prefills"]) + index)
+        for index, count in enumerate(told["after"])
+    ]
+
+    def side(name: str, column: int) -> dict[str, list[float]]:
+        rows = (row for row in told["rows"] if row["side"] == name)
+        return {row["preset"]: [turn[column] for turn in row["turns"]] for row in rows}
+
+    prefill, short, long = (
+        Column(name, tokens, side("float", column), side("llama.cpp", column))
+        for name, tokens, column in named
+    )
+    return prefill, short, long
+
+
+def table(told: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each preset and each thing that was measured."""
+    all_columns = columns(told)
+    yield "| preset | | llama.cpp | float | times |"
+    yield "|---|---|--:|--:|--:|"
+    for preset in all_columns[0].ours:
+        for index, column in enumerate(all_columns):
+            first = "" if index else preset
+            yield f"| {first} | {column.name} | {' | '.join(column.cells(preset))} |"
+
+
+def sentences(told: Mapping[str, Any]) -> Iterator[str]:
+    """What the page concludes; a sentence that the turns do not bear out raises."""
+    prefill, short, long = columns(told)
+    presets = list(prefill.ours)
+    least = min(presets, key=prefill.times)
+    hold(
+        fact=prefill.times(least) >= PREFILL_GOAL,
+        what=f"a prefill has {PREFILL_GOAL} times llama.cpp's speed on every preset",
+    )
+    yield (
+        f"A prefill of {LONG:,} tokens has {prefill.times(least):.2f} times llama.cpp's speed on"
+        f" {least}, and more on every other preset."
+    )
+    least = min(presets, key=short.times)
+    hold(
+        fact=short.times(least) >= DECODE_GOAL,
+        what=f"a decode has {DECODE_GOAL} times llama.cpp's speed on every preset",
+    )
+    yield (
+        f"A token decoded after 100 takes at most"
+        f" {1 / short.times(least):.2f} times as long as llama.cpp's; that is on {least}."
+    )
+    wide = [preset for preset in presets if preset not in NARROW]
+    least = min(wide, key=long.times)
+    hold(
+        fact=long.times(least) >= BEHIND_GOAL,
+        what="a decode after a long prompt has llama.cpp's speed where a layer attends to all",
+    )
+    yield (
+        f"After {LONG:,} tokens every preset with full attention decodes at least"
+        f" {long.times(least):.2f} times as fast as llama.cpp."
+    )
+    later = [median(long.ours[each]) / median(short.ours[each]) for each in sorted(NARROW)]
+    hold(fact=max(later) < EVEN, what="a long prompt costs states and windows nothing")
+    yield (
+        f"On {' and '.join(sorted(NARROW))} a token takes {min(later):.2f} to {max(later):.2f}"
+        f" times as long after {LONG:,} tokens as after 100."
+    )
+
+
+def picture(told: Mapping[str, Any]) -> str:
+    """A bar for each preset and column, a whisker from the least turn to the most, a line at 1."""
+    return "\n".join((f"<style>{STYLE}</style>", *map(bars, columns(told)), ""))
+
+
+def bars(column: Column) -> str:
+    """The bars of one column."""
+    most = max(column.spread(preset)[1] for preset in column.ours)
+    title = f"{column.name}: times llama.cpp's speed"
+    parts = [f"<title>{escape(title)}</title>"]
+
+    def place(times: float) -> float:
+        return times / most * (WIDTH - 80)
+
+    for index, preset in enumerate(column.ours):
+        up = index * ROW
+        times, (low, high) = column.times(preset), column.spread(preset)
+        middle = up + BAR_AT + BAR_HIGH / 2
+        wide = f'width="{place(times):.1f}" height="{BAR_HIGH}"'
+        parts += [
+            f'<text x="0" y="{up + 18}">{escape(preset)}</text>',
+            f'<rect x="0" y="{up + BAR_AT}" {wide} fill="{COLOURS[0]}"/>',
+            f'<path d="M{place(low):.1f} {middle}H{place(high):.1f}" stroke="currentColor"/>',
+            f'<text x="{place(high) + 6:.1f}" y="{up + BAR_AT + 11}">{times:.2f}</text>',
+        ]
+    height = ROW * len(column.ours)
+    parts.append(
+        f'<path d="M{place(1):.1f} 0V{height}" stroke="currentColor" stroke-dasharray="4 4"/>'
+    )
+    return f"<figure><figcaption>{escape(title)}</figcaption>{svg_of(parts, height)}</figure>"
+
+
+def written(told: Mapping[str, Any]) -> str:
+    """The part of the page that is written here."""
+    measured = (
+        f"Measured beside llama.cpp {told['release']}, with Python {told['python']} and NumPy"
+        f" {told['numpy']}, {len(told['rows'][0]['turns'])} turns each: tokens per second of the"
+        f" median turn, how many times llama.cpp's that is, and in brackets the least and the"
+        f" most of it among the turns."
+    )
+    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
+    return "\n".join(lines)
+
+
+PAGE: Final = Measured(name="speed", maker="make_speed.py", written=written, picture=picture)
+
+if __name__ == "__main__":
+    PAGE.write(sys.argv[1:])
