@@ -22,7 +22,7 @@ from cachesim.model.presets import preset as preset_of
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import PRESETS
 from cachesim.real.llama_cpp.calls import RealServerError
-from cachesim.real.llama_cpp.compare import SideBySide, Tally
+from cachesim.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.command import real_fit
 from cachesim.real.llama_cpp.gguf import write_model
@@ -104,6 +104,9 @@ class LlamaCppFlags:
         Compare logits and greedy tokens of cold prompts instead, the same weights in both.
     arrivals
         Workloads in which a request arrives while the server reads another one's prompt.
+    agents
+        Workloads of coding agents: prompts of thousands of tokens, tool results, edits, compaction,
+        sub-agents, cancels, slot files, on up to four slots and a small `--cache-ram`.
     logs
         Make logs of every release instead, rebuild their workloads as `cachesim why` does, and
         count how often the replay reuses what the server did.
@@ -127,6 +130,7 @@ class LlamaCppFlags:
     scenario: str | None = None
     logits: bool = False
     arrivals: bool = False
+    agents: bool = False
     logs: bool = False
     requests: int = 2500
     fit: str | None = None
@@ -210,7 +214,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     tally, shown = Tally(), None
     unstarted: list[str] = []
     with SideBySide(wheel) as pair:
-        play = pair.play_arrival if flags.arrivals else pair.play_random
+        play = _played_by(pair, flags)
         beside = console(stderr=True)
         for number in track(
             range(flags.first, flags.first + flags.workloads),
@@ -235,6 +239,13 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     if shown is not None:
         show_difference(out, shown)
     return 0 if tally.all_agree and not unstarted else 1
+
+
+def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
+    """The kind of workloads that is asked for."""
+    if flags.agents:
+        return pair.play_agents
+    return pair.play_arrival if flags.arrivals else pair.play_random
 
 
 def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:

@@ -1,16 +1,17 @@
 """The simulator beside the real server: the same random workloads, request by request."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
+from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
 from cachesim.real.llama_cpp.calls import RealServerError, grouped
 from cachesim.real.llama_cpp.features import features_of
@@ -21,7 +22,7 @@ from cachesim.real.llama_cpp.shrink import shrink
 from cachesim.real.llama_cpp.simulated import SimulatedServer, spec_of
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CRASH, Outcome, Release, Step, Workload
-from cachesim.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
 
 ARRIVALS: Final = 0.03
 """How many workloads are about a request that arrives while another one is read."""
@@ -31,6 +32,9 @@ PLAYS: Final = 2
 
 DRAFTING_MODEL: Final = "dense"
 """The preset that workloads with a second model draft with."""
+
+Grow: TypeAlias = Callable[[Setting, Server], tuple[Workload, tuple[Outcome, ...]]]
+"""Plays a setting's requests on a server as they are drawn."""
 
 FAILURES: Final = (CRASH, "server_error", "exceed_context_size_error")
 
@@ -113,6 +117,14 @@ class Played:
     raced: Difference | None = None  # another play of the same workload agreed
 
 
+class PlayDrawn(Protocol):
+    """Draws one workload and plays it on both."""
+
+    def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
+        """The workload of a seed and a number."""
+        ...
+
+
 class SideBySide(AbstractContextManager["SideBySide"]):
     """One release's real server and the simulator, with the same models."""
 
@@ -160,9 +172,17 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         setting = draw_setting(
             seed, number, release=self.release, presets=tuple(presets), everything=True
         )
+        return self._grown(setting, grow)
+
+    def play_agents(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
+        """Draw agents on one server, grow what they ask on the real one, and play it on ours."""
+        setting = draw_agents(seed, number, release=self.release, presets=tuple(presets))
+        return self._grown(setting, grow_agents)
+
+    def _grown(self, setting: Setting, how: Grow) -> Played:
         model = self.model(setting.preset, setting.window)
         with self.real(setting.options).started(setting.options, model) as server:
-            workload, outcomes = grow(setting, server)
+            workload, outcomes = how(setting, server)
         difference = first_difference(workload, outcomes, self._trial)
         return self._settled(Played(workload=workload, outcomes=outcomes, difference=difference))
 

@@ -223,16 +223,22 @@ class Played:
     def _given_up(self, step: Step) -> Outcome:
         """Go away in the middle of a reply; what the slot holds then says how far that came.
 
-        The slot is asked for a file of it, which waits until the slot is free.
+        The slot is asked for a file of it, which waits until the slot is free. Who goes while the
+        prompt is being read leaves a part of it: `processed` says how much.
         """
         seconds, call = self._call([step])
-        order = {"calls": [(seconds, call | {"begun": True})], "held": 0}
+        begun = call | {"begun": not step.half_read}
+        order = {"calls": [(seconds, begun)], "held": max(0, step.slot)}
         answer = self._worker.order(order)
         if isinstance(answer, str):
             self._worker.lost = True
             return Outcome(error=answer)
         held = as_tokens(answer[-1]["held"])
         said = held[len(step.prompt) :]
+        if step.half_read and held == step.prompt[: len(held)]:
+            part = Outcome(processed=len(held), slot=None, truncated=None, error=CANCELLED)
+            self._worker.lost = not held
+            return part
         if held[: len(step.prompt)] != step.prompt:
             self._worker.lost = True  # it was refused
         return Outcome(reply=said, slot=None, truncated=None, error=CANCELLED)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
@@ -23,6 +23,19 @@ from cachesim.units import Tokens
 
 SPARE: Final = 2
 """How many tokens more than the real reply are forced: a server that goes on too long shows."""
+
+
+MANY: Final = 1000
+"""Tokens asked for by a client that will not wait for them."""
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """An engine that says how far it has read the prompt of a request."""
+
+    def tokens_held_for(self, ticket: Ticket) -> int:
+        """How many tokens are held for it so far."""
+        ...
 
 
 def spec_of(name: str, window: int = 0) -> ModelSpec:
@@ -96,13 +109,33 @@ class SimulatedServer:
         return tuple(self._outcome(ticket) for ticket in tickets)
 
     def _given_up(self, step: Step, real: Outcome) -> Outcome:
-        """Generate as far as the real server did: the last token is never in the slot."""
+        """Generate as far as the real server did: the last token is never in the slot.
+
+        Where the client was gone before that, the prompt is read as far as it was.
+        """
+        if real.processed is not None:
+            return self._gone_early(step, real.processed)
         said = real.reply + real.reply[-1:]
         reply = said or step.prompt[-1:]
         request = Request(prompt=step.prompt, predict=len(reply), reply=reply, slot=step.slot)
         self.engine.submit(request)
         self.engine.run()
         return Outcome(reply=real.reply, slot=None, truncated=None, error=CANCELLED)
+
+    def _gone_early(self, step: Step, until: int) -> Outcome:
+        """Turn by turn until the slot holds so many tokens; then the client is gone."""
+        engine = self.engine
+        if not isinstance(engine, Reading):
+            msg = f"{engine.profile} does not tell how far a prompt is read"
+            raise OptionError(msg)
+        ticket = engine.submit(Request(prompt=step.prompt, predict=MANY, slot=step.slot))
+        while engine.step() and engine.tokens_held_for(ticket) < until:
+            pass
+        held = engine.tokens_held_for(ticket)
+        engine.cancel(ticket)
+        engine.run()
+        reached = held == until
+        return Outcome(slot=None, truncated=None, error=CANCELLED if reached else f"read {held}")
 
     def _slot_action(self, step: Step) -> Outcome:
         engine = self.engine

@@ -27,6 +27,8 @@ Wheel: TypeAlias = Any  # the module and what it makes: known only when it runs
 
 CALL_MARK = "@@ call "
 
+NO_TOKEN = -1
+
 
 def main() -> None:
     """Serve until the input ends."""
@@ -66,13 +68,22 @@ def _keep_stdout_for_answers() -> TextIO:
 
 
 def _held(address: str, slot: int, folder: str) -> Json:
-    """The tokens that a slot holds, as a file of it has them behind three numbers."""
+    """The tokens that a slot holds, as a file of it has them."""
     file = Path(folder) / "held"
     _call(address, {"path": f"/slots/{slot}?action=save", "body": {"filename": file.name}})
     data = file.read_bytes() if file.exists() else bytes(12)
     file.unlink(missing_ok=True)
+    return {"held": tokens_of(data)}
+
+
+def tokens_of(data: bytes) -> list[int]:
+    """The tokens of a slot's file, behind three numbers.
+
+    The newest releases write a list of their own there: no token, a version, how many, the tokens.
+    """
     _, _, count = struct.unpack_from("<III", data)
-    return {"held": list(struct.unpack_from(f"<{count}i", data, 12))}
+    held = list(struct.unpack_from(f"<{count}i", data, 12))
+    return held[3 : 3 + held[2]] if held[:1] == [NO_TOKEN] else held
 
 
 def _started(

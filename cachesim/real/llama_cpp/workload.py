@@ -46,6 +46,7 @@ class Step:
     turns: int = 0  # of the server's loop before it arrives; the real server's are not counted
     messages: tuple[Message, ...] = ()  # a chat, asked for in place of a prompt
     abandoned: bool = False  # the client goes away while the reply is being given
+    half_read: bool = False  # it does so sooner, while its prompt is being read
     forced: Tokens = ()  # what the reply has to be, whatever the model would say
     completions: int = 1  # of the same prompt
     query: int = 0  # rerank: how many tokens of the prompt ask; the others are the document
@@ -82,6 +83,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "turns": 0,
     "messages": (),
     "abandoned": False,
+    "half_read": False,
     "forced": (),
     "completions": 1,
     "query": 0,

@@ -15,6 +15,8 @@ from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for, played_by
 from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
+from cachesim.real.mlx_lm.server_agents import draw_agents
+from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.playing import Stage, console, not_compared
 from cachesim.real.registry import versions_of
 from cachesim.real.vectors.replay import differing
@@ -40,6 +42,8 @@ class MlxFlags:
         How many sequences of operations on the classes; as many as workloads if left out.
     first
         The number of the first workload, to come back to one of a longer run.
+    agents
+        Chats of coding agents: long ones with tools and sub-agents, several users at once.
     logits
         Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
         weights in both.
@@ -58,6 +62,7 @@ class MlxFlags:
     workloads: int = 100
     sequences: int = -1
     first: int = 0
+    agents: bool = False
     logits: bool = False
     scenario: str | None = None
     newest: bool = False
@@ -99,7 +104,10 @@ def _random(flags: MlxFlags) -> int:
     """Sequences on the classes, then workloads on the server."""
     sequences = flags.workloads if flags.sequences < 0 else flags.sequences
     classes = compare_classes(flags.release, flags.seed, sequences)
-    served = compare_server(flags.release, flags.seed, flags.workloads, first=flags.first)
+    draw = draw_agents if flags.agents else draw_workload
+    served = compare_server(
+        flags.release, flags.seed, flags.workloads, first=flags.first, draw=draw
+    )
     out = console()
     if classes.operations:
         out.print(classes_table(classes, flags.seed))

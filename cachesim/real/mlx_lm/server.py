@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import MlxOptions
@@ -20,6 +20,9 @@ from cachesim.real.vectors.mlx_server import mismatch
 
 WORKER: Final = Path(__file__).parent / "server_worker.py"
 TRIALS: Final = 60
+
+Draw: TypeAlias = Callable[[str, int, int], Workload]
+"""The workload of a release, a seed and a number."""
 
 
 class RealMlxServer(RealProcess):
@@ -104,13 +107,19 @@ class ServerAgreement:
 
 
 def compare_server(
-    release: str, seed: int, workloads: int, *, first: int = 0, families: Sequence[str] = ()
+    release: str,
+    seed: int,
+    workloads: int,
+    *,
+    first: int = 0,
+    families: Sequence[str] = (),
+    draw: Draw = draw_workload,
 ) -> ServerAgreement:
     """Random workloads on the real server and on the simulator; the first difference is shrunk."""
     agreement = ServerAgreement(release)
     with RealMlxServer(release) as real:
         for number in range(first, first + workloads):
-            workload = draw_workload(release, seed, number)
+            workload = draw(release, seed, number)
             if families and workload["model"]["family"] not in families:
                 continue
             line = real.play(workload)

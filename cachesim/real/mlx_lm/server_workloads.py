@@ -234,7 +234,9 @@ def played_at(release: str) -> list[str]:
     return [each for each in PLAYED if FAMILIES[each].is_at(release, FAMILY.names())]
 
 
-def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Workload:
+def draw_workload(
+    release: str, seed: int, number: int, groups: int = 8, drawer: type[Drawer] = Drawer
+) -> Workload:
     """One workload: a fresh server of a release and some groups of requests."""
     random = Random(f"mlx-lm/{seed}/{number}")
     rules = FAMILY.release(release).rules.server
@@ -260,8 +262,8 @@ def draw_workload(release: str, seed: int, number: int, groups: int = 8) -> Work
             "quantized_kv_start": random.choice((0, 12, 40)),
         }
     tokenizer = WordTokenizer(template, VOCABULARY)
-    drawer = Drawer(random, tokenizer, rules, longest=max((45, *windows)))
-    steps = [drawer.group() for _ in range(random.randint(3, groups))]
+    drawing = drawer(random, tokenizer, rules, longest=max((45, *windows)))
+    steps = [drawing.group() for _ in range(random.randint(3, groups))]
     for request in (each for group in steps for each in group):
         for name in lacking:
             request.pop(name, None)

@@ -3,7 +3,7 @@
 from cachesim.errors import OptionError
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import not_compared
-from cachesim.real.sglang.scheduler import SCHEDULER
+from cachesim.real.sglang.scheduler import AGENTS, SCHEDULER
 from cachesim.real.sglang.workloads import KINDS
 
 
@@ -14,6 +14,7 @@ def real_sglang(
     workloads: int = 100,
     first: int = 0,
     kind: str = "",
+    agents: bool = False,
     scenario: str | None = None,
     newest: bool = False,
     wheel: str = "",
@@ -38,6 +39,8 @@ def real_sglang(
         The number of the first workload, to come back to one of a longer run.
     kind
         Only workloads of this kind, as `storage`; all kinds take turns if empty.
+    agents
+        Workloads of coding agents: long prompts, sub-agents, several users at once.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name of
         a shipped one.
@@ -53,7 +56,7 @@ def real_sglang(
             return SCHEDULER.compare_newest(seed, numbers, wheel)
         if scenario is not None:
             return SCHEDULER.play_named(scenario)
-        return SCHEDULER.compare(release, seed, numbers).tell(seed)
+        return (AGENTS if agents else SCHEDULER).compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)
 

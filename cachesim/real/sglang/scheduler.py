@@ -1,10 +1,12 @@
 """SGLang's real scheduler: Python files out of a release's wheel, in a process of its own."""
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.real.schedules import RealScheduler
+from cachesim.real.sglang.agents import draw_agents
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.scenarios import config_of, group_of, hurdles
 from cachesim.real.sglang.workloads import draw
@@ -22,3 +24,6 @@ SCHEDULER: Final = RealScheduler(
     shared=("evicted", "tree", "free"),
 )
 """It runs with NumPy and its own files."""
+
+AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
+"""The same, with the requests of coding agents."""

@@ -41,7 +41,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     stored = kind == "storage" and rules.tree.trees == "unified"
     if stored:  # more than one piece of a transfer has
         longest = max(longest, 200)
-    config = _config(rng, kind, longest, rules)
+    config = config_of(rng, kind, longest, rules)
     writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
     steps = []
     groups = rng.randint(3, 10)
@@ -69,7 +69,8 @@ WAYS: Final = ("storage", "storage", "arrivals", "aborts")
 POLICIES: Final = ("write_through", "write_through", "write_through_selective", "write_back")
 
 
-def _config(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any]:
+def config_of(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any]:
+    """The server of a kind of workloads: what its layers keep, and its limits."""
     unified = rules.tree.trees == "unified"
     model = _model(rng, kind, unified=unified)
     running = rng.choice((1, 2, 4, 8) if kind != "pressure" else (4, 8))

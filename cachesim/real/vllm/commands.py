@@ -3,7 +3,7 @@
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import not_compared
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.real.vllm.scheduler import SCHEDULER
+from cachesim.real.vllm.scheduler import AGENTS, SCHEDULER
 
 
 def real_vllm(
@@ -12,6 +12,7 @@ def real_vllm(
     seed: int = 0,
     workloads: int = 100,
     first: int = 0,
+    agents: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
     newest: bool = False,
@@ -35,6 +36,8 @@ def real_vllm(
         How many: each is a fresh scheduler and 3 to 10 groups of requests.
     first
         The number of the first workload, to come back to one of a longer run.
+    agents
+        Workloads of coding agents: long prompts, sub-agents, several users at once.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name of
         a shipped one.
@@ -55,6 +58,6 @@ def real_vllm(
             return play_end_to_end()
         if scenario is not None:
             return SCHEDULER.play_named(scenario)
-        return SCHEDULER.compare(release, seed, numbers).tell(seed)
+        return (AGENTS if agents else SCHEDULER).compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)

@@ -1,10 +1,12 @@
 """vLLM's real scheduler: Python files out of a release's wheel, in a process of its own."""
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.schedules import RealScheduler
+from cachesim.real.vllm.agents import draw_agents
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.scenarios import config_of, group_of, hurdles
 from cachesim.real.vllm.workloads import draw
@@ -22,3 +24,6 @@ SCHEDULER: Final = RealScheduler(
     shared=("evicted", "cache", "queue"),
 )
 """It runs with no package but its own files."""
+
+AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
+"""The same, with the requests of coding agents."""

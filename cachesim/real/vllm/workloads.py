@@ -31,7 +31,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """One workload; the same seed and number ask the same of every release that can."""
     rng = Random(f"vllm {seed} {number}")
     kind = KINDS[number % len(KINDS)]
-    config = _config(rng, kind, rules)
+    config = config_of(rng, kind, rules)
     tight = kind in {"pressure", "priority"}
     longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
@@ -44,17 +44,17 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         for wanted in group if kind == "store" else ():
             wanted["stored"] = rng.choice((0, rng.randint(1, 2 * longest), 2 * longest))
         if kind in {"priority", "arrivals"}:
-            _spread(rng, group, urgent=kind == "priority")
+            spread(rng, group, urgent=kind == "priority")
         steps.append(group)
     if tight:
-        config["blocks"] = _smallest(config, writer.largest) + rng.randint(0, 3)
+        config["blocks"] = smallest(config, writer.largest) + rng.randint(0, 3)
         config["max_seqs"] = 16
     else:
-        config["blocks"] = _smallest(config, 2 * longest + 60) * rng.choice((2, 8))
+        config["blocks"] = smallest(config, 2 * longest + 60) * rng.choice((2, 8))
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
-def _spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
+def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
     """The requests of a group come one after another while others run; some go again."""
     turn = 0
     for wanted in group:
@@ -66,7 +66,8 @@ def _spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
             wanted["abort"] = turn + rng.randint(0, 8)
 
 
-def _config(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
+def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
+    """The server of a kind of workloads: what its layers keep, and its limits."""
     block = rng.choice((4, 8, 16))
     full = {"kind": "full", "block": block}
     window = {"kind": "window", "block": block, "window": rng.choice((3, block, 2 * block + 8, 40))}
@@ -121,7 +122,7 @@ def _speculative(group: dict[str, Any], drafts: int, *, eagle: bool) -> dict[str
     return group | blocks | ({"eagle": True} if eagle else {})
 
 
-def _smallest(config: dict[str, Any], tokens: int) -> int:
+def smallest(config: dict[str, Any], tokens: int) -> int:
     """Blocks enough for one request of so many tokens."""
     return sum(
         -(-tokens // group["block"]) + 4 + group.get("speculative_blocks", 0)

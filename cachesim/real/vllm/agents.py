@@ -1,0 +1,86 @@
+"""Workloads of coding agents for vLLM's schedulers: thousands of tokens, several users at once.
+
+The groups of a model, its drafts, priorities and stores are drawn as for the short workloads.
+"""
+
+from random import Random
+from typing import Any, Final
+
+from cachesim.engines.vllm.rules import Rules
+from cachesim.real.agents import Agents, Row, Sizes
+from cachesim.real.prompts import Writer, spell
+from cachesim.real.vllm.workloads import KINDS, config_of, smallest, spread
+
+LONGEST: Final = (1500, 4000, 8000)
+REPLIES: Final = (1, 2, 5, 20, 60, 150)
+
+
+def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """One workload: users whose agents ask in turn, or all at once."""
+    rng = Random(f"vllm agents {seed} {number}")
+    kind = KINDS[number % len(KINDS)]
+    longest = rng.choice(LONGEST)
+    config = config_of(rng, kind, rules)
+    for group in config["groups"]:
+        if group["kind"] == "window":
+            group["window"] = rng.choice((group["window"], 100, 500))
+    config["budget"] = rng.choice((64, 256, 512, 2048, 8192))
+    config["max_seqs"] = rng.choice((2, 4, 16))
+    if rng.random() < 0.1:  # a reply may reach the end
+        config["max_len"] = longest + 20
+    steps = _Office(rng, config, kind, longest).steps()
+    tight = kind in {"pressure", "priority"} or rng.random() < 0.5
+    room = smallest(config, longest + max(REPLIES))
+    config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
+    return {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
+
+
+class _Office:
+    """One to three users at their agents."""
+
+    def __init__(self, rng: Random, config: dict[str, Any], kind: str, longest: int) -> None:
+        self._rng, self._kind, self._longest = rng, kind, longest
+        self._drafts: int = config.get("drafts", 0)
+        writer = Writer(rng, 1, longest)
+        self._fresh = writer.fresh
+        users = range(rng.choice((1, 2, 3)))
+        self._users = [Agents(rng, writer.fresh, Sizes.within(longest)) for _ in users]
+
+    def steps(self) -> list[list[dict[str, Any]]]:
+        """All groups of requests."""
+        return [self._group() for _ in range(self._rng.randint(5, 14))]
+
+    def _group(self) -> list[dict[str, Any]]:
+        """What one user asks, or several who do not wait for one another; sometimes a reset."""
+        rng = self._rng
+        if rng.random() < 0.03:
+            return [{"reset": True}]
+        crowd = rng.random() < 0.4
+        users = rng.sample(self._users, len(self._users)) if crowd else [rng.choice(self._users)]
+        group = [wanted for user in users for wanted in self._asked(user)]
+        if self._kind in {"priority", "arrivals"} or rng.random() < 0.4:
+            spread(rng, group, urgent=self._kind == "priority")
+        return group
+
+    def _asked(self, user: Agents) -> list[dict[str, Any]]:
+        asked = user.next()
+        replies = [self._fresh(self._rng.choice(REPLIES)) for _ in asked]
+        user.learn(replies)
+        pairs = zip(asked, replies, strict=True)
+        return [self._request(talk.tokens, reply) for talk, reply in pairs]
+
+    def _request(self, prompt: Row, reply: list[int]) -> dict[str, Any]:
+        rng = self._rng
+        wanted: dict[str, Any] = {
+            "prompt": spell(prompt),
+            "generate": len(reply),
+            "reply": spell(reply),
+        }
+        if rng.random() < 0.05:
+            wanted["salt"] = "a"
+        if self._drafts:
+            wanted["accept"] = [rng.randint(0, self._drafts) for _ in range(3)]
+        if self._kind == "store":
+            most = 2 * self._longest
+            wanted["stored"] = rng.choice((0, rng.randint(1, most), most))
+        return wanted

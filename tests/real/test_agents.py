@@ -1,0 +1,197 @@
+"""Workloads of coding agents: how they grow, and that every engine's are played to their end."""
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from cachesim.engines.sglang.family import FAMILY as SGLANG
+from cachesim.engines.vllm.family import FAMILY as VLLM
+from cachesim.real.agents import WAYS, Agents, Sizes, Talk
+from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
+from cachesim.real.llama_cpp.calls import grouped
+from cachesim.real.llama_cpp.simulated import SimulatedServer
+from cachesim.real.llama_cpp.worker import tokens_of
+from cachesim.real.llama_cpp.workload import CANCELLED, Outcome, Step, Workload
+from cachesim.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
+from cachesim.real.prompts import unspell
+from cachesim.real.sglang import agents as sglang
+from cachesim.real.sglang.playing import play as play_sglang
+from cachesim.real.vllm import agents as vllm
+from cachesim.real.vllm.playing import play as play_vllm
+from cachesim.units import as_tokens
+
+LONGEST = 4000
+
+
+def played(seed: int, turns: int = 60) -> list[tuple[str, tuple[Talk, ...]]]:
+    """How one user's agents go on, and what they ask."""
+    rng = Random(seed)
+    agents = Agents(rng, lambda count: [rng.randrange(10**6) for _ in range(count)], SIZES)
+    found = []
+    for _ in range(turns):
+        talks = agents.next()
+        found.append((agents.way, talks))
+        agents.learn([(1, 2, 3, 4)] * len(talks))
+    return found
+
+
+SIZES = Sizes.within(LONGEST)
+
+
+def test_agents_go_on_in_every_way_and_never_ask_for_more_than_fits() -> None:
+    turns = [turn for seed in range(5) for turn in played(seed)]
+
+    assert {"first"} | {way.__name__ for way, _ in WAYS} == {way for way, _ in turns}
+    assert all(len(talk.tokens) <= LONGEST for _, talks in turns for talk in talks)
+    assert any(len(talk.tokens) > LONGEST // 2 for _, talks in turns for talk in talks)
+
+
+def test_sub_agents_share_their_beginning_and_part_where_their_tasks_begin() -> None:
+    groups = [talks for seed in range(5) for way, talks in played(seed) if len(talks) > 1]
+
+    assert groups
+    for one, *others in groups:
+        assert all(each.head == one.head for each in others)
+        assert all(each.tokens != one.tokens for each in others)
+
+
+def test_a_date_in_the_system_prompt_changes_one_token_of_it() -> None:
+    changed = []
+    for seed in range(8):
+        before = Talk((), ())
+        for way, (talk, *_) in played(seed):
+            if way == "with_clock" and before.head and before.head[1:] == talk.head[1:]:
+                pairs = zip(before.head[0], talk.head[0], strict=True)
+                changed.append(sum(old != new for old, new in pairs))
+            before = talk
+    assert changed
+    assert {1} >= set(changed)
+
+
+@dataclass
+class Parrot:
+    """A server that replies with the prompt's last token, as often as it was asked to."""
+
+    lost: bool = False
+    asked: list[tuple[Step, ...]] = field(default_factory=list)
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        self.asked.append(tuple(group))
+        return tuple(Outcome(reply=as_tokens([300]) * min(each.predict, 9)) for each in group)
+
+
+def grown(number: int) -> Workload:
+    setting = draw_agents(5, number, release="b11549", presets=("dense", "recurrent"))
+    return grow_agents(setting, Parrot())[0]
+
+
+def test_agents_use_slots_files_chats_and_tools_and_some_hang_up_or_arrive_meanwhile() -> None:
+    workloads = [grown(number) for number in range(60)]
+    steps = [step for each in workloads for step in each.steps]
+    found = Counter(
+        kind
+        for step in steps
+        for kind, stands in {
+            "gone": step.abandoned and not step.half_read,
+            "gone while it was read": step.half_read,
+            "arrives": step.turns > 0,
+            "together": step.with_previous and not step.turns,
+            "chat": bool(step.messages),
+            "tools": "tools" in step.options,
+            step.do: step.do != "complete",
+            "long": len(step.prompt) > 4000,
+        }.items()
+        if stands
+    )
+
+    wanted = {"gone", "gone while it was read", "arrives", "together", "chat", "tools", "long"}
+    assert wanted | {"slot-save", "slot-restore", "slot-erase"} == set(found)
+    assert {1, 2, 4} == {each.options["parallel"] for each in workloads}
+    assert workloads == [grown(number) for number in range(60)]
+
+
+def test_who_arrives_meanwhile_finds_more_than_a_batch_to_be_read() -> None:
+    groups = [group for number in range(80) for group in grouped(grown(number).steps)]
+    pairs = [group for group in groups if any(step.turns for step in group)]
+
+    assert pairs
+    for reading, first, *others in pairs:
+        assert len(reading.prompt) >= 2100
+        assert [1] + [0] * len(others) == [first.turns, *(each.turns for each in others)]
+
+
+def test_a_prompt_that_was_given_up_is_read_as_far_as_on_the_real_server() -> None:
+    prompt = as_tokens([300 + number % 200 for number in range(5000)])
+    gone = Step(name="gone", prompt=prompt, slot=0, abandoned=True, half_read=True)
+    options = {"ctx_size": 8192, "parallel": 1}
+    asked = Workload(name="w", release="b11549", preset="dense", options=options, steps=(gone,))
+    server = SimulatedServer.of(asked)
+    real = Outcome(processed=4096, slot=None, truncated=None, error=CANCELLED)
+
+    (answer,) = server.ask((gone,), (real,))
+    (again,) = server.ask((Step(name="again", prompt=prompt),))
+
+    assert real.agrees_with(answer)
+    assert (4096, 904) == (again.cached, again.processed)
+
+
+def test_a_server_that_stops_elsewhere_is_told() -> None:
+    prompt = as_tokens([300] * 5000)
+    gone = Step(name="gone", prompt=prompt, slot=0, abandoned=True, half_read=True)
+    asked = Workload(
+        name="w", release="b11549", preset="dense", options={"ctx_size": 8192}, steps=(gone,)
+    )
+
+    (answer,) = SimulatedServer.of(asked).ask((gone,), (Outcome(processed=3000),))
+
+    assert "read 4096" == answer.error
+
+
+@pytest.mark.parametrize("listed", [[300, 301, 302], [-1, 1, 3, 300, 301, 302, 0]])
+def test_the_tokens_of_a_slot_are_read_from_old_files_and_new_ones(listed: list[int]) -> None:
+    data = struct.pack(f"<III{len(listed)}i", 0, 0, len(listed), *listed) + b"states"
+
+    assert [300, 301, 302] == tokens_of(data)
+
+
+@pytest.mark.parametrize("release", VLLM.names())
+def test_agents_workloads_for_vllm_come_to_their_end(release: str) -> None:
+    rules = VLLM.release(release).rules
+
+    drawn = [vllm.draw_agents(1, number, rules) for number in range(6)]
+
+    assert drawn == [vllm.draw_agents(1, number, rules) for number in range(6)]
+    assert [None] * 6 == [play_vllm(each, rules)[-1].get("error") for each in drawn]
+    assert any(len(unspell(asked["prompt"])) > 1000 for asked in requests_of(drawn))
+
+
+@pytest.mark.parametrize("release", SGLANG.names())
+def test_agents_workloads_for_sglang_come_to_their_end(release: str) -> None:
+    rules = SGLANG.release(release).rules
+
+    drawn = [sglang.draw_agents(2, number, rules) for number in range(6)]
+
+    assert drawn == [sglang.draw_agents(2, number, rules) for number in range(6)]
+    assert [None] * 6 == [play_sglang(each, rules)[-1].get("error") for each in drawn]
+    assert any(len(unspell(asked["prompt"])) > 1000 for asked in requests_of(drawn))
+
+
+def test_agents_chats_for_mlx_lm_have_tools_and_system_prompts_of_hundreds_of_words() -> None:
+    drawn = [draw_mlx_agents("0.32.2", 1, number) for number in range(12)]
+    requests = [request for each in drawn for group in each["steps"] for request in group]
+
+    assert drawn == [draw_mlx_agents("0.32.2", 1, number) for number in range(12)]
+    assert any(len(each["messages"][0]["content"].split()) > 200 for each in requests)
+    assert {"system", "user", "assistant", "tool"} <= {
+        message["role"] for each in requests for message in each["messages"]
+    }
+    assert any("tools" in each for each in requests)
+
+
+def requests_of(drawn: Sequence[dict[str, list[list[dict[str, str]]]]]) -> list[dict[str, str]]:
+    groups = (group for each in drawn for group in each["steps"])
+    return [asked for group in groups for asked in group if "prompt" in asked]
