@@ -5,7 +5,7 @@ from typing import Final
 
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Request
-from cachesim.engines.vllm.scheduler import PLACEHOLDER
+from cachesim.engines.vllm.step import PLACEHOLDER
 from cachesim.units import Tokens
 
 NGRAM: Final = 2

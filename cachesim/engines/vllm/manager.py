@@ -93,7 +93,7 @@ class KVCacheManager:
                 return None
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
-        self.remove_skipped_blocks(request, total)
+        self.remove_skipped_blocks(request, max(0, total - self._unsettled(request)))
         need = Need(num_slots, num_main, num_local + num_external, num_local)
         if self._needed(request, found, need) > self.pool.num_free:
             return None
@@ -111,6 +111,10 @@ class KVCacheManager:
         """Blocks that nobody will look at again become null."""
         for manager in self.managers:
             manager.remove_skipped_blocks(request, num_computed)
+
+    def _unsettled(self, request: Request) -> int:
+        """Tokens in flight, whose windows still look at blocks that would be freed."""
+        return request.in_flight if self.rules.scheduler.frees_settled else 0
 
     def longest_group(self, request: Request) -> Hit:
         """Each group's own hit, and the longest of them as the length of all: for a store.

@@ -7,7 +7,7 @@ from typing import Final, get_args
 from cachesim.engines.option import listed, option
 from cachesim.engines.vllm.groups import GroupSpec, StateMode, cdiv
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.scheduler import Limits
+from cachesim.engines.vllm.step import Limits
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 

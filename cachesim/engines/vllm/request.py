@@ -31,6 +31,9 @@ class Request:
     is_prefill_chunk: bool = False
     reads_cache: bool = True
     priority: int = 0  # the smaller, the earlier
+    in_flight: int = 0  # tokens of steps that have not come back
+    placeholders: int = 0  # tokens that those steps will say
+    stale: int = 0  # of those in flight: from before it was preempted
     strengths: Strengths = ()  # of the adapters, while it is computed
 
     @classmethod

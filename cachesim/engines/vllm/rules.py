@@ -148,6 +148,10 @@ class SchedulerRules:
     caches_after_drafts: bool = True
     """0.32: with drafts, blocks get their ids again when the outputs arrive."""
 
+    frees_settled: bool = True
+    """0.28: blocks out of the window are freed by the tokens that have come back; before, by all
+    that were scheduled, those in flight among them."""
+
     returns_cut_tokens: bool = True
     """0.32: tokens past the stop of a verified draft are given back."""
 
@@ -263,6 +267,7 @@ RULES_0240 = replace(
         RULES_0280.scheduler,
         chunk_split="uncached-prefix",
         padding="never",
+        frees_settled=False,
         cap_counts_drafts=False,
         steps_back_by_place=False,
         store_hit="longest-group",

@@ -18,7 +18,7 @@ import numpy as np
 from cachesim.engines.vllm.groups import GroupSpec, cdiv
 from cachesim.engines.vllm.pages import ChunkStore, Pages
 from cachesim.engines.vllm.rules import RunnerRules
-from cachesim.engines.vllm.scheduler import Chunk, Step
+from cachesim.engines.vllm.step import Chunk, Step
 from cachesim.errors import ContractError
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import Network

@@ -6,65 +6,13 @@ run out the request that came last is preempted and computed again from what the
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cachesim.engines.vllm.coordinator import Hit
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.splitter import Splitter
-
-PLACEHOLDER = -1
-"""A draft slot that holds no proposal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one request computes in a step: tokens `[start, start + count)`, drafts last."""
-
-    request: Request
-    start: int
-    count: int
-    drafts: tuple[int, ...] = ()
-    blocks: tuple[list[int], ...] = ()  # of a fresh request all, of a running one the new ones
-    fresh: bool = False  # it waited until now
-    known: int = 0  # tokens of the request when the step was scheduled, drafts not counted
-
-    @property
-    def end(self) -> int:
-        """One past the last token."""
-        return self.start + self.count
-
-    @property
-    def tokens(self) -> list[int]:
-        """What it computes; a slot without a proposal holds token 0."""
-        drafts = [max(draft, 0) for draft in self.drafts]
-        return self.request.tokens[self.start : self.end] + drafts
-
-    def last_tokens(self, count: int) -> list[int]:
-        """The last of them, without a copy of the rest."""
-        drafts = [max(draft, 0) for draft in self.drafts]
-        known = self.request.tokens[max(self.start, self.end - count) : self.end]
-        return (known + drafts)[-count:]
-
-
-@dataclass(slots=True)
-class Step:
-    """What goes to the runner."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # group, source, target
-    preempted: list[Request] = field(default_factory=list)
-    running: tuple[Chunk, ...] = ()  # those of requests that ran before this step
-
-    def has(self, request: Request) -> bool:
-        """Whether a chunk of the request is in it."""
-        return any(each.request is request for each in self.chunks)
-
-    def drop(self, request: Request) -> list[Chunk]:
-        """Take out what it has of a request."""
-        out = [each for each in self.chunks if each.request is request]
-        self.chunks = [each for each in self.chunks if each.request is not request]
-        return out
+from cachesim.engines.vllm.step import PLACEHOLDER, Chunk, Limits, Step
 
 
 @dataclass(slots=True)
@@ -74,20 +22,6 @@ class _Turn:
     step: Step
     budget: int
     index: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one step may hold."""
-
-    budget: int = 8192  # max_num_batched_tokens
-    max_seqs: int = 256
-    max_model_len: int = 1 << 16
-    reserve_full: bool = True  # scheduler_reserve_full_isl
-    drafts: int = 0  # num_speculative_tokens
-    lookahead: int = 0
-    use_eagle: bool = False
-    by_priority: bool = False  # policy
 
 
 class Scheduler:
@@ -136,17 +70,38 @@ class Scheduler:
             ends = (block for _, *pair in step.copies for block in pair)
             self.manager.pool.free_blocks(ends)
         for chunk in step.chunks:
-            request = chunk.request
-            request.num_computed += chunk.count
-            request.is_prefill_chunk = request.num_computed < request.num_tokens
+            self._goes_out(chunk)
         return step
+
+    def _goes_out(self, chunk: Chunk) -> None:
+        """Count a chunk as computed; where steps overlap, also what it will say as said.
+
+        Follows `_update_after_schedule`, and that of `AsyncScheduler`.
+        """
+        request = chunk.request
+        request.num_computed += chunk.count
+        request.in_flight += chunk.count
+        known = request.num_tokens + request.placeholders
+        request.is_prefill_chunk = request.num_computed < known
+        if self.limits.overlaps and not request.is_prefill_chunk:
+            request.placeholders += 1 + len(chunk.drafts)
+            request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
+
+    def _surely_ends(self, request: Request) -> bool:
+        """Whether the step that is under way says the last token, though all drafts be wrong."""
+        least = request.num_computed + 2 - request.placeholders
+        return request.placeholders > 0 and least >= request.num_prompt + request.max_tokens
 
     def _schedule_running(self, step: Step) -> int:
         limits = self.limits
         turn = _Turn(step, budget=limits.budget)
         while turn.index < len(self.running) and turn.budget > 0:
             request = self.running[turn.index]
-            new = request.num_tokens + len(request.spec_tokens) - request.num_computed
+            if self._surely_ends(request):
+                turn.index += 1
+                continue
+            known = request.num_tokens + request.placeholders
+            new = known + len(request.spec_tokens) - request.num_computed
             new = min(new, turn.budget, limits.max_model_len - request.num_computed - 1)
             if self.splitter is not None:
                 new = self.splitter.take(request, new, request.num_computed, 0)
@@ -162,7 +117,7 @@ class Scheduler:
             turn.budget -= new
             drafts: tuple[int, ...] = ()
             if request.spec_tokens:
-                count = new + request.num_computed - request.num_tokens
+                count = new + request.num_computed - known
                 drafts = tuple(request.spec_tokens[: max(count, 0)])
                 request.spec_tokens = []
             chunk = Chunk(
@@ -208,6 +163,8 @@ class Scheduler:
         request.status = "preempted"
         request.num_computed = 0
         request.spec_tokens = []
+        request.stale = request.in_flight  # before 0.28 kept apart otherwise, to the same end
+        request.placeholders = 0
         request.preemptions += 1
         self.waiting.appendleft(request)
         self._sort_waiting()
@@ -325,21 +282,32 @@ class Scheduler:
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             self.manager.written(request)
-            if request.status != "running":
+            request.in_flight -= chunk.count
+            is_stale = request.stale > 0
+            request.stale -= chunk.count if is_stale else 0
+            if request.status in ("finished", "aborted"):
                 continue
-            if chunk.drafts and tokens:
+            if chunk.drafts and tokens and not is_stale:
                 rejected = len(chunk.drafts) - (len(tokens) - 1)
                 if request.num_computed > 0:
                     request.num_computed -= rejected
-            if tokens and self._append(request, tokens):
+                if request.placeholders > 0:
+                    request.placeholders -= rejected
+            if tokens and self._append(request, tokens, is_stale=is_stale):
                 done.append(request)
         if done:
             self.running = [each for each in self.running if each.status == "running"]
+            self.waiting = deque(each for each in self.waiting if each.status != "finished")
         return done
 
-    def _append(self, request: Request, tokens: Sequence[int]) -> bool:
-        """Append sampled tokens up to a stop; True where the request is done and freed."""
+    def _append(self, request: Request, tokens: Sequence[int], *, is_stale: bool) -> bool:
+        """Append sampled tokens up to a stop; True where the request is done and freed.
+
+        A stale output belongs to a step before the request was preempted: its tokens count, and
+        nothing else of it does.
+        """
         limits, rules = self.limits, self.rules.scheduler
+        runs = request.status == "running" and not is_stale
         stopped = False
         for number, token in enumerate(tokens, 1):
             request.append(token)
@@ -348,11 +316,14 @@ class Scheduler:
                 or request.num_tokens >= limits.max_model_len
             ):
                 stopped = True
-                if rules.returns_cut_tokens:
+                if rules.returns_cut_tokens and not is_stale:
                     request.num_computed -= len(tokens) - number
                 break
-        if limits.drafts and rules.caches_after_drafts and self.manager.enable_caching:
-            self.manager.cache_blocks(request, request.num_computed)
+        if runs and limits.overlaps:
+            request.placeholders -= len(tokens)
+        again = limits.overlaps or (limits.drafts and rules.caches_after_drafts)
+        if runs and again and self.manager.enable_caching:
+            self.manager.cache_blocks(request, request.num_computed - request.in_flight)
         if stopped:
             request.status = "finished"
             self._free(request)

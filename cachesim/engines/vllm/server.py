@@ -21,7 +21,8 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Job, Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import Runner
-from cachesim.engines.vllm.scheduler import Chunk, Scheduler, Step
+from cachesim.engines.vllm.scheduler import Scheduler
+from cachesim.engines.vllm.step import Chunk, Step
 from cachesim.engines.vllm.store import Connector
 from cachesim.errors import UpstreamEndless
 from cachesim.units import Array, Count

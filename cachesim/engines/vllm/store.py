@@ -16,7 +16,7 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.pages import Pages
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.runner import Runner
-from cachesim.engines.vllm.scheduler import Step
+from cachesim.engines.vllm.step import Step
 from cachesim.units import Array
 
 LOADS: Final = {

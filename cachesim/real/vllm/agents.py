@@ -9,7 +9,7 @@ from typing import Any, Final
 from cachesim.engines.vllm.rules import Rules
 from cachesim.real.agents import Agents, Row, Sizes
 from cachesim.real.prompts import Writer, spell
-from cachesim.real.vllm.workloads import KINDS, config_of, smallest, spread
+from cachesim.real.vllm.workloads import KINDS, config_of, overlapping, smallest, spread
 
 LONGEST: Final = (1500, 4000, 8000)
 REPLIES: Final = (1, 2, 5, 20, 60, 150)
@@ -32,7 +32,8 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     tight = kind in {"pressure", "priority"} or rng.random() < 0.5
     room = smallest(config, longest + max(REPLIES))
     config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
-    return {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
+    drawn = {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
+    return overlapping(drawn) if rng.random() < 0.3 else drawn
 
 
 class _Office:

@@ -3,7 +3,7 @@
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import not_compared
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.real.vllm.scheduler import AGENTS, SCHEDULER
+from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER
 
 
 def real_vllm(
@@ -13,6 +13,7 @@ def real_vllm(
     workloads: int = 100,
     first: int = 0,
     agents: bool = False,
+    async_scheduling: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
     newest: bool = False,
@@ -38,6 +39,9 @@ def real_vllm(
         The number of the first workload, to come back to one of a longer run.
     agents
         Workloads of coding agents: long prompts, sub-agents, several users at once.
+    async_scheduling
+        Workloads whose next step is scheduled before the one before it has come back, as vLLM's
+        engine core does by default; some of the agents' are so in any case.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name of
         a shipped one.
@@ -58,6 +62,7 @@ def real_vllm(
             return play_end_to_end()
         if scenario is not None:
             return SCHEDULER.play_named(scenario)
-        return (AGENTS if agents else SCHEDULER).compare(release, seed, numbers).tell(seed)
+        usual = ASYNC if async_scheduling else SCHEDULER
+        return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)

@@ -13,7 +13,8 @@ from cachesim.engines.vllm.hashing import Prefixes
 from cachesim.engines.vllm.manager import KVCacheManager
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.scheduler import Chunk, Limits, Scheduler
+from cachesim.engines.vllm.scheduler import Scheduler
+from cachesim.engines.vllm.step import Chunk, Limits, Step
 from cachesim.errors import UpstreamAbort
 from cachesim.real.prompts import spell, unspell
 
@@ -43,7 +44,8 @@ class Player:
         self.drafts: int = config.get("drafts", 0)
         eagle = bool(config.get("eagle"))
         budget = config.get("budget", 8192)
-        extra = self.drafts if rules.scheduler.cap_counts_drafts else 0
+        overlaps = bool(config.get("overlaps"))
+        extra = budget * overlaps + self.drafts if rules.scheduler.cap_counts_drafts else 0
         max_model_len = config.get("max_len", 1 << 16)
         self.manager = KVCacheManager(
             [group_of(each) for each in config["groups"]],
@@ -67,6 +69,7 @@ class Player:
                 lookahead=self.drafts if eagle else 0,
                 use_eagle=eagle,
                 by_priority=config.get("policy") == "priority",
+                overlaps=overlaps,
             ),
         )
         self.junctions = rules.retention.keeps_junction
@@ -77,6 +80,8 @@ class Player:
         self.manager.pool.on_evict = self._evicted
         self.labels: dict[int, tuple[int, int]] = {}
         self.count = 0
+        self.most_under_way = 2 if overlaps else 1
+        self.under_way: list[Step] = []  # scheduled, and not yet come back
         self.evicted: list[list[int]] = []
         self.told: dict[int, dict[str, Any]] = {}
         self.wanted: dict[int, Mapping[str, Any]] = {}
@@ -155,30 +160,40 @@ class Player:
         stuck = 0
         for turn in range(MOST_STEPS):
             self._arrive(requests, group, turn)
-            if not self.scheduler.busy:
+            if not self.scheduler.busy and not self.under_way:
                 if len(requests) == len(group):
                     return ""
                 continue
-            step = self.scheduler.schedule()
-            stuck = 0 if step.chunks else stuck + 1
-            if stuck > 3:
-                return "stuck"
-            sampled, proposals = [], {}
-            for chunk in step.chunks:
-                number = chunk.request.id
-                self.told[number]["chunks"].append([chunk.start, chunk.end])
-                tokens, proposal = self._answer(chunk)
-                sampled.append(tokens)
-                if tokens:
-                    proposals[number] = proposal
-            self.scheduler.update_from_output(step, sampled)
-            if self.drafts:
-                for each in requests:
-                    if each.id in proposals:
-                        self.scheduler.update_draft_token_ids(each, proposals[each.id])
-            for each in requests:
-                self._learn(each)
+            if self.scheduler.busy:
+                step = self.scheduler.schedule()
+                stuck = 0 if step.chunks or self.under_way else stuck + 1
+                if stuck > 3:
+                    return "stuck"
+                for chunk in step.chunks:
+                    self.told[chunk.request.id]["chunks"].append([chunk.start, chunk.end])
+                if step.chunks:
+                    self.under_way.append(step)
+                    if len(self.under_way) < self.most_under_way:
+                        continue
+            if self.under_way:
+                self._come_back(self.under_way.pop(0), requests)
         return "too many steps"
+
+    def _come_back(self, step: Step, requests: Sequence[Request]) -> None:
+        """A step has run: what it says is taken, and what is proposed next."""
+        sampled, proposals = [], {}
+        for chunk in step.chunks:
+            tokens, proposal = self._answer(chunk)
+            sampled.append(tokens)
+            if tokens:
+                proposals[chunk.request.id] = proposal
+        self.scheduler.update_from_output(step, sampled)
+        if self.drafts and self.most_under_way == 1:
+            for each in requests:
+                if each.id in proposals:
+                    self.scheduler.update_draft_token_ids(each, proposals[each.id])
+        for each in requests:
+            self._learn(each)
 
     def _answer(self, chunk: Chunk) -> tuple[list[int], list[int]]:
         """What the forced model samples after a chunk, and what the drafter proposes then."""

@@ -9,7 +9,7 @@ from cachesim.real.schedules import RealScheduler
 from cachesim.real.vllm.agents import draw_agents
 from cachesim.real.vllm.playing import play
 from cachesim.real.vllm.scenarios import config_of, group_of, hurdles
-from cachesim.real.vllm.workloads import draw
+from cachesim.real.vllm.workloads import draw, draw_async
 
 SCHEDULER: Final = RealScheduler(
     family=FAMILY,
@@ -24,6 +24,9 @@ SCHEDULER: Final = RealScheduler(
     shared=("evicted", "cache", "queue"),
 )
 """It runs with no package but its own files."""
+
+ASYNC: Final = replace(SCHEDULER, draw=draw_async)
+"""The same, with asynchronous scheduling."""
 
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""

@@ -7,6 +7,7 @@ are the configuration objects and the model, which says what the workload names.
 """
 
 import importlib
+import inspect
 import logging
 import math
 import sys
@@ -38,6 +39,9 @@ class Release:
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self.scheduling: Real = importlib.import_module("vllm.v1.core.sched.scheduler")
         self.scheduler = self.scheduling.Scheduler
+        overlapping: Real = importlib.import_module("vllm.v1.core.sched.async_scheduler")
+        self.overlapping = overlapping.AsyncScheduler
+        self.overlapping.__signature__ = inspect.signature(self.scheduler)  # it hands all on
         requests = importlib.import_module("vllm.v1.request")
         self.request = requests.Request
         self.aborted = requests.RequestStatus.FINISHED_ABORTED
@@ -77,6 +81,8 @@ class Server:
         self.evicted: Json = []
         self.told: dict[str, Json] = {}
         self.count = 0
+        self.most_under_way = 2 if config.get("overlaps") else 1
+        self.under_way: list[Real] = []  # scheduled, and not yet come back
         self._watch_evictions()
 
     # -- configuration -----------------------------------------------------------------------------
@@ -129,7 +135,7 @@ class Server:
         )
         block, unit = self._sizes(config)
         return fitting(
-            self.release.scheduler,
+            self.release.overlapping if config.get("overlaps") else self.release.scheduler,
             vllm_config=settings_of(config),
             kv_cache_config=caches,
             structured_output_manager=Settings(
@@ -261,32 +267,45 @@ class Server:
         stuck = 0
         for turn in range(MOST_STEPS):
             self._arrive(requests, group, turn)
-            if not self.scheduler.has_unfinished_requests():
+            busy = self.scheduler.has_unfinished_requests()
+            if not busy and not self.under_way:
                 if len(requests) == len(group):
                     return ""
                 continue
-            output = self.scheduler.schedule()
-            counts = dict(output.num_scheduled_tokens)
-            stuck = 0 if counts else stuck + 1
-            if stuck > 3:
-                return "stuck"
-            sampled, proposals = [], {}
-            for name, count in counts.items():
-                end = requests[name].num_computed_tokens
-                self.told[name]["chunks"].append([end - count, end])
-                drafted = output.scheduled_spec_decode_tokens.get(name, [])
-                reply = unspell(self.wanted[name].get("reply", ""))
-                tokens = self._answer(requests[name], end, drafted, reply)
-                sampled.append(tokens)
-                if tokens:
-                    done = requests[name].num_output_tokens + len(tokens)
-                    proposals[name] = reply[done : done + self.drafts]
-            self._hand_over(output, list(counts), sampled)
-            if self.drafts:
-                self._propose(requests, proposals)
-            for each in requests.values():
-                self._learn(each)
+            if busy:
+                output = self.scheduler.schedule()
+                counts = dict(output.num_scheduled_tokens)
+                stuck = 0 if counts or self.under_way else stuck + 1
+                if stuck > 3:
+                    return "stuck"
+                ends = {name: requests[name].num_computed_tokens for name in counts}
+                for name, count in counts.items():
+                    self.told[name]["chunks"].append([ends[name] - count, ends[name]])
+                if counts:
+                    self.under_way.append((output, ends))
+                    if len(self.under_way) < self.most_under_way:
+                        continue
+            if self.under_way:
+                came, ends = self.under_way.pop(0)
+                self._come_back(came, ends, requests)
         return "too many steps"
+
+    def _come_back(self, output: Real, ends: dict[str, int], requests: dict[str, Real]) -> None:
+        """A step has run: what it says is handed over, and what is proposed next."""
+        sampled, proposals = [], {}
+        for name, end in ends.items():
+            drafted = output.scheduled_spec_decode_tokens.get(name, [])
+            reply = unspell(self.wanted[name].get("reply", ""))
+            tokens = self._answer(requests[name], end, drafted, reply)
+            sampled.append(tokens)
+            if tokens:
+                done = requests[name].num_output_tokens + len(tokens)
+                proposals[name] = reply[done : done + self.drafts]
+        self._hand_over(output, list(ends), sampled)
+        if self.drafts and self.most_under_way == 1:
+            self._propose(requests, proposals)
+        for each in requests.values():
+            self._learn(each)
 
     def _answer(self, request: Real, end: int, drafted: Json, reply: list[int]) -> list[int]:
         if end < request.num_tokens:

@@ -33,6 +33,7 @@ def settings_of(config: Json) -> Settings:
     """What `VllmConfig` would say of a workload's configuration."""
     groups, drafts = config["groups"], config.get("drafts", 0)
     eagle, budget = bool(config.get("eagle")), config.get("budget", 8192)
+    batches = 2 if config.get("overlaps") else 1
     states = [group for group in groups if group["kind"] == "mamba"]
     block = (states or groups)[0]["block"]
     seqs = config.get("max_seqs", 16)
@@ -59,6 +60,7 @@ def settings_of(config: Json) -> Settings:
             max_num_running_reqs=seqs,
             max_num_batched_tokens=budget,
             policy=config.get("policy", "fcfs"),
+            async_scheduling=batches > 1,
             enable_chunked_prefill=True,
             long_prefill_token_threshold=0,
             long_prefill_token_threshold_adaptive=0,
@@ -79,8 +81,8 @@ def settings_of(config: Json) -> Settings:
         num_lookahead_tokens=drafts if eagle else 0,
         num_prefill_lookahead_tokens=0,
         num_hash_lookahead_tokens=0,
-        max_in_flight_tokens=budget + drafts,
-        max_concurrent_batches=1,
+        max_in_flight_tokens=batches * budget + drafts,
+        max_concurrent_batches=batches,
         use_v2_model_runner=False,
     )
 

@@ -54,6 +54,19 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
+def overlapping(workload: dict[str, Any]) -> dict[str, Any]:
+    """The workload with asynchronous scheduling; a store beside it would free blocks late."""
+    config = workload["config"]
+    config.pop("store", None)
+    config["overlaps"] = True
+    return workload | {"id": f"async-{workload['id']}"}
+
+
+def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload whose next step is scheduled before the one before it has come back."""
+    return overlapping(draw(seed, number, rules))
+
+
 def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
     """The requests of a group come one after another while others run; some go again."""
     turn = 0
