@@ -15,8 +15,7 @@ from rich.table import Table
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
-from cachesim.testing.search import workloads
-from cachesim.testing.trial import play
+from cachesim.testing.search import WHOLE, look, workloads
 from cachesim.testing.workloads import Shape
 
 SIX: Final = Shape(min_steps=6, max_steps=6)
@@ -38,12 +37,12 @@ COUNTS: Final[dict[ArithmeticName, int]] = {"ring": 60, "float": 20}
 
 def rate(drawn: Sequence[Scenario], profile: Profile, arithmetic: ArithmeticName) -> float:
     """Workloads a second, each played to its end."""
-    play(drawn[0], profile, arithmetic=arithmetic)
+    look(drawn[0], profile, arithmetic=arithmetic, whole=False)
     best = 0.0
     for _ in range(RUNS):
         begin = time.process_time()
-        for scenario in drawn:
-            play(scenario, profile, arithmetic=arithmetic, stop_early=False)
+        for number, scenario in enumerate(drawn):
+            look(scenario, profile, arithmetic=arithmetic, whole=number % WHOLE == 0)
         best = max(best, len(drawn) / (time.process_time() - begin))
     return best
 

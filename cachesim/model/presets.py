@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -78,6 +79,16 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:
             msg = f"a model has no {field!r}; it has {', '.join(sorted(known))}"
             raise SpecError(msg)
     return replace(PRESETS[name], **changes)
+
+
+@lru_cache(maxsize=64)
+def one_of_each(spec: ModelSpec) -> ModelSpec:
+    """The same with one layer of each kind.
+
+    What a layer keeps stays, and with it whatever a cache decides without counting bytes. An MTP
+    head guesses with all layers, and drafts are what it guesses: there none is left out.
+    """
+    return spec if spec.mtp_depth else replace(spec, layers=tuple(dict.fromkeys(spec.layers)))
 
 
 def tiny(name: str, /, **changes: Any) -> ModelSpec:

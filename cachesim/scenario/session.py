@@ -13,6 +13,8 @@ from cachesim.errors import InputError, OptionError, ScenarioError, UpstreamAbor
 from cachesim.model.adapters import adapted
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
+from cachesim.model.presets import one_of_each
+from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
 from cachesim.scenario import limits
 from cachesim.scenario.abilities import (
@@ -109,13 +111,18 @@ class Session:
         arithmetic: ArithmeticName = "float",
         traced: bool = False,
         looks: bool = True,
+        thin: bool = False,
     ) -> None:
-        """`looks` False: nobody asks what the server holds after each step."""
+        """`looks` False: nobody asks what the server holds after each step.
+
+        `thin`: the network has one layer of each kind that the model has.
+        """
         self.looks = looks
         self.scenario = scenario
         self.profile = profile
         self.family = family_of(profile.engine)
-        self.network = self._network(arithmetic)
+        spec = spec_of(scenario.model)
+        self.network = self._network(one_of_each(spec) if thin else spec, arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
         self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
@@ -126,10 +133,10 @@ class Session:
         self.turns = 0
         self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
 
-    def _network(self, arithmetic: ArithmeticName) -> Network:
+    def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
         """The scenario's network, under the adapters that its server is started with."""
         names = str(self.scenario.engine.options.get("lora", ""))
-        network = build(spec_of(self.scenario.model), arithmetic)
+        network = build(spec, arithmetic)
         return adapted(network, [each.strip() for each in names.split(",") if each.strip()])
 
     def _create(self) -> Engine:

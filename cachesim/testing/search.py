@@ -3,8 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
+from typing import Final
 
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -14,6 +17,12 @@ from cachesim.testing.shrink import shrink
 from cachesim.testing.trial import Finding, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape, draw_workload
 from cachesim.verify.oracle import Oracles
+
+WHOLE: Final = 16
+"""Every so many workloads one is played on all layers: a mix-up among them shows only there."""
+
+BYTES: Final = ("bytes", "MiB")
+"""Units of flags that set how much memory there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +90,47 @@ def search(
     """Play workloads until one shows something wrong, all are played, or told to stop."""
     report = Report(profile=profile, model=model)
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
+    whole = weighs(profile, shape)
     for number, scenario in enumerate(drawn, first):
         if not going(report):
             break
-        trial = play(scenario, profile, arithmetic=arithmetic)
+        each = whole or number % WHOLE == 0
+        trial = look(scenario, profile, arithmetic=arithmetic, whole=each)
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
             break
     return report
+
+
+def look(
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    arithmetic: ArithmeticName,
+    whole: bool,
+    stop_early: bool = True,
+    oracles: Oracles | None = None,
+) -> Trial:
+    """Play a workload on one layer of each kind; what it finds has to show on all of them.
+
+    A cache takes the same decisions for more layers of a kind, which only make the network slow.
+    The replies of a workload are given, so the network has no say in what comes next.
+    """
+    played = partial(
+        play, scenario, profile, arithmetic=arithmetic, stop_early=stop_early, oracles=oracles
+    )
+    if not whole:
+        trial = played(thin=True)
+        if trial.finding is None:
+            return trial
+    return played()
+
+
+def weighs(profile: Profile, shape: Shape) -> bool:
+    """Whether a flag of every server is in bytes, so that the number of layers decides too."""
+    given = (each for each in family_of(profile.engine).table() if each.name in shape.fixed)
+    return any(each.kind == "size" or each.unit in BYTES for each in given)
 
 
 def reduced(

@@ -68,13 +68,15 @@ def play(
     arithmetic: ArithmeticName = "ring",
     stop_early: bool = True,
     oracles: Oracles | None = None,
+    thin: bool = False,
 ) -> Trial:
     """Play a workload; the first thing that is wrong ends it unless told otherwise.
 
     Plays of workloads that are much alike may share `oracles`: cold answers are computed once.
+    With `thin` the network has one layer of each kind that the model has.
     """
     trial = Trial()
-    session = Session(scenario, profile, arithmetic=arithmetic, looks=False)
+    session = Session(scenario, profile, arithmetic=arithmetic, looks=False, thin=thin)
     oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():

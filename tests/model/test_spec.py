@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import LimitError, SpecError
-from cachesim.model.presets import PRESETS, preset, tiny
+from cachesim.model.presets import PRESETS, one_of_each, preset, tiny
 from cachesim.model.spec import LARGEST, ModelSpec
 
 
@@ -128,3 +128,19 @@ def test_the_tiny_variant_has_two_layers_of_the_kinds_it_needs(name: str) -> Non
     assert (16, 2) == (small.width, len(small.layers))
     assert set(PRESETS[name].layers) == set(small.layers)
     assert PRESETS[name].mtp_depth == small.mtp_depth
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("dense", ("attention",)),
+        ("recurrent", ("ssm",)),
+        ("hybrid", ("ssm", "attention")),
+        ("swa", ("window", "attention")),
+        ("hybrid-mtp", PRESETS["hybrid-mtp"].layers),
+    ],
+)
+def test_one_layer_of_each_kind_stays_but_before_a_head_that_guesses(
+    name: str, layers: tuple[str, ...]
+) -> None:
+    assert layers == one_of_each(preset(name)).layers

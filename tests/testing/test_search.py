@@ -1,5 +1,7 @@
 """The search finds known defects without being told where to look, and makes them small."""
 
+from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -7,12 +9,16 @@ import pytest
 from cachesim.engines import FAMILIES, Profile
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
+from cachesim.engines.llamacpp.memory.planes import Planes
+from cachesim.model.presets import PRESETS
 from cachesim.scenario import loads, run
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import compare
-from cachesim.testing.search import Counterexample, search, workloads
+from cachesim.testing.search import WHOLE, Counterexample, look, search, weighs, workloads
 from cachesim.testing.shrink import ids
-from cachesim.testing.trial import EXERCISED, play
+from cachesim.testing.trial import EXERCISED, Finding, Trial, play
+from cachesim.testing.workloads import Shape
+from cachesim.units import Array
 
 
 @pytest.fixture(name="found", scope="module")
@@ -77,6 +83,73 @@ def test_no_server_is_asked_for_what_it_does_not_have(text: str, model: str) -> 
 
     for scenario in (next(drawn) for _ in range(25)):
         play(scenario, Profile.parse(text))
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_one_layer_of_each_kind_decides_and_shows_what_all_of_them_do(
+    family: Family[Any, Any],
+) -> None:
+    profile = Profile.parse(f"{family.name}@{family.names()[-1]}")
+    models = [name for name, spec in PRESETS.items() if not spec.mtp_depth]
+
+    for model in models:
+        for scenario in islice(workloads(profile, model, seed=3, shape=Shape(incidents=True)), 4):
+            whole = play(scenario, profile, stop_early=False)
+            thin = play(scenario, profile, stop_early=False, thin=True)
+
+            assert whole.cached == thin.cached
+            assert whole.exercised == thin.exercised
+            assert [(each.kind, each.step) for each in whole.findings] == [
+                (each.kind, each.step) for each in thin.findings
+            ]
+
+
+def test_a_mix_up_among_layers_is_found_though_one_of_each_kind_does_not_show_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def put(self: Planes, layer: int, where: tuple[list[int], slice], data: Array) -> None:
+        other = {0: 3, 3: 0}.get(layer, layer)  # another layer of its kind
+        self.rows[other if other in self.rows else layer][where] = data
+
+    monkeypatch.setattr(Planes, "put", put)
+    profile = Profile.parse("llama.cpp@b11549+erase-equal")
+    found = search(profile, "hybrid", examples=100).counterexample
+
+    assert found is not None
+    assert 0 == found.number % WHOLE
+    assert play(found.scenario, profile, thin=True).finding is None
+
+
+def test_what_shows_on_one_layer_of_each_kind_alone_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finding = Finding(kind="wrong answer", step=0, detail="")
+
+    def played(*_: Any, thin: bool = False, **__: Any) -> Trial:
+        return Trial(findings=[finding] if thin else [])
+
+    monkeypatch.setattr(import_module("cachesim.testing.search"), "play", played)
+    profile = Profile.parse("llama.cpp@b11549")
+    scenario = next(workloads(profile, "hybrid"))
+
+    assert look(scenario, profile, arithmetic="ring", whole=False).finding is None
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("llama.cpp@b11549", {"cache_ram": 1}),
+        ("mlx-lm@0.32.2", {"prompt_cache_bytes": 100_000}),
+        ("marconi@artifact", {"capacity_bytes": 100_000}),
+    ],
+)
+def test_with_a_flag_in_bytes_every_workload_is_played_on_all_layers(
+    text: str, flag: dict[str, int]
+) -> None:
+    profile = Profile.parse(text)
+
+    assert weighs(profile, Shape(fixed=flag))
+    assert not weighs(profile, Shape(fixed={}))
 
 
 def test_a_server_that_batches_by_itself_is_sent_requests_together() -> None:
