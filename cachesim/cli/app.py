@@ -151,7 +151,7 @@ def diff(
 
 
 def compare(
-    workload: str,
+    workload: Annotated[str, Parameter(help="A scenario: a file, or the name of a shipped one.")],
     *,
     rows: Annotated[
         str,

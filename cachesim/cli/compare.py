@@ -11,7 +11,7 @@ from cachesim.errors import ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.compared import comparison
 from cachesim.report.compared_plot import plot
-from cachesim.report.consoles import results
+from cachesim.report.consoles import results, show
 from cachesim.scenario.comparing import Row, compare, newest
 from cachesim.scenario.rows import policies, rows_in
 from cachesim.scenario.shipped import load_all
@@ -40,7 +40,7 @@ def compare_command(
         told = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     else:
-        results().print(comparison(scenario.name, found))
+        show(results(), comparison(scenario.name, found))
     return NOT_AS_EXPECTED if any(each.wrong for each in found) else AS_EXPECTED
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 from cyclopts import App
 
 from cachesim.cli import AS_EXPECTED
+from cachesim.report.consoles import writable
 from cachesim.scenario.shipped import shipped_files
 
 Command: TypeAlias = Callable[..., int]
@@ -16,6 +17,7 @@ SCENARIOS: Final = {
     "run": "names",
     "explain": "name",
     "diff": "name",
+    "compare": "workload",
     "bisect": "name",
     "show": "name",
     "new": "source",
@@ -36,7 +38,7 @@ def completion_command(
     script = app_of(named).generate_completion(shell=shell).rstrip("\n")
     if shell == "bash":
         script = script.replace(*FALLS_BACK)
-    sys.stdout.write(f"{script}\n")
+    sys.stdout.write(writable(f"{script}\n", sys.stdout.encoding))
     return AS_EXPECTED
 
 

@@ -11,6 +11,7 @@ from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.budget import Budget, bar
 from cachesim.cli.check.plan import MOST_MINUTES
 from cachesim.engines.profile import Profile
+from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.real.environment import EnvironmentUnavailableError
@@ -71,7 +72,7 @@ def hunt_command(
 
 def _told(profile: Profile, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
     """A table of what was proven, and what was not."""
-    count = f"{bag.workloads} workloads, {bag.requests} requests"
+    count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
     table = Table(title=f"{profile}: {count}", title_style="", box=None, pad_edge=False)
     for head in ("cause", "workloads", f"seen on {where}", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")

@@ -1,6 +1,7 @@
 """`cachesim sweep`: a grid of traces, servers and flags, over processes or machines."""
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,8 @@ def sweep_command(
     Example: cachesim sweep plan.toml --report sweep.html
     """
     cells = read_plan(plan, traces).cells
+    if parquet is not None:
+        need_parquet()
     hands: Hands
     if dask is None:
         hands = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
@@ -71,16 +74,20 @@ def sweep_command(
     return AS_EXPECTED
 
 
-def write_parquet(path: Path, found: list[dict[str, Any]]) -> None:
-    """The flat table as Parquet."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
+def need_parquet() -> None:
+    """Refuse what could not be written in the end, before anything is played."""
+    if find_spec("pyarrow") is None:
         msg = (
             "--parquet needs pyarrow, which is not installed here: pip install 'cachesim[parquet]'"
         )
-        raise InputError(msg) from None
+        raise InputError(msg)
+
+
+def write_parquet(path: Path, found: list[dict[str, Any]]) -> None:
+    """The flat table as Parquet."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
     try:
         parquet.write_table(pa.Table.from_pylist([flat(each) for each in found]), path)
     except OSError as error:

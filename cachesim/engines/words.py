@@ -33,6 +33,11 @@ def of_one(text: str) -> str:
     return _ONE.sub(singular, text)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def names_in(template: str) -> frozenset[str]:
     """The names that a template asks for."""
     return frozenset(name for _, name, _, _ in Formatter().parse(template) if name)

@@ -36,6 +36,7 @@ NARROWEST: Final = 20
 PLAIN: Final = str.maketrans(
     {"→": "->", "·": "-", "─": "-", "…": "~", "│": "|", "├": "|", "└": "`", "●": "o", "○": "."}
     | {"✗": "x"}
+    | dict(zip("▁▂▃▄▅▆▇█", ".:-=+*%#", strict=True))
 )
 """What is written where an encoding lacks the sign."""
 

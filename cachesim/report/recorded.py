@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.report.why import count, shown
+from cachesim.engines.words import counted
+from cachesim.report.why import shown
 
 
 def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
@@ -17,7 +18,7 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
     totals = found["totals"]
     names = ", ".join(found["dump"]["sources"])
     parts: list[RenderableType] = [
-        Text(f"{names}: {count(totals['requests'], 'recorded request')}", style="name"),
+        Text(f"{names}: {counted(totals['requests'], 'recorded request')}", style="name"),
         Text(
             f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
             f"{totals['processed']:,} processed, {totals['again']:,} of these reprocessed."

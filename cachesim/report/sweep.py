@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.engines.words import counted
 from cachesim.report.holdings import holdings_table, sparkline, timeline_of
 from cachesim.report.knees import knees
 from cachesim.report.upgrades import upgrades, upgrades_page
@@ -73,7 +74,7 @@ def by_trace(
 
 def title_of(row: Mapping[str, Any]) -> str:
     """What was played, in words."""
-    told = f"{row['trace']}: {row['requests']:,} requests"
+    told = f"{row['trace']}: {counted(row['requests'], 'request')}"
     if row["scale"] != 1:
         told += f", {row['scale']} tokens of the trace as one"
     if row["replies"] is not None:

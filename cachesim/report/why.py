@@ -9,6 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.engines.words import counted
+
 MIB: Final = 1 << 20
 NAMED: Final = 6
 """Differing requests that are named one by one."""
@@ -46,7 +48,7 @@ def _head(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     log, servers = found["log"], found["servers"]
     names = ", ".join(log["sources"])
     yield Text(
-        f"{names}: {count(found['totals']['requests'], 'request')} in {log['lines']:,} lines",
+        f"{names}: {counted(found['totals']['requests'], 'request')} in {log['lines']:,} lines",
         style="name",
     )
     shown: list[str] = []
@@ -82,7 +84,7 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     differing = agreement["differing"]
     text = Text(
         f"The replay agrees in {agreement['agreeing']} of "
-        f"{count(agreement['comparable'], 'request')}"
+        f"{counted(agreement['comparable'], 'request')}"
     )
     if not differing:
         text.append("." if agreement["comparable"] else ": the log gives no count to compare.")
@@ -120,7 +122,7 @@ def totals_in_words(totals: Mapping[str, int]) -> str:
             "the log does not say."
         )
     untold = totals["untold"]
-    words = f" ({count(untold, 'request')} without a count)" if untold else ""
+    words = f" ({counted(untold, 'request')} without a count)" if untold else ""
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
         f"{totals['processed']:,} processed{words}. Of these {totals['again']:,} matched what the "
@@ -240,8 +242,3 @@ def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ..
 def shown(value: int | None) -> str:
     """A number, or that there is none."""
     return "unknown" if value is None else f"{value:,}"
-
-
-def count(number: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

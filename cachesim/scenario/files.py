@@ -75,6 +75,21 @@ def text_of(data: bytes) -> str:
     return text
 
 
+LINES: Final = (
+    ". Its lines are objects, one each, and a scenario is one: `cachesim replay` plays traces, "
+    "`cachesim why` reads recorded requests"
+)
+
+
+def has_lines(text: str) -> bool:
+    """Whether the first line is an object by itself, as in a trace."""
+    first, _, rest = text.strip().partition("\n")
+    try:
+        return bool(rest) and isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def content_of(text: str) -> Mapping[str, Any]:
     """The tables of a TOML or JSON text."""
     if is_json(text):
@@ -90,7 +105,7 @@ def _parsed(
     except RecursionError:
         msg = f"is nested too deeply for {language}"
     except ValueError as error:  # what both parsers raise, and Python for endless digits
-        msg = f"is not {language}: {error}"
+        msg = f"is not {language}: {error}{LINES if has_lines(text) else ''}"
     else:
         return content
     raise ScenarioError(msg)

@@ -1,6 +1,7 @@
 """A workload in words: what its clients do, one line each."""
 
 from cachesim.engines.profile import Profile
+from cachesim.engines.words import counted
 from cachesim.scenario.format import Step
 from cachesim.testing.chats import words_of
 from cachesim.testing.search import Counterexample
@@ -21,7 +22,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
             lines.append(f"    {_deed(step)}")
             continue
         prompt = ids(step)
-        asked = f"a prompt of {len(prompt)} tokens" if not step.messages else _chat(step)
+        asked = f"a prompt of {counted(len(prompt), 'token')}" if not step.messages else _chat(step)
         equal = max((_common(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""
         together = ", together with the one before" if step.with_previous else ""

@@ -45,7 +45,7 @@ class Source:
         if self.turn < 0:
             msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
             raise TraceError(msg)
-        if self.name.startswith("made:") and not MADE.fullmatch(self.name):
+        if self.name.startswith("made:") and not _makes_some(self.name):
             msg = f"{self.name} is no trace; write made:REQUESTS or made:REQUESTS:SEED"
             raise TraceError(msg)
 
@@ -75,3 +75,8 @@ class Source:
         except OSError as error:
             msg = f"{self.name}: cannot be read: {error.strerror or error}"
             raise TraceError(msg) from None
+
+
+def _makes_some(name: str) -> bool:
+    made = MADE.fullmatch(name)
+    return made is not None and int(made[1]) > 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
+from cachesim.traces.asked import TraceError
 from cachesim.traces.plan import plan_of, read_plan
 from cachesim.traces.replay import Cell, play, told
 from cachesim.traces.store import Store, key_of, open_store
@@ -30,6 +31,7 @@ class Failed:
     """A cell that could not be played, and why."""
 
     complaint: str
+    of_trace: bool = False  # wrong for every cell that plays it
 
 
 def attempt(cell: Cell) -> dict[str, Any] | Failed:
@@ -37,7 +39,7 @@ def attempt(cell: Cell) -> dict[str, Any] | Failed:
     try:
         return play(cell)
     except InputError as error:
-        return Failed(str(error))
+        return Failed(str(error), of_trace=isinstance(error, TraceError))
 
 
 def sweep(
@@ -107,7 +109,8 @@ def _play_all(
             key, outcome = played.pop(future), future.result()  # a cluster need not keep it
             if isinstance(outcome, Failed):
                 cell = waiting[key]
-                msg = f"{cell.source.name} on {cell.profile}, {cell.model}: {outcome.complaint}"
+                where = f"{cell.source.name} on {cell.profile}, {cell.model}: "
+                msg = outcome.complaint if outcome.of_trace else f"{where}{outcome.complaint}"
                 raise InputError(msg)
             store.put(key, waiting.pop(key), outcome)
             hear()

@@ -178,3 +178,24 @@ def test_ctrl_c_before_the_package_is_loaded_is_answered_too() -> None:
     )
 
     assert (done.returncode, done.stderr) == (130, "cachesim: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (f"compare {STALE}", "#######"),
+        ("replay made:20 -p vllm@0.33.0 --model dense", " ####"),
+        ("completion fish", "complete -c"),
+    ],
+)
+def test_an_output_without_our_signs_gets_plainer_ones(words: str, shown: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cachesim", *words.split()],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+
+    assert b"" == done.stderr
+    assert shown in done.stdout.decode("ascii")

@@ -11,3 +11,7 @@ from cachesim.report.consoles import writable
 )
 def test_signs_that_an_encoding_lacks_become_plainer_ones(encoding: str, expected: str) -> None:
     assert expected == writable("20 → 0 · ─…é", encoding)
+
+
+def test_bars_and_lines_stay_readable_where_an_encoding_lacks_blocks() -> None:
+    assert "##### .:-=+*%#" == writable("█████ ▁▂▃▄▅▆▇█", "ascii")

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from cachesim.engines.words import counted
 from cachesim.report.consoles import notes
 
 
@@ -37,5 +38,5 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(text, TimeElapsedColumn(), console=notes(), transient=True) as shown:
         task = shown.add_task(title, total=None, said="")
         yield lambda workloads, requests: shown.update(
-            task, said=f"{workloads} workloads, {requests} requests"
+            task, said=f"{counted(workloads, 'workload')}, {counted(requests, 'request')}"
         )

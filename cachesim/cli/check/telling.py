@@ -10,6 +10,7 @@ from rich.table import Table
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.plan import WORDS, Plan
 from cachesim.engines.profile import Profile
+from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.real.commands import proof_command
 from cachesim.report.consoles import results, show
@@ -56,7 +57,7 @@ def _renamed(scenario: Scenario, number: int) -> Scenario:
 
 
 def _played(report: Report) -> list[str]:
-    count = f"{report.workloads} workloads, {report.requests} requests"
+    count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
     lines = [
         f"{report.profile}, {report.model}: {count}, {report.rate:.0f} workloads/s",
         f"  exercised: {_exercised(report.exercised)}",
@@ -105,7 +106,12 @@ def tell_comparison(found: Comparison) -> int:
 
 def _table(found: Comparison) -> Table:
     """Totals of both, side by side."""
-    title = f"{found.workloads} workloads, {found.requests} requests, {found.prompt_tokens} tokens"
+    counts = {
+        "workload": found.workloads,
+        "request": found.requests,
+        "token": found.prompt_tokens,
+    }
+    title = ", ".join(counted(number, noun) for noun, number in counts.items())
     table = Table(title=title, title_style="", box=None, pad_edge=False)
     for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
         table.add_column(head, justify="left" if head == "profile" else "right")
