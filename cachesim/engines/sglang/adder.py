@@ -33,6 +33,7 @@ class Adder:
     input_left: int  # rem_input_tokens
     chunk_left: int | None  # rem_chunk_tokens
     ignores_eos: bool = False
+    mixed: int = 0  # tokens of those that decode beside the prefill
     taken: list[Req] = field(default_factory=list)
     new_chunked: Req | None = None
     total_offset: float = 0.0
@@ -41,6 +42,11 @@ class Adder:
 
     def __post_init__(self) -> None:
         """What runs already is promised what it may still generate."""
+        self.input_left -= self.mixed
+        if self.chunk_left is not None:
+            self.chunk_left -= self.mixed
+        self.total_offset += self.mixed
+        self.current_offset += self.mixed
         self.total_offset += sum(map(self._promised, self.running))
 
     def _promised(self, req: Req) -> float:

@@ -3,9 +3,13 @@
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.tree import Match, Tree
+
+MOST_TOUCHED: Final = 128
+"""`WAITING_QUEUE_PREFIX_MATCH_MAX`."""
 
 
 def look_up(tree: Tree, req: Req, *, copies: bool = True) -> Match:
@@ -49,3 +53,9 @@ def asked_after_a_loss(tree: Tree, req: Req) -> bool:
     req.reissues += 1
     ask(tree, req)
     return True
+
+
+def touch(tree: Tree, waiting: Sequence[Req]) -> None:
+    """What the first requests in the queue would match counts as used."""
+    for req in reversed(waiting[:MOST_TOUCHED]):
+        tree.match(tree.key_of(req.tokens[: req.num_tokens]), req.extra_key)

@@ -65,6 +65,11 @@ class SglangOptions:
         unit="requests",
         tried=(8, 1, 2),
     )
+    enable_mixed_chunk: bool = option(
+        "--enable-mixed-chunk",
+        "those that decode go on beside every piece of a prompt",
+        default=False,
+    )
     radix_eviction_policy: str = option(
         "--radix-eviction-policy",
         "which leaf is evicted first when memory is short",

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -146,6 +147,7 @@ class Limits:
     max_len: int = 4096
     interval: int = 256  # mamba_track_interval
     ignores_eos: bool = False
+    mixes: bool = False  # enable_mixed_chunk
 
 
 @dataclass(slots=True, eq=False)
@@ -154,8 +156,13 @@ class Batch:
 
     reqs: list[Req]
     extend: bool = False
+    decoding: list[Req] = field(default_factory=list)  # of a prefill: those that only decode
     chunked: Req | None = None
     is_full: bool = False
+
+    def reads(self, req: Req) -> bool:
+        """Whether it holds a piece of the request's prompt; else the request decodes."""
+        return self.extend and req not in self.decoding
 
     def keep(self, excluded: Sequence[Req] = ()) -> bool:
         """Drop finished and excluded requests; whether any went. Follows `filter_batch`."""
@@ -163,3 +170,11 @@ class Batch:
         gone = {id(req) for req in excluded}
         self.reqs = [r for r in self.reqs if not r.finished and id(r) not in gone]
         return len(self.reqs) < before
+
+
+class Stashing(Protocol):
+    """Hears when a piece of a prompt is about to be stashed, and when it is."""
+
+    def __call__(self, *, begins: bool) -> None:
+        """Before, and after."""
+        ...

@@ -128,6 +128,9 @@ class SchedulerRules:
     aborts_chunks: bool = True
     """0.5.23: a prompt that is half read when its client goes ends there; before, it is read."""
 
+    mixes_what_fits: bool = True
+    """0.5.23: who decodes sits out a prefill that leaves no memory; 0.5.9 may end there."""
+
     auto_is_extra_buffer: bool = True
     """What `auto` makes of the strategy for states; 0.5.9 takes `no_buffer`."""
 
@@ -200,6 +203,7 @@ RULES_059 = Rules(
         loads_before_it_fits=True,
         aborts_last=False,
         aborts_chunks=False,
+        mixes_what_fits=False,
         auto_is_extra_buffer=False,
         keeps_previous_track=False,
         refreshes_waiting=0,

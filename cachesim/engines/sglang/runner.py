@@ -100,7 +100,7 @@ class Runner:
         late, self.pending = self.pending, []
         tokens = []
         for req in batch.reqs:
-            logits = self._extend(req) if batch.extend else self._decode(req)
+            logits = self._extend(req) if batch.reads(req) else self._decode(req)
             tokens.append(judge(req, logits[-1]) if len(logits) else 0)
         if batch.extend and self.rules.offset_of_first:
             self._track_by_first(batch)
@@ -203,4 +203,4 @@ class Runner:
 
 def _ends(req: Req, batch: Batch) -> bool:
     """Whether a token is sampled for a request in this batch."""
-    return not batch.extend or req.fill == req.num_tokens
+    return not batch.reads(req) or req.fill == req.num_tokens

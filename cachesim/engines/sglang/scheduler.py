@@ -7,39 +7,25 @@ generated least start over (retraction). Follows `Scheduler.get_next_batch_to_ru
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
 
 import numpy as np
 
 from cachesim.engines.sglang.adder import Adder
 from cachesim.engines.sglang.allocation import Allocation
-from cachesim.engines.sglang.lookup import ask, ask_again, asked_after_a_loss, look_up
+from cachesim.engines.sglang.lookup import ask, ask_again, asked_after_a_loss, look_up, touch
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool
-from cachesim.engines.sglang.request import Batch, Limits, Req
+from cachesim.engines.sglang.ratio import (
+    FIRST_RATIO,
+    RETRACT_STEPS,
+    after_retraction,
+    decayed,
+)
+from cachesim.engines.sglang.request import Batch, Limits, Req, Stashing
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.states import plan_track, tracked_in_decode
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.errors import UpstreamAbort
-
-MOST_REFRESHED: Final = 128
-"""`WAITING_QUEUE_PREFIX_MATCH_MAX`."""
-
-RETRACT_STEPS: Final = 20
-"""`SGLANG_RETRACT_DECODE_STEPS`."""
-
-FIRST_RATIO: Final = 0.7
-LEAST_FACTOR: Final = 0.14
-DECAY_STEPS: Final = 600
-"""`SGLANG_INIT_NEW_TOKEN_RATIO`, `..._MIN_NEW_TOKEN_RATIO_FACTOR`, `..._DECAY_STEPS`."""
-
-
-class Stashing(Protocol):
-    """Hears when a piece of a prompt is about to be stashed, and when it is."""
-
-    def __call__(self, *, begins: bool) -> None:
-        """Before, and after."""
-        ...
 
 
 @dataclass(slots=True)
@@ -161,6 +147,7 @@ class Scheduler:
             input_left=self.limits.max_prefill,
             chunk_left=self.limits.chunk if self.limits.chunk > 0 else None,
             ignores_eos=self.limits.ignores_eos,
+            mixed=len(running.reqs) if self.limits.mixes else 0,
         )
         if self.chunked is not None:
             self.chunked = adder.add_chunked(self.chunked)
@@ -178,7 +165,27 @@ class Scheduler:
         batch = Batch(adder.taken, extend=True, chunked=self.chunked)
         self.tree.begin_loading()
         self._prepare_for_extend(batch)
+        if self.limits.mixes and running.reqs:
+            self._mix(batch)
         return batch
+
+    def _mix(self, batch: Batch) -> None:
+        """Who decodes joins a prefill; where memory is short, 0.5.23 lets them sit it out.
+
+        Follows `mix_with_running` and what is around it.
+        """
+        running = self.running
+        running.keep()
+        fits = self.room.can_decode(running.reqs) if running.reqs else False
+        if self.rules.scheduler.mixes_what_fits and not fits:
+            return
+        if running.reqs:
+            self._prepare_for_decode(running)
+            for req in running.reqs:
+                req.track_at = None  # a mixed step tracks the prefill's states alone
+            batch.decoding = running.reqs
+            batch.reqs = batch.reqs + running.reqs
+        self.running = Batch([], is_full=running.is_full)
 
     def _touch_waiting(self) -> None:
         """What requests in the queue would match counts as used. Follows
@@ -189,9 +196,7 @@ class Scheduler:
         self.refreshes += 1
         if (self.refreshes - 1) % self.rules.scheduler.refreshes_waiting:
             return
-        for req in reversed(self.waiting[:MOST_REFRESHED]):
-            key = self.tree.key_of(req.tokens[: req.num_tokens])
-            self.tree.match(key, req.extra_key)
+        touch(self.tree, self.waiting)
 
     def _admit(self, adder: Adder) -> None:
         """Take in what waits, in its order, as long as there is room."""
@@ -261,8 +266,7 @@ class Scheduler:
         if not self.room.can_decode(batch.reqs):
             self._retract(batch)
         else:
-            least = FIRST_RATIO * LEAST_FACTOR
-            self.ratio = max(self.ratio - (FIRST_RATIO - least) / DECAY_STEPS, least)
+            self.ratio = decayed(self.ratio)
         if len(batch.reqs) < before:
             batch.is_full = False
         if not batch.reqs:
@@ -299,9 +303,7 @@ class Scheduler:
         if len(order) <= 1 and not self.room.can_decode(order):
             self._give_up(order)
         batch.reqs = order
-        decoded = sum(req.num_output for req in order)
-        allowed = sum(req.max_new_tokens for req in order)
-        self.ratio = min(1.0, (decoded + RETRACT_STEPS * len(order)) / (allowed + 1))
+        self.ratio = after_retraction(order)
         for req in gone:
             if self.on_retract is not None:
                 self.on_retract(req)
@@ -340,7 +342,7 @@ class Scheduler:
             if is_done:
                 self._release(req, insert=True)
                 done.append(req)
-            elif batch.extend:
+            elif batch.reads(req):
                 self._stash(req)
         if grouped:
             self.pool.end_group()

@@ -121,6 +121,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             max_running=options.max_running_requests,
             max_len=options.context_length,
             interval=options.mamba_track_interval,
+            mixes=options.enable_mixed_chunk and options.chunked_prefill_size > 0,
         )
 
     # -- requests ----------------------------------------------------------------------------------
@@ -244,9 +245,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 raise UpstreamAbort(where, f"{name} pool memory leak detected! {total=}, {numbers}")
 
     def _begin(self, batch: Batch) -> None:
-        if not batch.extend:
-            return
-        for req in batch.reqs:
+        for req in filter(batch.reads, batch.reqs):
             job = self._of_req[req.id]
             if job.cached is None:
                 job.cached = Count(req.prefix)

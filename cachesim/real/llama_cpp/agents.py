@@ -22,7 +22,7 @@ from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import Server, Setting
 from cachesim.units import Tokens, as_tokens
 
-CONTEXT: Final = 32_768
+CONTEXT: Final = 16_384
 SHARE: Final = 8_192
 """Tokens that each slot has at least."""
 

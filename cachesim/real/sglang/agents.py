@@ -25,8 +25,9 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     page = config["page"]
     config["chunk"] = -(-rng.choice((128, 512, 2048, 8192)) // page) * page
     users = rng.choice((1, 2, 3))
-    office = _Office(rng, kind, users, longest)
-    return {"id": f"agents-{kind}-{number}", "config": config, "steps": office.steps()}
+    steps = _Office(rng, kind, users, longest).steps()
+    config["mixes"] = rng.random() < 0.3
+    return {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
 
 
 class _Office:

@@ -3,7 +3,7 @@
 from cachesim.errors import OptionError
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.playing import not_compared
-from cachesim.real.sglang.scheduler import AGENTS, SCHEDULER
+from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER
 from cachesim.real.sglang.workloads import KINDS
 
 
@@ -15,6 +15,7 @@ def real_sglang(
     first: int = 0,
     kind: str = "",
     agents: bool = False,
+    mixed_chunk: bool = False,
     scenario: str | None = None,
     newest: bool = False,
     wheel: str = "",
@@ -41,6 +42,8 @@ def real_sglang(
         Only workloads of this kind, as `storage`; all kinds take turns if empty.
     agents
         Workloads of coding agents: long prompts, sub-agents, several users at once.
+    mixed_chunk
+        Workloads with `--enable-mixed-chunk`; some of the agents' are so in any case.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name of
         a shipped one.
@@ -56,7 +59,8 @@ def real_sglang(
             return SCHEDULER.compare_newest(seed, numbers, wheel)
         if scenario is not None:
             return SCHEDULER.play_named(scenario)
-        return (AGENTS if agents else SCHEDULER).compare(release, seed, numbers).tell(seed)
+        usual = MIXED if mixed_chunk else SCHEDULER
+        return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
     except EnvironmentUnavailableError as error:
         return not_compared(error)
 

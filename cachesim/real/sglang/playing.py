@@ -69,6 +69,7 @@ class Player:
                 max_len=config.get("max_len", 4096),
                 interval=config.get("interval", 256),
                 ignores_eos=config.get("ignore_eos", True),
+                mixes=bool(config.get("mixes")),
             ),
         )
         self.tree.on_evict = self._evicting
@@ -210,7 +211,7 @@ class Player:
     def _tell(self, batch: Batch, told: dict[int, dict[str, Any]]) -> None:
         if not batch.extend:
             return
-        for req in batch.reqs:
+        for req in filter(batch.reads, batch.reqs):
             told[req.id]["chunks"].append([req.prefix, req.fill])
             if told[req.id]["cached"] is None:
                 told[req.id]["cached"] = req.prefix

@@ -37,6 +37,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "max_running": limits.max_running,
         "max_len": limits.max_len,
         "ignore_eos": limits.ignores_eos,
+        "mixes": limits.mixes,
     }
     if isinstance(pool, WindowPool):
         config |= {"window": shape.window, "window_tokens": pool.windows.size}

@@ -9,7 +9,7 @@ from cachesim.real.schedules import RealScheduler
 from cachesim.real.sglang.agents import draw_agents
 from cachesim.real.sglang.playing import play
 from cachesim.real.sglang.scenarios import config_of, group_of, hurdles
-from cachesim.real.sglang.workloads import draw
+from cachesim.real.sglang.workloads import draw, draw_mixed
 
 SCHEDULER: Final = RealScheduler(
     family=FAMILY,
@@ -24,6 +24,9 @@ SCHEDULER: Final = RealScheduler(
     shared=("evicted", "tree", "free"),
 )
 """It runs with NumPy and its own files."""
+
+MIXED: Final = replace(SCHEDULER, draw=draw_mixed)
+"""The same, with `--enable-mixed-chunk`."""
 
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""

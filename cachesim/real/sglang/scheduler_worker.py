@@ -144,10 +144,11 @@ class Playing:
 
     def _run(self, batch: Real, wanted: dict[str, Json], told: dict[str, Json]) -> None:
         extends = batch.forward_mode.is_extend()
+        decoding = batch.decoding_reqs or () if extends else ()
         tokens = []
         for request in batch.reqs:
             entry = told[request.rid]
-            if extends:
+            if extends and request not in decoding:
                 start, end = self.core.span(request)
                 entry["chunks"].append([start, end])
                 if entry["cached"] is None:

@@ -110,6 +110,7 @@ class Core:
             "mamba_max_states_per_path": config.get("cap", -1),
             "radix_eviction_policy": config.get("policy", "lru"),
             "schedule_policy": "fcfs",
+            "enable_mixed_chunk": bool(config.get("mixes")),
             "schedule_conservativeness": 1.0,
         }
 

@@ -32,7 +32,6 @@ class OnePerKind(Core):
             enable_mamba_extra_buffer=lambda: self.extra_buffer,
             mamba_cache_chunk_size=max(CHUNK, self.page),
             disable_radix_cache=False,
-            enable_mixed_chunk=False,
             enable_dynamic_chunking=False,
             decode_log_interval=NEVER,
             enable_deterministic_inference=False,
@@ -105,6 +104,8 @@ class OnePerKind(Core):
     def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
         """What the model sampled."""
         scheduler, result = self.scheduler, self._result(tokens)
+        if self.config.get("mixes"):  # what a prefill mixes in is fed again
+            batch.output_ids = result.next_token_ids
         if extends:
             scheduler.process_batch_result_prefill(batch, result)
         else:
@@ -176,7 +177,7 @@ class Unified(Core):
             "prefill_decode_interval": 0,
             "_prefill_decode_interval_remaining": 0,
             "prefill_decode_interval_min_bs": 0,
-            "is_mixed_chunk": False,
+            "is_mixed_chunk": bool(self.config.get("mixes")),
             "forward_ct": 0,
             "running_batch": batches(reqs=[], batch_is_full=False),
             "processed_tokens_counter": 0,

@@ -58,6 +58,13 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
+def draw_mixed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload in which those that decode go on beside every piece of a prompt."""
+    drawn = draw(seed, number, rules)
+    drawn["config"]["mixes"] = True
+    return drawn | {"id": f"mixed-{drawn['id']}"}
+
+
 CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
 
 TIERED: Final = frozenset({"host", "host-parts", "host-back", "storage"})
