@@ -9,7 +9,7 @@ born[i]   the position the key is rotated to; differs from pos after a rollback 
 import numpy as np
 
 from cachesim.errors import ContractError
-from cachesim.units import Array, Count, Integers, Pos, SeqId
+from cachesim.units import Array, Integers, Pos, SeqId
 
 FREE = -1
 
@@ -148,9 +148,9 @@ class Cells:
 
     def check_integrity(self) -> None:
         """Raise where the books disagree."""
-        taken = Count(int((self.pos >= 0).sum()))
-        if taken != self.used or not np.array_equal(self.pos >= 0, self.held != 0):
-            msg = f"used={self.used}, but {taken} cells hold a position"
+        taken, owned = self.pos >= 0, self.held != 0
+        if taken.sum() != self.used or not np.array_equal(taken, owned):
+            msg = f"used={self.used}: {taken.sum()} cells hold a position, {owned.sum()} an owner"
             raise ContractError(msg)
         if self.held[self.reach :].any():
             msg = f"a cell from {self.reach} on is held, and none was written"
