@@ -243,7 +243,7 @@ def _rows_snapshot(rows: RowsCache) -> dict[str, Json]:
     if isinstance(rows, BatchKVCache | BatchRotatingKVCache):
         shown["left_padding"] = rows.left_padding.tolist()
     if isinstance(rows, BatchRotatingKVCache):
-        shown |= {"written": rows.written, "rotated": rows.rotated}
+        shown |= {"written": rows.fill, "rotated": rows.rotated}
         shown["lengths"] = _pending(lambda: rows.lengths)
     if isinstance(rows, BatchKVCache):
         shown["right_padding"] = _pending(lambda: rows.right_padding)

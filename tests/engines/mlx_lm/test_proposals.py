@@ -65,7 +65,7 @@ def test_999_trims_turning_batches_too() -> None:
 
     assert batch.is_trimmable()
     assert 1 == batch.trim(1)
-    assert ([[2, 3, 4]], [4], 3) == (tokens(batch.keys), batch.offset.tolist(), batch.written)
+    assert ([[2, 3, 4]], [4], 3) == (tokens(batch.keys), batch.offset.tolist(), batch.fill)
     assert 3 == batch.trim(9)
     assert batch.empty()
     assert batch.extract(0).empty()

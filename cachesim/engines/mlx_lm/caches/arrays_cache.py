@@ -13,8 +13,13 @@ from cachesim.engines.mlx_lm.caches.arrays import (
     place_state,
     some,
 )
-from cachesim.engines.mlx_lm.caches.batch_kv_cache import MISSING, Missing
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, inherit_bytes
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    MISSING,
+    LayerCache,
+    Missing,
+    State,
+    inherit_bytes,
+)
 from cachesim.engines.mlx_lm.caches.masks import Mask
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamStopIteration,

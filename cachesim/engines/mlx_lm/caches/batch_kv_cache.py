@@ -1,44 +1,24 @@
 """`BatchKVCache`: several sequences that end at one common row, padded on the left."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
-
-import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import (
     added,
-    chosen,
-    grown,
     indexed,
     integers,
     rolled_rows,
     rows_of,
     some,
-    write_rows,
 )
-from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
+from cachesim.engines.mlx_lm.caches.batches import BatchCache, blank_batch, extended, place_rows
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.layer_cache import (
-    LayerCache,
-    State,
-    extended_row_bytes,
-    inherit_bytes,
-    rows_nbytes,
-)
+from cachesim.engines.mlx_lm.caches.layer_cache import MISSING, Missing, State, inherit_bytes
 from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
-from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
 
 
-class Missing:
-    """What a field that the constructor would have made holds after a restore."""
-
-
-MISSING: Final = Missing()
-
-
-class BatchKVCache(LayerCache, batches=KVCache):
+class BatchKVCache(BatchCache, batches=KVCache):
     """Keys and values of a batch.
 
     row b:  [0, left_padding[b]) junk   [left_padding[b], _idx) tokens   [_idx, rows) allocated
@@ -46,21 +26,9 @@ class BatchKVCache(LayerCache, batches=KVCache):
     Upstream: `BatchKVCache`.
     """
 
-    step: ClassVar[int] = 256
-
     def __init__(self, rules: CacheRules, left_padding: Sequence[int]) -> None:
-        super().__init__(rules)
-        self.keys: Array | None = None
-        self.values: Array | None = None
-        self.left_padding: Integers = integers(left_padding)
-        self.offset: Integers = -self.left_padding
-        self._idx = 0
+        super().__init__(rules, left_padding)
         self._right_padding: Integers | Missing | None = None
-
-    @property
-    def idx(self) -> int:
-        """Rows used by all; upstream's `_idx`."""
-        return self._idx
 
     @property
     def right_padding(self) -> Integers | None:
@@ -72,13 +40,10 @@ class BatchKVCache(LayerCache, batches=KVCache):
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """`KVCache`'s rule of growth with the common row; follows upstream's method."""
         prev = self._idx
-        if self.keys is None or prev + keys.shape[2] > rows_of(self.keys):
-            self.keys = grown(self.keys, prev, keys, self.step)
-            self.values = grown(self.values, prev, values, self.step)
+        self._make_room(prev, keys, values)
         self.offset = self.offset + keys.shape[2]
         self._idx += keys.shape[2]
-        write_rows(self.keys, prev, self._idx, keys)
-        write_rows(some(self.values), prev, self._idx, values)
+        self._write(prev, self._idx, keys, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Array, Array]:
@@ -93,13 +58,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Left padding at once, right padding remembered; follows `BatchKVCache.prepare`."""
-        if left_padding is not None:
-            if self.keys is not None:
-                msg = "Left padding can only be added to an empty BatchKVCache"
-                raise UpstreamValueError(msg)
-            padding = integers(left_padding)
-            self.left_padding = added(self.left_padding, padding)
-            self.offset = added(self.offset, -padding)
+        self._pad(left_padding)
         if right_padding is not None and max(right_padding) > 0:
             self._right_padding = integers(right_padding)
 
@@ -153,14 +112,6 @@ class BatchKVCache(LayerCache, batches=KVCache):
         """The common row; nothing before 0.31.2."""
         return self.as_size(self._idx) if self.rules.batch_size_method else super().size()
 
-    def empty(self) -> bool:
-        """Whether nothing was ever written."""
-        return self.keys is None
-
-    def count_bytes(self) -> int:
-        """Padding and unused capacity included."""
-        return rows_nbytes(self, self.keys, self.values)
-
     def make_mask(
         self,
         columns: int,
@@ -180,11 +131,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
 
         Pending right padding keeps its size, so the next `finalize` raises (an oddity).
         """
-        if self.keys is not None or not self.rules.filter_accepts_empty:
-            self.keys = chosen(indexed(self.keys), rows)
-            self.values = chosen(indexed(self.values), rows)
-        self.offset = chosen(self.offset, rows)
-        self.left_padding = chosen(self.left_padding, rows)
+        super().filter(rows)
         shared = int(min(self.left_padding))
         if shared > 0:
             if self.keys is not None:
@@ -195,12 +142,7 @@ class BatchKVCache(LayerCache, batches=KVCache):
 
     def extend(self, other: "BatchKVCache") -> None:
         """Append rows, all brought to one common end; follows `BatchKVCache.extend`."""
-        promotes = self.rules.extend_promotes
-        self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
-        empty = self.keys is None and other.keys is None
-        if empty and self.rules.batch_extend != "raises":
-            self.left_padding = np.concatenate((self.left_padding, other.left_padding))
-            self.offset = np.concatenate((self.offset, other.offset))
+        if self._takes_empty(other):
             return
         joint = extended(self, other, self.rules)
         self.keys, self.values, self.offset, self.left_padding = joint

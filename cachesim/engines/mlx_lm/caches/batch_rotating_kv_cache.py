@@ -1,31 +1,20 @@
 """`BatchRotatingKVCache`: several rings that turn together, padded on the left."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import (
     added,
-    blank,
-    chosen,
     indexed,
     integers,
     joined,
     rolled_rows,
     rows_of,
     some,
-    write_rows,
 )
-from cachesim.engines.mlx_lm.caches.batch_kv_cache import MISSING, Missing
-from cachesim.engines.mlx_lm.caches.batches import blank_batch, extended, place_rows
-from cachesim.engines.mlx_lm.caches.layer_cache import (
-    LayerCache,
-    State,
-    extended_row_bytes,
-    inherit_bytes,
-    rows_nbytes,
-)
+from cachesim.engines.mlx_lm.caches.batches import BatchCache, blank_batch, extended, place_rows
+from cachesim.engines.mlx_lm.caches.layer_cache import MISSING, Missing, State, inherit_bytes
 from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamRuntimeError,
@@ -33,11 +22,12 @@ from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamValueError,
 )
 from cachesim.engines.mlx_lm.caches.rotating_kv_cache import RotatingKVCache
+from cachesim.engines.mlx_lm.caches.rows_cache import RingCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
 
 
-class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
+class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
     """Keys and values of a batch of windows; there is no `keep`.
 
     `offset` counts each row's tokens, `_offset` the tokens written since the batch was made. Once
@@ -45,27 +35,15 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
     below zero too.
     """
 
-    step: ClassVar[int] = 256
-
     def __init__(self, rules: CacheRules, max_size: int, left_padding: Sequence[int]) -> None:
-        super().__init__(rules)
-        self.keys: Array | None = None
-        self.values: Array | None = None
-        self.left_padding: Integers = integers(left_padding)
-        self.offset: Integers = -self.left_padding
+        super().__init__(rules, left_padding)
         self.max_size = max_size
-        self._idx = 0
         self._offset = 0
         self.rotated = False
         self._lengths: Integers | Missing | None = None
 
     @property
-    def idx(self) -> int:
-        """Where the next row goes; upstream's `_idx`."""
-        return self._idx
-
-    @property
-    def written(self) -> int:
+    def fill(self) -> int:
         """Tokens written, common to all rows; upstream's `_offset`."""
         return self._offset
 
@@ -83,12 +61,6 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             self.values = np.roll(some(self.values), -self._idx, axis=2)
             self._idx = rows_of(self.keys)
             self.rotated = False
-
-    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """One column goes in place, any other number behind; follows upstream's method."""
-        if keys.shape[2] == 1:
-            return self._update_in_place(keys, values)
-        return self._update_concat(keys, values)
 
     def _update_concat(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Unroll, roll right-padded rows flush, drop the oldest, append; as `_update_concat`."""
@@ -125,10 +97,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         if self.lengths is not None:
             msg = "finalize() comes before single columns"
             raise UpstreamRuntimeError(msg)
-        prev = self._offset
-        if self.keys is None or (prev >= rows_of(self.keys) and rows_of(self.keys) < self.max_size):
-            self._append_blank(keys, values, min(self.step, self.max_size - prev))
-            self._idx = prev
+        self._grow(keys, values)
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
             self.keys = some(self.keys)[:, :, excess:].copy()
@@ -140,26 +109,11 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             self._idx = 0
         if self.rotated:
             self.left_padding = self.left_padding - 1
-        write_rows(some(self.keys), self._idx, self._idx + 1, keys)
-        write_rows(some(self.values), self._idx, self._idx + 1, values)
+        self._write(self._idx, self._idx + 1, keys, values)
         self._offset += 1
         self.offset = self.offset + 1
         self._idx += 1
         return self.keys_and_values()
-
-    def _append_blank(self, keys: Array, values: Array, count: int) -> None:
-        new_keys, new_values = blank(keys, count), blank(values, count)
-        if self.keys is not None:
-            new_keys = joined((self.keys, new_keys))
-            new_values = joined((some(self.values), new_values))
-        self.keys, self.values = new_keys, new_values
-
-    def keys_and_values(self) -> tuple[Array, Array]:
-        """The used rows, in ring order once it is full; follows upstream's method."""
-        keys, values = some(self.keys), some(self.values)
-        if self._offset < keys.shape[2]:
-            return keys[:, :, : self._offset], values[:, :, : self._offset]
-        return keys, values
 
     def prepare(
         self,
@@ -169,13 +123,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Left padding at once; right padding as absolute ends. Follows upstream's method."""
-        if left_padding is not None:
-            if self.keys is not None:
-                msg = "Left padding can only be added to an empty BatchRotatingKVCache"
-                raise UpstreamValueError(msg)
-            padding = integers(left_padding)
-            self.left_padding = added(self.left_padding, padding)
-            self.offset = added(self.offset, -padding)
+        self._pad(left_padding)
         if right_padding is not None and max(right_padding) > 0:
             if lengths is None:
                 msg = "an array cannot be made of None"
@@ -260,14 +208,6 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             return super().size()
         return self.as_size(min(self._offset, self.max_size))
 
-    def empty(self) -> bool:
-        """Whether nothing was ever written."""
-        return self.keys is None
-
-    def count_bytes(self) -> int:
-        """Padding and overshoot included."""
-        return rows_nbytes(self, self.keys, self.values)
-
     def make_mask(
         self,
         columns: int,
@@ -302,22 +242,9 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
             return np.roll(mask.dense(), position + 1, axis=-1)
         return mask
 
-    def filter(self, rows: Sequence[int]) -> None:
-        """Keep these rows; padding is never dropped, pending ends keep their size (an oddity)."""
-        if self.keys is not None or not self.rules.filter_accepts_empty:
-            self.keys = chosen(indexed(self.keys), rows)
-            self.values = chosen(indexed(self.values), rows)
-        self.offset = chosen(self.offset, rows)
-        self.left_padding = chosen(self.left_padding, rows)
-
     def extend(self, other: "BatchRotatingKVCache") -> None:
         """Append rows; rings that stand differently are unrolled first, the other one too."""
-        promotes = self.rules.extend_promotes
-        self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
-        empty = self.keys is None and other.keys is None
-        if empty and self.rules.batch_extend != "raises":
-            self.left_padding = np.concatenate((self.left_padding, other.left_padding))
-            self.offset = np.concatenate((self.offset, other.offset))
+        if self._takes_empty(other):
             return
         if self.rotated != other.rotated or self._idx != other.idx:
             self.temporal_order()
@@ -326,7 +253,7 @@ class BatchRotatingKVCache(LayerCache, batches=RotatingKVCache):
         joint = extended(self, other, self.rules)
         self.keys, self.values, self.offset, self.left_padding = joint
         self._idx = end
-        self._offset = max(self._offset, other.written)
+        self._offset = max(self._offset, other.fill)
 
     def extract(self, row: int) -> RotatingKVCache:
         """Cut one row out of the unrolled ring; follows `BatchRotatingKVCache.extract`."""

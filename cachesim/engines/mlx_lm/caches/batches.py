@@ -1,28 +1,58 @@
-"""What both batch caches do alike: place rows side by side, and join two batches."""
+"""What both batch caches do alike: place rows side by side, choose some, join two batches."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.arrays import joined, some
+from cachesim.engines.mlx_lm.caches.arrays import added, chosen, indexed, integers, joined, some
+from cachesim.engines.mlx_lm.caches.layer_cache import extended_row_bytes
 from cachesim.engines.mlx_lm.caches.raised import UpstreamValueError
+from cachesim.engines.mlx_lm.caches.rows_cache import RowsCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
 
 
-class Batch(Protocol):
-    """What joining two batches needs of each."""
+class BatchCache(RowsCache, shared=True):
+    """Keys and values of several sequences, padded on the left up to a common end."""
 
-    keys: Array | None
-    values: Array | None
-    offset: Integers
-    left_padding: Integers
+    def __init__(self, rules: CacheRules, left_padding: Sequence[int]) -> None:
+        super().__init__(rules)
+        self.left_padding: Integers = integers(left_padding)
+        self.offset: Integers = -self.left_padding
+        self._idx = 0
 
     @property
     def idx(self) -> int:
-        """The common end."""
-        ...
+        """The common end; upstream's `_idx`."""
+        return self._idx
+
+    def _pad(self, left_padding: Sequence[int] | None) -> None:
+        """What both do with left padding in `prepare`."""
+        if left_padding is not None:
+            if self.keys is not None:
+                msg = f"Left padding can only be added to an empty {type(self).__name__}"
+                raise UpstreamValueError(msg)
+            padding = integers(left_padding)
+            self.left_padding = added(self.left_padding, padding)
+            self.offset = added(self.offset, -padding)
+
+    def filter(self, rows: Sequence[int]) -> None:
+        """Keep these rows; what is pending of their padding keeps its size (an oddity)."""
+        if self.keys is not None or not self.rules.filter_accepts_empty:
+            self.keys = chosen(indexed(self.keys), rows)
+            self.values = chosen(indexed(self.values), rows)
+        self.offset = chosen(self.offset, rows)
+        self.left_padding = chosen(self.left_padding, rows)
+
+    def _takes_empty(self, other: "BatchCache") -> bool:
+        """What both do first in `extend`; whether that was all, for neither holds anything."""
+        promotes = self.rules.extend_promotes
+        self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
+        if not (self.empty() and other.empty()) or self.rules.batch_extend == "raises":
+            return False
+        self.left_padding = np.concatenate((self.left_padding, other.left_padding))
+        self.offset = np.concatenate((self.offset, other.offset))
+        return True
 
 
 def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
@@ -48,7 +78,7 @@ def place_rows(batch: Array, row: int, place: slice, rows: Array) -> None:
 
 
 def extended(
-    one: Batch, other: Batch, rules: CacheRules
+    one: BatchCache, other: BatchCache, rules: CacheRules
 ) -> tuple[Array, Array, Integers, Integers]:
     """Keys, values, offsets and left padding of both, brought to one end and one length.
 

@@ -1,28 +1,23 @@
 """`ChunkedKVCache`: a `KVCache` whose front is dropped when the model asks for it."""
 
-from typing import ClassVar
-
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.arrays import grown, rows_of, some, write_rows
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.arrays import rows_of, some
+from cachesim.engines.mlx_lm.caches.layer_cache import State
 from cachesim.engines.mlx_lm.caches.masks import Mask
+from cachesim.engines.mlx_lm.caches.rows_cache import RowsCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
 
-class ChunkedKVCache(LayerCache):
+class ChunkedKVCache(RowsCache):
     """Keys and values of one sequence from `start_position` on; it has no batch form.
 
     [start_position, offset) tokens, in rows [0, offset - start_position)
     """
 
-    step: ClassVar[int] = 256
-
     def __init__(self, rules: CacheRules, chunk_size: int) -> None:
         super().__init__(rules)
-        self.keys: Array | None = None
-        self.values: Array | None = None
         self.offset = 0
         self.chunk_size = chunk_size
         self.start_position = 0
@@ -71,13 +66,9 @@ class ChunkedKVCache(LayerCache):
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """`KVCache`'s rule, counted from `start_position`; follows upstream's method."""
         prev = self.offset - self.start_position
-        if self.keys is None or prev + keys.shape[2] > rows_of(self.keys):
-            self.keys = grown(self.keys, prev, keys, self.step)
-            self.values = grown(self.values, prev, values, self.step)
+        self._make_room(prev, keys, values)
         self.offset += keys.shape[2]
-        end = self.offset - self.start_position
-        write_rows(self.keys, prev, end, keys)
-        write_rows(some(self.values), prev, end, values)
+        self._write(prev, self.offset - self.start_position, keys, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Array, Array]:
@@ -88,14 +79,6 @@ class ChunkedKVCache(LayerCache):
     def size(self) -> int:
         """Nothing, but where it was a `KVCache`."""
         return self.offset if self.rules.chunked_is_kv else super().size()
-
-    def empty(self) -> bool:
-        """Whether nothing was ever written."""
-        return self.keys is None
-
-    def count_bytes(self) -> int:
-        """Allocated rows count."""
-        return rows_nbytes(self, self.keys, self.values)
 
     @property
     def state(self) -> State:

@@ -1,38 +1,31 @@
 """`KVCache`: a buffer that grows in steps of 256 rows and never shrinks."""
 
-from typing import ClassVar
-
-from cachesim.engines.mlx_lm.caches.arrays import grown, rows_of, some, write_rows
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.arrays import rows_of, some
+from cachesim.engines.mlx_lm.caches.layer_cache import State
 from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, attention_mask, create_attention_mask
+from cachesim.engines.mlx_lm.caches.rows_cache import RowsCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
 
-class KVCache(LayerCache):
+class KVCache(RowsCache):
     """Keys and values of one sequence.
 
     [0, offset) tokens   [offset, rows) allocated, or left behind by a trim
     """
 
-    step: ClassVar[int] = 256
     has_merge = True
 
     def __init__(self, rules: CacheRules) -> None:
         super().__init__(rules)
-        self.keys: Array | None = None
-        self.values: Array | None = None
         self.offset = 0
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Write behind `offset`; follows `KVCache.update_and_fetch`."""
         prev = self.offset
-        if self.keys is None or prev + keys.shape[2] > rows_of(self.keys):
-            self.keys = grown(self.keys, prev, keys, self.step)
-            self.values = grown(self.values, prev, values, self.step)
+        self._make_room(prev, keys, values)
         self.offset += keys.shape[2]
-        write_rows(self.keys, prev, self.offset, keys)
-        write_rows(some(self.values), prev, self.offset, values)
+        self._write(prev, self.offset, keys, values)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Array, Array]:
@@ -42,14 +35,6 @@ class KVCache(LayerCache):
     def size(self) -> int:
         """All tokens."""
         return self.as_size(self.offset)
-
-    def empty(self) -> bool:
-        """A cache trimmed to nothing is not empty: it has a buffer."""
-        return self.keys is None
-
-    def count_bytes(self) -> int:
-        """Allocated rows count, used or not."""
-        return rows_nbytes(self, self.keys, self.values)
 
     @property
     def state(self) -> State:

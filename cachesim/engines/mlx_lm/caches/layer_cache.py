@@ -1,7 +1,7 @@
 """What all layer caches have in common."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, Final, NoReturn, Self, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from cachesim.units import Array
 
 State: TypeAlias = Any
 """Arrays, integers, flags, strings and None, nested in lists and tuples."""
+
+
+class Missing:
+    """What a field that the constructor would have made holds after a restore."""
+
+
+MISSING: Final = Missing()
 
 
 class LayerCache:
@@ -44,9 +51,14 @@ class LayerCache:
     wide_row_bytes: int | None = None
     """The same in float32, which a batch may become."""
 
-    def __init_subclass__(cls, *, batches: "type[LayerCache] | None" = None) -> None:
-        """`class BatchKVCache(LayerCache, batches=KVCache)` says whose rows it holds."""
-        LayerCache.classes[cls.__name__] = cls
+    def __init_subclass__(
+        cls, *, batches: "type[LayerCache] | None" = None, shared: bool = False
+    ) -> None:
+        """`class BatchKVCache(LayerCache, batches=KVCache)` says whose rows it holds; `shared` is
+        what several classes have in common, and no class of upstream's.
+        """
+        if not shared:
+            LayerCache.classes[cls.__name__] = cls
         if batches is not None:
             batches.batch_form = cls
 
@@ -231,12 +243,3 @@ def extended_row_bytes(one: LayerCache, other: LayerCache, *, promotes: bool) ->
     if promotes and one.empty() != other.empty():
         return one.wide_row_bytes
     return max(one.row_bytes, other.row_bytes)
-
-
-def rows_nbytes(cache: LayerCache, keys: Array | None, values: Array | None) -> int:
-    """Bytes of two buffers, in the real model's element sizes where they are known."""
-    if keys is None or values is None:
-        return 0
-    if cache.row_bytes is None:
-        return int(keys.nbytes + values.nbytes)
-    return int(keys.shape[0] * keys.shape[2] * cache.row_bytes)

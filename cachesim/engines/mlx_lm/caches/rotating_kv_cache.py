@@ -1,18 +1,17 @@
 """`RotatingKVCache`: a ring of `max_size` rows, the first `keep` of which never rotate away."""
 
-from typing import ClassVar
-
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.arrays import blank, joined, rows_of, some, write_rows
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State, rows_nbytes
+from cachesim.engines.mlx_lm.caches.arrays import joined, rows_of, some
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
 from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
 from cachesim.engines.mlx_lm.caches.raised import UpstreamNotImplementedError
+from cachesim.engines.mlx_lm.caches.rows_cache import RingCache
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
 
-class RotatingKVCache(LayerCache):
+class RotatingKVCache(RingCache):
     """Keys and values of one sequence, the last `max_size` tokens of it.
 
     [0, keep) kept   [keep, _idx) newest   [_idx, rows) oldest, once the ring is full
@@ -21,23 +20,15 @@ class RotatingKVCache(LayerCache):
     `max_size - 1 + S` rows; single tokens are written in place.
     """
 
-    step: ClassVar[int] = 256
     has_merge = True
 
     def __init__(self, rules: CacheRules, max_size: int, keep: int = 0) -> None:
         super().__init__(rules)
-        self.keys: Array | None = None
-        self.values: Array | None = None
         self.offset = 0
         self.keep = keep
         self.max_size = max_size
         self._idx = 0
         self._offset = 0
-
-    @property
-    def idx(self) -> int:
-        """Where the next row goes; upstream's `_idx`."""
-        return self._idx
 
     @property
     def fill(self) -> int:
@@ -60,12 +51,6 @@ class RotatingKVCache(LayerCache):
             return joined((kept, old, rows[:, :, self.keep : self._idx]))
         return rows[:, :, : self._idx]
 
-    def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """One token goes in place, any other number behind; follows upstream's method."""
-        if keys.shape[2] == 1:
-            return self._update_in_place(keys, values)
-        return self._update_concat(keys, values)
-
     def _update_concat(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Unroll, drop the oldest so that W - 1 rows stay, append. Follows `_update_concat`."""
         if self.keys is None:
@@ -86,11 +71,7 @@ class RotatingKVCache(LayerCache):
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then go round. Follows `_update_in_place`."""
-        prev = self.fill
-        if self.keys is None or (prev >= rows_of(self.keys) and rows_of(self.keys) < self.max_size):
-            fresh = min(self.step, self.max_size - prev)
-            self._append_blank(keys, values, fresh)
-            self._idx = prev
+        self._grow(keys, values)
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
             self.keys = self.without_middle(excess, some(self.keys))
@@ -98,38 +79,15 @@ class RotatingKVCache(LayerCache):
             self._idx = self.max_size
         if self._idx == self.max_size:
             self._idx = self.keep
-        write_rows(some(self.keys), self._idx, self._idx + 1, keys)
-        write_rows(some(self.values), self._idx, self._idx + 1, values)
+        self._write(self._idx, self._idx + 1, keys, values)
         self.offset += 1
         self._offset += 1
         self._idx += 1
         return self.keys_and_values()
 
-    def _append_blank(self, keys: Array, values: Array, count: int) -> None:
-        new_keys, new_values = blank(keys, count), blank(values, count)
-        if self.keys is not None:
-            new_keys = joined((self.keys, new_keys))
-            new_values = joined((some(self.values), new_values))
-        self.keys, self.values = new_keys, new_values
-
-    def keys_and_values(self) -> tuple[Array, Array]:
-        """The used rows, in ring order once it is full; follows upstream's method."""
-        keys, values = some(self.keys), some(self.values)
-        if self.fill < keys.shape[2]:
-            return keys[:, :, : self.fill], values[:, :, : self.fill]
-        return keys, values
-
     def size(self) -> int:
         """Tokens that are still there."""
         return self.as_size(min(self.fill, self.max_size))
-
-    def empty(self) -> bool:
-        """Whether nothing was ever written."""
-        return self.keys is None
-
-    def count_bytes(self) -> int:
-        """The overshoot of the concat path counts too."""
-        return rows_nbytes(self, self.keys, self.values)
 
     @property
     def state(self) -> State:
