@@ -16,6 +16,7 @@ from cachesim.engines.ledger import Ledger
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, SpecGroup
+from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.request import Request
 
 NOTHING: Final = "nothing"
@@ -120,13 +121,9 @@ class Account:
             return
         served = answer
         if answer < usable and group.use_eagle and spec.kind != "mamba":
-            _, without = group.manager.find(
-                self.request.hashes,
-                usable,
-                group.ids,
-                drop_eagle_block=False,
-                alignment=self._grain,
-            )
+            hashes, grain = self.request.hashes, self._grain
+            asked = LookUp(hashes, usable, group.ids, drop_eagle_block=False, alignment=grain)
+            _, without = group.manager.find(asked)
             served = max(answer, min(without, usable))
         if served < usable:
             gone = self._was_there(group, served, usable)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cachesim.engines.vllm.block_pool import BlockPool
 from cachesim.engines.vllm.groups import FINE, GroupSpec, Sizes, cdiv
 from cachesim.engines.vllm.mamba import Mamba
-from cachesim.engines.vllm.managers import FullAttention, Manager
+from cachesim.engines.vllm.managers import FullAttention, LookUp, Manager
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.windows import ChunkedLocalAttention, SlidingWindow
@@ -137,13 +137,8 @@ class Coordinator:
             return Hit(tuple([] for _ in self.managers), 0)
         if len(self.managers) == 1:
             [only] = self.spec_groups
-            blocks, length = only.manager.find(
-                hashes,
-                max_length,
-                only.ids,
-                drop_eagle_block=only.use_eagle,
-                alignment=only.spec.block,
-            )
+            asked = LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
+            blocks, length = only.manager.find(asked)
             return Hit((blocks[0],), length, 0, (length,))
         return self._fixed_point(hashes, max_length)
 
@@ -170,13 +165,9 @@ class Coordinator:
                 drop = group.use_eagle and (
                     rules.eagle_drop == "each-round" or number not in verified
                 )
-                found, new = group.manager.find(
-                    hashes,
-                    self._limit(group, current, max_length, len(hashes), drop=drop),
-                    group.ids,
-                    drop_eagle_block=drop,
-                    alignment=self.alignment,
-                )
+                limit = self._limit(group, current, max_length, len(hashes), drop=drop)
+                asked = LookUp(hashes, limit, group.ids, drop, self.alignment)
+                found, new = group.manager.find(asked)
                 first_answers.setdefault(number, new)
                 if not new and group.spec.kind == "mamba" and rules.forgives_missing_state:
                     continue
@@ -240,13 +231,8 @@ class Coordinator:
             limit = max_length
             if group.use_eagle and self.rules.lookup.margin_bound == "hashes":
                 limit = self._limit(group, max_length, max_length, len(hashes), drop=True)
-            found, new = group.manager.find(
-                hashes,
-                limit,
-                group.ids,
-                drop_eagle_block=group.use_eagle,
-                alignment=self.alignment,
-            )
+            asked = LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
+            found, new = group.manager.find(asked)
             for i, each in zip(group.ids, found, strict=True):
                 blocks[i], lengths[i] = each, new
         return Hit(tuple(blocks), min(lengths), 0, tuple(lengths))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.groups import cdiv, checkpoint_position
-from cachesim.engines.vllm.managers import Found, Manager, Mask, Need
+from cachesim.engines.vllm.managers import Found, LookUp, Manager, Mask, Need
 from cachesim.engines.vllm.request import Request
 
 
@@ -48,28 +48,19 @@ class Mamba(Manager):
 
     # -- looking up --------------------------------------------------------------------------------
 
-    def find(
-        self,
-        hashes: Sequence[int],
-        max_length: int,
-        group_ids: Sequence[int],
-        *,
-        drop_eagle_block: bool,
-        alignment: int,
-    ) -> Found:
+    def find(self, asked: LookUp) -> Found:
         """The rightmost state that is cached; nulls before it. A drafter drops nothing here."""
-        del drop_eagle_block
         size, pool = self.block_size, self.pool
-        found: list[list[int]] = [[] for _ in group_ids]
-        inside = alignment < size and size % alignment == 0
-        unit = alignment if inside else size
-        own = hashes if inside else self.own(hashes)
-        keys, groups, first = pool.cached, pool.groups, group_ids[0]
-        for i in range(min(max_length // unit, len(own)) - 1, -1, -1):
+        found: list[list[int]] = [[] for _ in asked.group_ids]
+        inside = asked.alignment < size and size % asked.alignment == 0
+        unit = asked.alignment if inside else size
+        own = asked.hashes if inside else self.own(asked.hashes)
+        keys, groups, first = pool.cached, pool.groups, asked.group_ids[0]
+        for i in range(min(asked.max_length // unit, len(own)) - 1, -1, -1):
             if own[i] * groups + first not in keys:
                 continue
-            cached = pool.get_cached_block(own[i], group_ids)
-            if cached is None or (not inside and (i + 1) * size % alignment):
+            cached = pool.get_cached_block(own[i], asked.group_ids)
+            if cached is None or (not inside and (i + 1) * size % asked.alignment):
                 continue
             index = i * unit // size
             for each, block in zip(found, cached, strict=True):

@@ -6,7 +6,7 @@ recurrent states have files of their own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cachesim.engines.vllm.block_pool import NULL, BlockPool
 from cachesim.engines.vllm.groups import GroupSpec, cdiv
@@ -18,6 +18,16 @@ Found: TypeAlias = tuple[list[list[int]], int]
 """The blocks of a hit, one list per group, and its length in tokens."""
 
 Mask: TypeAlias = list[bool] | None
+
+
+class LookUp(NamedTuple):
+    """What a group is asked for: the arguments of `find_longest_cache_hit`."""
+
+    hashes: Sequence[int]
+    max_length: int
+    group_ids: Sequence[int]
+    drop_eagle_block: bool
+    alignment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,15 +255,7 @@ class Manager:
 
     # -- looking up --------------------------------------------------------------------------------
 
-    def find(
-        self,
-        hashes: Sequence[int],
-        max_length: int,
-        group_ids: Sequence[int],
-        *,
-        drop_eagle_block: bool,
-        alignment: int,
-    ) -> Found:
+    def find(self, asked: LookUp) -> Found:
         """Follows `find_longest_cache_hit`: the longest hit not above `max_length`."""
         raise NotImplementedError
 
@@ -266,24 +268,16 @@ class FullAttention(Manager):
 
     fine = True
 
-    def find(
-        self,
-        hashes: Sequence[int],
-        max_length: int,
-        group_ids: Sequence[int],
-        *,
-        drop_eagle_block: bool,
-        alignment: int,
-    ) -> Found:
+    def find(self, asked: LookUp) -> Found:
         """The run of cached blocks from the start, and hash boundaries inside the next one."""
         size = self.block_size
-        found = self._run(self.own(hashes), max_length // size, group_ids)
+        found = self._run(self.own(asked.hashes), asked.max_length // size, asked.group_ids)
         length = len(found[0]) * size
-        if alignment < size and size % alignment == 0:
-            length = self._extend_inside(found, hashes, max_length, group_ids, alignment)
-        if drop_eagle_block and length > 0:
-            length -= min(alignment, size)
-        length -= length % alignment
+        if asked.alignment < size and size % asked.alignment == 0:
+            length = self._extend_inside(found, asked)
+        if asked.drop_eagle_block and length > 0:
+            length -= min(asked.alignment, size)
+        length -= length % asked.alignment
         for blocks in found:
             del blocks[cdiv(length, size) :]
         return found, length
@@ -307,19 +301,13 @@ class FullAttention(Manager):
                 each.append(block)
         return found
 
-    def _extend_inside(
-        self,
-        found: list[list[int]],
-        hashes: Sequence[int],
-        max_length: int,
-        group_ids: Sequence[int],
-        alignment: int,
-    ) -> int:
+    def _extend_inside(self, found: list[list[int]], asked: LookUp) -> int:
+        hashes, alignment = asked.hashes, asked.alignment
         scale = self.block_size // alignment
         first = len(found[0]) * scale
-        most = min(first + scale - 1, max_length // alignment, len(hashes))
+        most = min(first + scale - 1, asked.max_length // alignment, len(hashes))
         for i in range(most - 1, first - 1, -1):
-            blocks = self.pool.get_cached_block(hashes[i], group_ids)
+            blocks = self.pool.get_cached_block(hashes[i], asked.group_ids)
             if blocks is not None:
                 for each, block in zip(found, blocks, strict=True):
                     each.append(block)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.groups import cdiv
-from cachesim.engines.vllm.managers import Found, Manager, Mask
+from cachesim.engines.vllm.managers import Found, LookUp, Manager, Mask
 
 
 def pop_to_alignment(found: list[list[int]], block_size: int, alignment: int) -> None:
@@ -29,37 +29,29 @@ class SlidingWindow(Manager):
         """Tokens wholly before the window."""
         return max(0, num_computed - self.spec.window + 1)
 
-    def find(
-        self,
-        hashes: Sequence[int],
-        max_length: int,
-        group_ids: Sequence[int],
-        *,
-        drop_eagle_block: bool,
-        alignment: int,
-    ) -> Found:
+    def find(self, asked: LookUp) -> Found:
         """From right to left, the first run that is long enough.
 
         blocks    x  x  .  x  x  x  .     x cached
         window 2        null  null  3 4 5 -> the run 4 5 ends the hit
         """
-        size, own = self.block_size, self.own(hashes)
-        needed = self.needed(use_eagle=drop_eagle_block)
-        most = max_length // size
-        found: list[list[int]] = [[NULL] * most for _ in group_ids]
+        size, own = self.block_size, self.own(asked.hashes)
+        needed = self.needed(use_eagle=asked.drop_eagle_block)
+        most = asked.max_length // size
+        found: list[list[int]] = [[NULL] * most for _ in asked.group_ids]
         run, matched = 0, False
-        keys, groups, first = self.pool.cached, self.pool.groups, group_ids[0]
+        keys, groups, first = self.pool.cached, self.pool.groups, asked.group_ids[0]
         for i in range(most - 1, -1, -1):
             if own[i] * groups + first not in keys:  # most positions: nothing to build for them
                 run = 0
                 continue
-            cached = self.pool.get_cached_block(own[i], group_ids)
+            cached = self.pool.get_cached_block(own[i], asked.group_ids)
             if cached is None:
                 run = 0
                 continue
-            early = drop_eagle_block and not self.rules.lookup.window_end_before_drop
+            early = asked.drop_eagle_block and not self.rules.lookup.window_end_before_drop
             end = i if early else i + 1
-            if run == 0 and end * size % alignment:
+            if run == 0 and end * size % asked.alignment:
                 continue
             for each, block in zip(found, cached, strict=True):
                 each[i] = block
@@ -72,11 +64,11 @@ class SlidingWindow(Manager):
         if not matched:  # a run that starts with the first block is a whole prefix
             for each in found:
                 del each[run:]
-            pop_to_alignment(found, size, alignment)
-        if drop_eagle_block and found[0]:
+            pop_to_alignment(found, size, asked.alignment)
+        if asked.drop_eagle_block and found[0]:
             for each in found:
                 each.pop()
-            pop_to_alignment(found, size, alignment)
+            pop_to_alignment(found, size, asked.alignment)
         return found, len(found[0]) * size
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
@@ -114,22 +106,13 @@ class ChunkedLocalAttention(Manager):
         """Tokens of earlier chunks."""
         return num_computed // self.spec.chunk * self.spec.chunk
 
-    def find(
-        self,
-        hashes: Sequence[int],
-        max_length: int,
-        group_ids: Sequence[int],
-        *,
-        drop_eagle_block: bool,
-        alignment: int,
-    ) -> Found:
+    def find(self, asked: LookUp) -> Found:
         """Null blocks up to the chunk that `max_length` lies in, then a run."""
-        del drop_eagle_block, alignment
-        size, own = self.block_size, self.own(hashes)
-        first = self.num_skipped(max_length) // size
-        found: list[list[int]] = [[NULL] * first for _ in group_ids]
-        for i in range(first, max_length // size):
-            cached = self.pool.get_cached_block(own[i], group_ids)
+        size, own = self.block_size, self.own(asked.hashes)
+        first = self.num_skipped(asked.max_length) // size
+        found: list[list[int]] = [[NULL] * first for _ in asked.group_ids]
+        for i in range(first, asked.max_length // size):
+            cached = self.pool.get_cached_block(own[i], asked.group_ids)
             if cached is None:
                 break
             for each, block in zip(found, cached, strict=True):
