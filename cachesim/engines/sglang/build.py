@@ -44,25 +44,14 @@ def make_tree(
     if kind in {"window", "window-mamba"}:
         pool = WindowPool(sizes.tokens, sizes.window_tokens, shape.page)
     states = StatePool(sizes.states) if kind in {"mamba", "window-mamba"} else None
-    tier, unified = shape.host, rules.tree.trees == "unified"
-    if tier is not None and tier.storage is not None:
-        shelf = storage or Storage()
-        if unified:
-            return StoringRadixCache(shape, rules, pool, states, tier=tier, storage=shelf)
-        return StoringHiRadixCache(shape, rules, pool, tier, shelf)
-    if unified:
-        return UnifiedRadixCache(shape, rules, pool, states)
-    return _old_tree(kind, shape, rules, pool, states)
+    return _class_of(kind, shape, rules)(shape, rules, pool, states, storage)
 
 
-def _old_tree(
-    kind: Kind, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None
-) -> Tree:
-    """A class for each kind of model."""
+def _class_of(kind: Kind, shape: Shape, rules: Rules) -> type[Tree]:
+    """The unified tree, or before it a class for each kind of model."""
+    stores = shape.host is not None and shape.host.storage is not None
+    if rules.tree.trees == "unified":
+        return StoringRadixCache if stores else UnifiedRadixCache
     if shape.host is not None:
-        return HiRadixCache(shape, rules, pool, shape.host, states)
-    if kind == "window":
-        return SWARadixCache(shape, rules, pool, states)
-    if kind == "mamba":
-        return MambaRadixCache(shape, rules, pool, states)
-    return RadixCache(shape, rules, pool, states)
+        return StoringHiRadixCache if stores else HiRadixCache
+    return {"window": SWARadixCache, "mamba": MambaRadixCache}.get(kind, RadixCache)

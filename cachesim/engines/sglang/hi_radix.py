@@ -14,34 +14,25 @@ from cachesim.engines.sglang.host_pool import (
     Copy,
     Deed,
     HostPool,
-    HostShape,
     Transfers,
     Underway,
     rows,
 )
 from cachesim.engines.sglang.node import FULL, HOST, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.radix import RadixCache
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import Match, OnDeed, Shape, joined, matching
+from cachesim.engines.sglang.tree import Match, OnDeed, joined, matching
 from cachesim.errors import UpstreamAbort
+from cachesim.typed import there_is
 from cachesim.units import Integers
 
 
 class HiRadixCache(RadixCache):
     """`RadixCache` over the device's slots and the host's (`HiRadixCache`)."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        rules: Rules,
-        pool: TokenPool,
-        tier: HostShape,
-        states: StatePool | None = None,
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
-        self.tier = tier
+    def _begin(self) -> None:
+        super()._begin()
+        self.tier = tier = there_is(self.shape.host)
         self.host = HostPool(tier.tokens)
         self.host_leaves: set[Node] = set()  # evictable_host_leaves
         self.writes, self.loads = Transfers(tier.lag), Transfers()

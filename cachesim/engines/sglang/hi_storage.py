@@ -16,22 +16,18 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.sglang.hi_radix import HiRadixCache
-from cachesim.engines.sglang.host_pool import HostShape
 from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Node
-from cachesim.engines.sglang.pools import TokenPool
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.storage import (
     LEAST_PRIORITY,
     Backup,
     Line,
     PageCopy,
     Prefetch,
-    Storage,
-    StorageShape,
     hashes_of,
 )
-from cachesim.engines.sglang.tree import Match, Shape, joined, matching
+from cachesim.engines.sglang.tree import Match, joined, matching
+from cachesim.typed import there_is
 from cachesim.units import Integers
 
 SHARE: Final = 0.8
@@ -46,20 +42,13 @@ class StoringHiRadixCache(HiRadixCache):
 
     stores = True
 
-    def __init__(
-        self,
-        shape: Shape,
-        rules: Rules,
-        pool: TokenPool,
-        tier: HostShape,
-        storage: Storage,
-    ) -> None:
-        super().__init__(shape, rules, pool, tier)
+    def _begin(self) -> None:
+        super()._begin()
         self.root.priority = LEAST_PRIORITY  # no insertion raises it here, unlike `RadixCache`'s
-        self.storage = storage
-        self.settings = tier.storage or StorageShape()
-        self.least = max(self.settings.threshold, shape.page)  # prefetch_threshold
-        self.most = max(0, int(SHARE * (tier.tokens - pool.size)))  # prefetch_capacity_limit
+        self.settings = there_is(self.tier.storage)
+        self.least = max(self.settings.threshold, self.shape.page)  # prefetch_threshold
+        more = self.tier.tokens - self.pool.size
+        self.most = max(0, int(SHARE * more))  # prefetch_capacity_limit
         self.occupied = 0  # prefetch_tokens_occupied
         self.looks = 0  # the only clock that there is
         self.backups: Line[Backup] = Line(self.settings.lag)
@@ -69,7 +58,7 @@ class StoringHiRadixCache(HiRadixCache):
         self.released: list[Integers] = []  # host_mem_release_queue
         self.on_store: PageCopy | None = None
         self.on_fetch: PageCopy | None = None
-        self._offsets = np.arange(shape.page, dtype=np.int64)
+        self._offsets = np.arange(self.shape.page, dtype=np.int64)
 
     def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
         """Who copies between the host's slots and the storage's."""

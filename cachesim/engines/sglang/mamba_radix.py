@@ -9,10 +9,8 @@ attention holds behind it is computed again. A leaf without a state does not sta
 from collections.abc import Hashable
 
 from cachesim.engines.sglang.node import FULL, STATE, LruList, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import Match, Shape, Tree, joined, matching
+from cachesim.engines.sglang.tree import Match, Tree, joined, matching
 from cachesim.units import Integers
 
 
@@ -24,10 +22,7 @@ class MambaRadixCache(Tree):
 
     has_states = True
 
-    def __init__(
-        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
+    def _begin(self) -> None:
         self.full_lru = LruList(FULL)
         self.state_lru = LruList(STATE)
 
@@ -61,10 +56,7 @@ class MambaRadixCache(Tree):
             best, usable = node, len(found)
         self.full_lru.use_path(best.path())
         self.state_lru.use_path(best.path())
-        now = self.clock.tick()
-        for each in (*best.path(), self.root):
-            each.last_access = now
-            now -= 1e-5
+        self._used_path(best)
         attention = sum(map(len, found))
         branch = None
         if len(found) > usable:

@@ -4,22 +4,17 @@ import heapq
 from collections.abc import Hashable
 
 from cachesim.engines.sglang.node import FULL, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import STRATEGIES, Match, Shape, Tree, joined, matching
+from cachesim.engines.sglang.tree import STRATEGIES, Match, Tree, joined, matching
 from cachesim.units import Integers
 
 
 class RadixCache(Tree):
     """One slot per token; leaves go in the order of a policy (`RadixCache`)."""
 
-    def __init__(
-        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
+    def _begin(self) -> None:
         self.leaves: set[Node] = set()
-        self.first = STRATEGIES[shape.policy]
+        self.first = STRATEGIES[self.shape.policy]
 
     def match(self, key: Integers, extra: Hashable) -> Match:
         """Walk down as far as tokens agree. Follows `_match_prefix_helper`."""

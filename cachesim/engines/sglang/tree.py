@@ -20,7 +20,7 @@ from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Clock, LruList, N
 from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.storage import PageCopy
+from cachesim.engines.sglang.storage import PageCopy, Storage
 from cachesim.engines.tokens import common_numbers
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Integers
@@ -164,12 +164,19 @@ class Tree(OneTier, ABC):
     has_states = False
 
     def __init__(
-        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
+        self,
+        shape: Shape,
+        rules: Rules,
+        pool: TokenPool,
+        states: StatePool | None = None,
+        storage: Storage | None = None,
     ) -> None:
+        """A storage may have been there before the tree."""
         self.shape = shape
         self.rules = rules
         self.pool = pool
         self.states = states
+        self.storage = storage or Storage()
         self.clock = Clock()
         self._count = 0
         self.root = self.new_node()
@@ -181,8 +188,19 @@ class Tree(OneTier, ABC):
         self.on_state: Callable[[Node], None] | None = None
         self._evicting = 0
         self.by_request = -1  # whose tokens are inserted now
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a kind of tree has more of."""
 
     # -- nodes -------------------------------------------------------------------------------------
+
+    def _used_path(self, node: Node) -> None:
+        """A node was used just now, and each one above it a little earlier."""
+        now = self.clock.tick()
+        for each in (*node.path(), self.root):
+            each.last_access = now
+            now -= 1e-5
 
     def new_node(self) -> Node:
         """A node of the present moment."""

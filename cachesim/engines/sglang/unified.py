@@ -9,10 +9,9 @@ from collections.abc import Hashable, Iterator
 from math import inf
 
 from cachesim.engines.sglang.node import FULL, PART, STATE, LruList, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
+from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import Match, Shape, joined, matching
+from cachesim.engines.sglang.tree import Match, joined, matching
 from cachesim.engines.sglang.unified_evict import EvictingTree
 from cachesim.engines.sglang.unified_host import HostTier
 from cachesim.engines.sglang.unified_insert import Insertion
@@ -22,18 +21,16 @@ from cachesim.units import Integers
 class UnifiedRadixCache(EvictingTree):
     """Matches, locks, and what requests leave (`UnifiedRadixCache`)."""
 
-    def __init__(
-        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
-        self.has_windows = isinstance(pool, WindowPool)
-        self.has_states = states is not None
-        self.windows = pool if isinstance(pool, WindowPool) else None
+    def _begin(self) -> None:
+        super()._begin()
+        self.windows = self.pool if isinstance(self.pool, WindowPool) else None
+        self.has_windows = self.windows is not None
+        self.has_states = self.states is not None
         self.window_lru = LruList(PART)
         self.state_lru = LruList(STATE)
         self._marks = 0
-        if shape.host is not None:
-            self.host = HostTier(self, shape.host)
+        if self.shape.host is not None:
+            self.host = HostTier(self, self.shape.host)
 
     # -- match -------------------------------------------------------------------------------------
 
@@ -106,10 +103,7 @@ class UnifiedRadixCache(EvictingTree):
                 self.state_lru.use_path(best.path())
             elif best in self.state_lru:
                 self.state_lru.use(best)
-        now = self.clock.tick()
-        for each in (*best.path(), self.root):
-            each.last_access = now
-            now -= 1e-5
+        self._used_path(best)
 
     def near(self, node: Node) -> Iterator[Node]:
         """A node and those above it, as far as a window and a page reach."""

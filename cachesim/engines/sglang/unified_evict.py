@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from cachesim.engines.sglang.host_evict import PARTS
 from cachesim.engines.sglang.host_pool import Copy
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, LruList, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
+from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import STRATEGIES, OnDeed, Shape, Tree, joined
+from cachesim.engines.sglang.tree import STRATEGIES, OnDeed, Tree, joined
 from cachesim.units import Integers
 
 if TYPE_CHECKING:
@@ -30,12 +29,9 @@ class EvictingTree(Tree):
     state_lru: LruList
     host: "HostTier | None" = None
 
-    def __init__(
-        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
+    def _begin(self) -> None:
         self.leaves: set[Node] = set()
-        self.first = STRATEGIES[shape.policy]
+        self.first = STRATEGIES[self.shape.policy]
 
     # -- nodes -------------------------------------------------------------------------------------
 

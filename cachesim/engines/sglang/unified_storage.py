@@ -18,24 +18,14 @@ import numpy as np
 
 from cachesim.engines.sglang.fetching import Ack, Fetch, Ongoing, PartFetch, Wait
 from cachesim.engines.sglang.grafting import Graft
-from cachesim.engines.sglang.host_pool import HostShape
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.retries import Retries
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.storage import (
-    LEAST_PRIORITY,
-    PageCopy,
-    Storage,
-    StorageShape,
-    hashes_of,
-    namespace,
-)
+from cachesim.engines.sglang.storage import LEAST_PRIORITY, PageCopy, hashes_of, namespace
 from cachesim.engines.sglang.storage_threads import NodeBackup, Threads, drained
-from cachesim.engines.sglang.tree import Match, Shape, joined
+from cachesim.engines.sglang.tree import Match, joined
 from cachesim.engines.sglang.unified import UnifiedRadixCache
-from cachesim.engines.sglang.unified_host import HostTier
+from cachesim.typed import there_is
 from cachesim.units import Integers
 
 PARTS: Final = {FULL: "host_tokens", PART: "host_window_tokens", STATE: "host_states"}
@@ -49,24 +39,15 @@ class StoringRadixCache(UnifiedRadixCache):
 
     stores = True
 
-    def __init__(
-        self,
-        shape: Shape,
-        rules: Rules,
-        pool: TokenPool,
-        states: StatePool | None = None,
-        *,
-        tier: HostShape,
-        storage: Storage,
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
+    def _begin(self) -> None:
+        super()._begin()
         self.root.priority = LEAST_PRIORITY
-        self.tier = HostTier(self, tier) if self.host is None else self.host
-        self.settings = settings = tier.storage or StorageShape()
-        self.most = tier.tokens // 2  # prefetch_capacity_limit
+        self.tier = there_is(self.host)
+        self.settings = settings = there_is(self.tier.shape.storage)
+        self.most = self.tier.shape.tokens // 2  # prefetch_capacity_limit
         self.occupied = 0  # prefetch_tokens_occupied
         self.looks = 0  # the only clock that there is
-        self.threads = Threads(storage, settings, shape.page, shape.bigrams)
+        self.threads = Threads(self.storage, settings, self.shape.page, self.shape.bigrams)
         self.retries = Retries(settings.interval, settings.attempts)
         self.ongoing: dict[int, Ongoing] = {}  # ongoing_prefetch
         self.waits: dict[int, Wait] = {}  # _storage_prefetch_wait

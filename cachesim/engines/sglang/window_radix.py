@@ -10,11 +10,10 @@ from collections.abc import Hashable
 from math import inf
 
 from cachesim.engines.sglang.node import FULL, PART, LruList, Node
-from cachesim.engines.sglang.pools import StatePool, TokenPool, WindowPool
+from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
-from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import Match, Shape, Tree, joined, matching
-from cachesim.errors import ContractError
+from cachesim.engines.sglang.tree import Match, Tree, joined, matching
+from cachesim.typed import of_kind
 from cachesim.units import Integers
 
 
@@ -23,14 +22,8 @@ class SWARadixCache(Tree):
 
     has_windows = True
 
-    def __init__(
-        self, shape: Shape, rules: Rules, pool: TokenPool, states: StatePool | None = None
-    ) -> None:
-        super().__init__(shape, rules, pool, states)
-        if not isinstance(pool, WindowPool):
-            msg = "sglang: a tree with windows needs a pool with windows"
-            raise ContractError(msg)
-        self.windows = pool
+    def _begin(self) -> None:
+        self.windows = of_kind(WindowPool, self.pool)
         self.full_lru = LruList(FULL)
         self.window_lru = LruList(PART)
         self._marks = 0
@@ -67,10 +60,7 @@ class SWARadixCache(Tree):
             best, usable = node, len(found)
         self.full_lru.use_path(best.path())
         self.window_lru.use_path(best.path())
-        now = self.clock.tick()
-        for each in (*best.path(), self.root):
-            each.last_access = now
-            now -= 1e-5
+        self._used_path(best)
         return Match(joined(found[:usable]), best, sum(map(len, found)))
 
     def _split(self, child: Node, length: int, extra: Hashable) -> Node:
