@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from cachesim.real.playing import console
+from cachesim.real.playing import console, table_of_counts
 from cachesim.real.vectors.replay import differing
 from cachesim.typed import Json
 
@@ -56,24 +56,27 @@ class Agreement:
     def table(self, seed: int) -> Table:
         """How many came out alike, kind by kind."""
         title = f"{self.engine} {self.release}: scheduler, seed {seed}"
-        shown = Table(title=title, title_style="")
-        heads = ("groups", "workloads", "requests", "tokens cached", "agreeing", "raised")
-        for head in heads:
-            shown.add_column(head, justify="left" if head == "groups" else "right")
-        columns = (self.workloads, self.requests, self.cached, self.agreeing, self.raised)
-        for kind in sorted(self.workloads):
-            shown.add_row(kind, *(f"{column[kind]:,}" for column in columns))
-        shown.add_section()
-        shown.add_row("all", *(f"{column.total():,}" for column in columns))
-        return shown
+        columns = {
+            "workloads": self.workloads,
+            "requests": self.requests,
+            "tokens cached": self.cached,
+            "agreeing": self.agreeing,
+            "raised": self.raised,
+        }
+        return table_of_counts(title, "groups", columns)
 
     def tell(self, seed: int) -> int:
         """The table, and the first difference; the exit status."""
         out = console()
         out.print(self.table(seed))
         if self.difference is not None:
-            name, real, simulated = self.difference
-            out.print(f"first difference, workload {name}: real, then simulated")
-            for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
-                out.print(f"  {where}: {one!s:.200} | {other!s:.200}")
+            tell_difference(*self.difference)
         return 0 if self.all_agree else 1
+
+
+def tell_difference(workload: object, real: Json, simulated: Json) -> None:
+    """The first fields that differ."""
+    out = console()
+    out.print(f"first difference, workload {workload}: real, then simulated")
+    for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
+        out.print(f"  {where}: {one!s:.200} | {other!s:.200}")

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
-from rich.progress import track
 from rich.table import Table
 
 from cachesim.engines.family import family_of
@@ -34,7 +33,14 @@ from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.marconi.commands import real_marconi
 from cachesim.real.mlx_lm.commands import real_mlx_lm
-from cachesim.real.playing import Stage, console, not_compared
+from cachesim.real.playing import (
+    Stage,
+    console,
+    not_compared,
+    table_of_counts,
+    table_of_numbers,
+    watched,
+)
 from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.vectors.replay import replay
 from cachesim.real.vllm.commands import real_vllm
@@ -215,13 +221,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     unstarted: list[str] = []
     with SideBySide(wheel) as pair:
         play = _played_by(pair, flags)
-        beside = console(stderr=True)
-        for number in track(
-            range(flags.first, flags.first + flags.workloads),
-            console=beside,
-            transient=True,
-            disable=not beside.is_terminal,
-        ):
+        for number in watched(range(flags.first, flags.first + flags.workloads)):
             try:
                 played = play(seed=flags.seed, number=number, presets=presets)
             except RealServerError as error:  # the simulated server did start
@@ -287,9 +287,8 @@ def _count(value: int | None) -> str:
 
 def features_table(tally: Tally) -> Table:
     """How many requests agreed in the workloads that use a feature."""
-    table = Table(title="by what a workload uses", title_style="")
-    for head in ("feature", "workloads", "requests", "agreeing", "share"):
-        table.add_column(head, justify="left" if head == "feature" else "right")
+    heads = ("workloads", "requests", "agreeing", "share")
+    table = table_of_numbers("by what a workload uses", "feature", *heads)
     for name, share in sorted(tally.features.items()):
         numbers = (share.workloads, share.requests, share.agreeing)
         part = f"{100 * share.agreeing / max(1, share.requests):.2f} %"
@@ -299,16 +298,13 @@ def features_table(tally: Tally) -> Table:
 
 def table_of(release: str, seed: int, tally: Tally) -> Table:
     """How many requests agreed, per preset."""
-    table = Table(title=f"llama.cpp {release} beside the simulator, seed {seed}", title_style="")
-    for head in ("preset", "workloads", "requests", "agreeing"):
-        table.add_column(head, justify="left" if head == "preset" else "right")
-    for preset in sorted(tally.workloads):
-        numbers = (tally.workloads[preset], tally.requests[preset], tally.agreeing[preset])
-        table.add_row(preset, *(f"{number:,}" for number in numbers))
-    totals = (tally.workloads.total(), tally.requests.total(), tally.agreeing.total())
-    table.add_section()
-    table.add_row("all", *(f"{number:,}" for number in totals))
-    return table
+    title = f"llama.cpp {release} beside the simulator, seed {seed}"
+    columns = {
+        "workloads": tally.workloads,
+        "requests": tally.requests,
+        "agreeing": tally.agreeing,
+    }
+    return table_of_counts(title, "preset", columns)
 
 
 __all__ = [

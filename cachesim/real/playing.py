@@ -1,11 +1,13 @@
 """What the commands of all real engines share: where they print, and how they play a scenario."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from cachesim.careful import CarefulConsole
@@ -76,6 +78,31 @@ def not_compared(error: EnvironmentUnavailableError) -> int:
     """Say loudly that a real engine is not there; the exit status."""
     console(stderr=True).print(f"NOT COMPARED: {error}")
     return 1
+
+
+def watched(numbers: range) -> Iterable[int]:
+    """The numbers of workloads, with a bar that says how many are done."""
+    beside = console(stderr=True)
+    return track(numbers, console=beside, transient=True, disable=not beside.is_terminal)
+
+
+def table_of_numbers(title: str, name: str, *heads: str) -> Table:
+    """A name for each row, and numbers behind it."""
+    table = Table(title=title, title_style="")
+    table.add_column(name)
+    for head in heads:
+        table.add_column(head, justify="right")
+    return table
+
+
+def table_of_counts(title: str, name: str, columns: Mapping[str, Counter[str]]) -> Table:
+    """Counters side by side: a row for whatever the first of them counts, and the sums."""
+    table = table_of_numbers(title, name, *columns)
+    for each in sorted(next(iter(columns.values()))):
+        table.add_row(each, *(f"{column[each]:,}" for column in columns.values()))
+    table.add_section()
+    table.add_row("all", *(f"{column.total():,}" for column in columns.values()))
+    return table
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rich.box import SIMPLE_HEAD
-from rich.progress import track
 from rich.table import Table
 
 from cachesim.engines.base import Engine
@@ -19,7 +18,7 @@ from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement, Workload
 from cachesim.real.environment import package_of
-from cachesim.real.playing import Stage, console
+from cachesim.real.playing import Stage, console, watched
 from cachesim.real.prompts import spell
 from cachesim.real.registry import versions_of
 from cachesim.real.unpacked import UnpackedWheel
@@ -72,11 +71,8 @@ class RealScheduler(Generic[R]):
         """Play workloads on both; another version may stand in for the release's own."""
         known = self.family.release(release)
         found = Agreement(self.family.name, known.name, fails_alike=True)
-        beside = console(stderr=True)
         with self.start(known.name, version) as real:
-            for number in track(
-                numbers, console=beside, transient=True, disable=not beside.is_terminal
-            ):
+            for number in watched(numbers):
                 workload = self.draw(seed, number, known.rules)
                 found.count(workload, real.play(workload), self.play(workload, known.rules))
         return found

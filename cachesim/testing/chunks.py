@@ -9,13 +9,14 @@ whichever process was the quickest.
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from cachesim.engines.profile import Profile
-from cachesim.model.arithmetic import ArithmeticName
 from cachesim.testing.search import Report, search
-from cachesim.testing.survey import Find, Survey, survey
-from cachesim.testing.workloads import DEFAULT, Shape
+from cachesim.testing.survey import Survey, survey
+
+T = TypeVar("T")
 
 CHUNK: Final = 25
 """Workloads that a process is given at once: a fraction of a second's work."""
@@ -28,40 +29,20 @@ def search_by(
     model: str,
     *,
     examples: int,
-    seed: int = 0,
-    arithmetic: ArithmeticName = "ring",
-    shape: Shape = DEFAULT,
     going: Callable[[Report], bool] = lambda _: True,
+    **how: Any,
 ) -> Report:
     """Search as `search` does, with so many chunks under way ahead of the one that is awaited."""
     report = Report(profile=profile, model=model)
-    chunks = _chunks(examples)
-    under_way: deque[Future[Report]] = deque()
-    while report.counterexample is None and going(report):
-        while len(under_way) <= ahead and (chunk := next(chunks, None)) is not None:
-            under_way.append(
-                pool.submit(
-                    search,
-                    profile,
-                    model,
-                    examples=len(chunk),
-                    seed=seed,
-                    first=chunk.start,
-                    arithmetic=arithmetic,
-                    shape=shape,
-                )
-            )
-        if not under_way:
-            break
-        report.join(under_way.popleft().result())
-    for left in under_way:
-        left.cancel()
+    for part in _in_chunks(
+        partial(search, profile, model, **how),
+        examples,
+        pool,
+        ahead,
+        lambda: report.counterexample is None and going(report),
+    ):
+        report.join(part)
     return report
-
-
-def _chunks(examples: int) -> Iterator[range]:
-    for first in range(0, examples, CHUNK):
-        yield range(first, min(first + CHUNK, examples))
 
 
 def survey_by(
@@ -70,21 +51,31 @@ def survey_by(
     model: str,
     *,
     examples: int,
-    find: Find = "wrong",
     going: Callable[[Report], bool] = lambda _: True,
     ahead: int = 4,
     **how: Any,
 ) -> Survey:
     """Survey as `survey` does; the first workload of each cause is the same one."""
     found = Survey(report=Report(profile=profile, model=model))
-    chunks, under_way = _chunks(examples), deque[Future[Survey]]()
-    while going(found.report):
-        while len(under_way) <= ahead and (chunk := next(chunks, None)) is not None:
-            part = {"examples": len(chunk), "first": chunk.start, "find": find, **how}
-            under_way.append(pool.submit(survey, profile, model, **part))
+    for part in _in_chunks(
+        partial(survey, profile, model, **how), examples, pool, ahead, lambda: going(found.report)
+    ):
+        found.join(part)
+    return found
+
+
+def _in_chunks(
+    play: Callable[..., T], examples: int, pool: Executor, ahead: int, going: Callable[[], bool]
+) -> Iterator[T]:
+    """What comes of each chunk, in their order; what is still waiting at the end is not played."""
+    chunks = iter(range(0, examples, CHUNK))
+    under_way: deque[Future[T]] = deque()
+    while going():
+        while len(under_way) <= ahead and (first := next(chunks, None)) is not None:
+            count = min(CHUNK, examples - first)
+            under_way.append(pool.submit(play, examples=count, first=first))
         if not under_way:
             break
-        found.join(under_way.popleft().result())
+        yield under_way.popleft().result()
     for left in under_way:
         left.cancel()
-    return found

@@ -27,7 +27,7 @@ from cachesim.real.mlx_lm.server_tokenizer import TEMPLATES, texts_of
 from cachesim.real.mlx_lm.server_workloads import draw_workload
 from cachesim.real.mlx_lm.state import ColdStates
 from cachesim.real.playing import releases_of
-from cachesim.real.vectors.mismatch import Mismatch
+from cachesim.real.vectors.workload import Mismatch
 from cachesim.scenario.checks import scenario_of
 from cachesim.units import as_tokens
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Final
 
-from rich.progress import track
 from rich.table import Table
 
 from cachesim.engines.llamacpp.family import FAMILY
@@ -13,7 +12,7 @@ from cachesim.real.llama_cpp.compare import SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.wheels import newest_wheel, wheel_named
-from cachesim.real.playing import console, not_compared
+from cachesim.real.playing import console, not_compared, watched
 
 WORKLOADS: Final = 300
 
@@ -26,15 +25,12 @@ def real_newest(
     0 if every request agrees, 1 if something is new, or if there is no wheel to be had.
     """
     release = FAMILY.real()[-1]
-    out, beside = console(), console(stderr=True)
-    tally, shown = Tally(), None
+    out, tally, shown = console(), Tally(), None
     try:
         found = wheel_named(wheel) if wheel else newest_wheel()
         environment_for(release, found.version).ready()
         with SideBySide(release, version=found.version) as pair:
-            for number in track(
-                range(workloads), console=beside, transient=True, disable=not beside.is_terminal
-            ):
+            for number in watched(range(workloads)):
                 played = pair.play_random(seed=seed, number=number, presets=())
                 tally.count(played)
                 if played.difference is not None and shown is None:

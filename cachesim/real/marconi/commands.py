@@ -2,26 +2,23 @@
 
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
-
-from rich.table import Table
 
 from cachesim.engines.marconi.costs import Costs
 from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.errors import ScenarioError
-from cachesim.real.playing import console
-from cachesim.real.vectors.replay import differing
+from cachesim.real.agreement import tell_difference
+from cachesim.real.playing import console, table_of_counts
 from cachesim.real.worker_process import JsonProcess
 from cachesim.units import as_tokens
 
 WORKER: Final = Path(__file__).with_name("artifact_worker.py")
 NEEDED: Final = ("radix_cache_hybrid.py", "config_tuner.py", "utils.py")
-MOST_LINES: Final = 12
 
 
 def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
@@ -47,7 +44,7 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
     if missing:
         msg = f"{artifact} has no {missing[0]}: name a checkout of github.com/ruipeterpan/marconi"
         raise ScenarioError(msg)
-    counts: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     difference: tuple[int, Any, Any] | None = None
     command = [sys.executable, "-I", str(WORKER), str(artifact.resolve())]
     with JsonProcess("the artifact", command) as process:
@@ -57,16 +54,16 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
             simulated = list(play(workload, len(real)))
             if real and "raised" in real[-1]:  # the artifact itself fails on it
                 real, simulated = real[:-1], simulated[:-1]
-            told = counts.setdefault(workload["policy"], Counter())
-            told.update(workloads=1, requests=len(real), agreeing=int(real == simulated))
+            policy = workload["policy"]
+            counts["workloads"][policy] += 1
+            counts["requests"][policy] += len(real)
+            counts["agreeing"][policy] += real == simulated
             if real != simulated and difference is None:
                 difference = (number, real, simulated)
-    console().print(_table(counts, seed))
+    title = f"marconi's artifact and the simulated tree, seed {seed}"
+    console().print(table_of_counts(title, "policy", counts))
     if difference is not None:
-        number, real, simulated = difference
-        console().print(f"first difference, workload {number}: real, then simulated", markup=False)
-        for where, one, other in list(differing(real, simulated, ""))[:MOST_LINES]:
-            console().print(f"  {where}: {one!s:.200} | {other!s:.200}", markup=False)
+        tell_difference(*difference)
     return 0 if difference is None else 1
 
 
@@ -118,16 +115,3 @@ def play(workload: Mapping[str, Any], count: int) -> Iterator[dict[str, Any]]:
 
 def _nodes(node: Node) -> list[Any]:
     return sorted([list(child.key), _nodes(child)] for child in node.children.values())
-
-
-def _table(counts: Mapping[str, Counter[str]], seed: int) -> Table:
-    shown = Table(title=f"marconi's artifact and the simulated tree, seed {seed}", title_style="")
-    heads = ("workloads", "requests", "agreeing")
-    shown.add_column("policy")
-    for head in heads:
-        shown.add_column(head, justify="right")
-    for policy in sorted(counts):
-        shown.add_row(policy, *(f"{counts[policy][head]:,}" for head in heads))
-    shown.add_section()
-    shown.add_row("all", *(f"{sum(each[head] for each in counts.values()):,}" for head in heads))
-    return shown

@@ -10,8 +10,8 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.real.mlx_lm.cache_sequences import GROUPS, Sequenced, draw_cache_sequence
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.store_sequences import draw_store_sequence, draw_trie_sequence
-from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.real.vectors.mlx_classes import mismatch
+from cachesim.real.vectors.workload import Mismatch
 
 WORKER: Final = Path(__file__).parent / "class_worker.py"
 

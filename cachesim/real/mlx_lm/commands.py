@@ -17,7 +17,7 @@ from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.mlx_lm.server_agents import draw_agents
 from cachesim.real.mlx_lm.server_workloads import draw_workload
-from cachesim.real.playing import Stage, console, not_compared
+from cachesim.real.playing import Stage, console, not_compared, table_of_counts, table_of_numbers
 from cachesim.real.registry import versions_of
 from cachesim.real.vectors.replay import differing
 from cachesim.typed import Json
@@ -155,40 +155,32 @@ def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Ta
 def classes_table(agreement: Agreement, seed: int) -> Table:
     """How many operations on the real classes came out alike, per group."""
     title = f"mlx-lm {agreement.release}: cache classes and store, seed {seed}"
-    table = _table(title, "group", "sequences", "operations", "agreeing")
-    columns = (agreement.sequences, agreement.operations, agreement.agreeing)
-    for group in sorted(agreement.sequences):
-        table.add_row(group, *(f"{column[group]:,}" for column in columns))
-    table.add_section()
-    table.add_row("all", *(f"{column.total():,}" for column in columns))
-    return table
+    columns = {
+        "sequences": agreement.sequences,
+        "operations": agreement.operations,
+        "agreeing": agreement.agreeing,
+    }
+    return table_of_counts(title, "group", columns)
 
 
 def server_table(agreement: ServerAgreement, seed: int) -> Table:
     """How many requests to the real server came out alike, per model."""
     title = f"mlx-lm {agreement.release}: server, seed {seed}"
-    table = _table(
-        title, "model", "workloads", "requests", "agreeing", "wrong answers", "wrong states"
-    )
-    columns = (
-        agreement.workloads,
-        agreement.requests,
-        agreement.agreeing,
-        agreement.wrong_answers,
-        agreement.wrong_states,
-    )
-    for kind in sorted(agreement.workloads):
-        table.add_row(kind, *(f"{column[kind]:,}" for column in columns))
-    table.add_section()
-    table.add_row("all", *(f"{column.total():,}" for column in columns))
-    return table
+    columns = {
+        "workloads": agreement.workloads,
+        "requests": agreement.requests,
+        "agreeing": agreement.agreeing,
+        "wrong answers": agreement.wrong_answers,
+        "wrong states": agreement.wrong_states,
+    }
+    return table_of_counts(title, "model", columns)
 
 
 def logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
     """How far logits lie apart at most, per family: of cold prompts, and of padded batches."""
     title = f"mlx-lm {release}: logits with the same weights"
     heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
-    table = _table(title, "family", *heads)
+    table = table_of_numbers(title, "family", *heads)
     for each in found:
         table.add_row(
             each.family,
@@ -222,11 +214,3 @@ def _fields(expected: Json, actual: Json) -> Iterator[str]:
             yield "  ..."
             return
         yield f"  {where}: real {json.dumps(real)}, simulated {json.dumps(simulated)}"
-
-
-def _table(title: str, name: str, *numbers: str) -> Table:
-    table = Table(title=title, title_style="")
-    table.add_column(name)
-    for each in numbers:
-        table.add_column(each, justify="right")
-    return table

@@ -15,8 +15,8 @@ from cachesim.real.mlx_lm.families import order_of, toy_of
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.rows import write_row
 from cachesim.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
-from cachesim.real.vectors.mismatch import Mismatch
 from cachesim.real.vectors.mlx_server import mismatch
+from cachesim.real.vectors.workload import Mismatch
 
 WORKER: Final = Path(__file__).parent / "server_worker.py"
 TRIALS: Final = 60

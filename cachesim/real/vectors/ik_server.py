@@ -9,11 +9,8 @@ under which every request agrees; with one slot there is nothing to choose.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from cachesim.engines import Engine, Request
-from cachesim.model.build import build
-from cachesim.model.presets import preset
-from cachesim.real.vectors.mismatch import Mismatch
-from cachesim.units import as_tokens
+from cachesim.engines import Engine
+from cachesim.real.vectors.workload import Mismatch, engine_of, request_of, told
 
 PATIENCE: Final = 400
 """Orders of arrival that are tried for one workload."""
@@ -48,11 +45,7 @@ def _later(failed: int, arrivals: Arrivals) -> Iterator[Arrivals]:
 
 def play(workload: Mapping[str, Any], arrivals: Arrivals) -> Mismatch | None:
     """Play a workload with given arrivals up to the first request that differs."""
-    model = workload["model"]
-    spec = preset(model["preset"], **{k: v for k, v in model.items() if k != "preset"})
-    engine = Engine.create(
-        workload["profile"], model=build(spec, "ring"), options=workload["options"]
-    )
+    engine = engine_of(workload)
     steps: Sequence[Mapping[str, Any]] = workload["steps"]
     for number, (step, expected) in enumerate(zip(steps, workload["expected"], strict=True)):
         actual = _ask(engine, step, early=number < len(arrivals) and arrivals[number])
@@ -64,24 +57,9 @@ def play(workload: Mapping[str, Any], arrivals: Arrivals) -> Mismatch | None:
 
 def _ask(engine: Engine, step: Mapping[str, Any], *, early: bool) -> dict[str, Any]:
     """One request; `early` leaves its slot unreleased for the next one to find."""
-    ticket = engine.submit(
-        Request(
-            prompt=as_tokens(step["prompt"]),
-            predict=step["predict"],
-            reply=as_tokens(step["reply"]),
-            slot=step.get("slot", -1),
-            cache_prompt=step.get("cache_prompt", True),
-        )
-    )
+    ticket = engine.submit(request_of(step))
     while (reply := engine.reply(ticket)) is None:
         engine.step()
     if not early:
         engine.run()
-    return {
-        "cached": reply.cached,
-        "processed": reply.processed,
-        "generated": len(reply.generated),
-        "slot": reply.slot,
-        "truncated": reply.truncated,
-        "error": reply.error,
-    }
+    return told(reply) | {"error": reply.error}

@@ -14,7 +14,7 @@ from cachesim.engines.llamacpp.memory.lanes import visible_cells
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.real.vectors.memory_counter import counter_context
-from cachesim.real.vectors.mismatch import Mismatch
+from cachesim.real.vectors.workload import Mismatch
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject
 

@@ -8,7 +8,7 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation
 from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
-from cachesim.real.vectors.mismatch import Mismatch
+from cachesim.real.vectors.workload import Mismatch
 from cachesim.typed import Json
 
 

@@ -29,7 +29,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.real.mlx_lm.rows import read_row, write_row
 from cachesim.real.mlx_lm.state import ColdStates
-from cachesim.real.vectors.mismatch import Mismatch
+from cachesim.real.vectors.workload import Mismatch
 from cachesim.typed import Json
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import ScenarioError, UpstreamAbort
-from cachesim.real.vectors.mismatch import Mismatch
+from cachesim.real.vectors.workload import Mismatch
 from cachesim.typed import Json
 
 Line: TypeAlias = Mapping[str, Any]

@@ -7,7 +7,7 @@ from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.sglang.playing import Player as SglangPlayer
-from cachesim.real.vectors.mismatch import Mismatch
+from cachesim.real.vectors.workload import Mismatch
 from cachesim.real.vllm.playing import Player as VllmPlayer
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject

