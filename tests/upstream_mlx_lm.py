@@ -24,7 +24,7 @@ import numpy as np
 from cachesim.engines.mlx_lm.caches import prompt_cache as caches
 from cachesim.engines.mlx_lm.caches.files import load_prompt_cache, save_prompt_cache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.masks import create_attention_mask, create_causal_mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, create_attention_mask
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.store import lru_prompt_cache
@@ -180,9 +180,12 @@ def attention_mask(
     return create_attention_mask(columns, 0, window_size=window_size, return_array=return_array)
 
 
-def causal_mask(n: int, offset: int = 0, window_size: int | None = None, **more: Any) -> Any:
+def causal_mask(
+    n: int, offset: int = 0, window_size: int | None = None, left_padding: Any = None
+) -> Any:
     """`mlx_lm.models.base.create_causal_mask`."""
-    return create_causal_mask(n, offset, window_size=window_size, **more)
+    padding = None if left_padding is None else tuple(left_padding.tolist())
+    return Causal(n, offset, window_size, padding).dense()
 
 
 def modules(rules: MlxRules) -> Iterator[types.ModuleType]:

@@ -212,15 +212,3 @@ def share_done(observed: Observed, now: float | None) -> tuple[float, float] | N
     read = elapsed / max(observed.prompt_ms, 0.001)
     spoken = (elapsed - observed.prompt_ms) / max(observed.reply_ms or 0.001, 0.001)
     return min(1.0, max(0.0, read)), min(1.0, max(0.0, spoken))
-
-
-__all__ = [
-    "Interval",
-    "Lengths",
-    "common_with_holder",
-    "counts_of",
-    "held_before",
-    "lengths_of",
-    "share_done",
-    "with_length_from_ratios",
-]

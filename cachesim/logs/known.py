@@ -42,11 +42,6 @@ def computed(value: int) -> Known:
     return Known(value, "computed")
 
 
-def assumed(value: int) -> Known:
-    """The log is silent."""
-    return Known(value, "assumed")
-
-
 def bounded(value: int, low: int, high: int) -> Known:
     """The log leaves a few; one of them was chosen."""
     return computed(value) if low == high else Known(value, "bounded", low, high)

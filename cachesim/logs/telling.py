@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.engines.causes import Loss
 from cachesim.engines.llamacpp.checkpoint_events import CheckpointKept, CheckpointRestored
 from cachesim.logs.cures import cure_of
 from cachesim.logs.known import Known
 from cachesim.logs.observed import IK, MLX, Observed
 from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.said import losses_of, says_of
-from cachesim.logs.settings import Settings
 
 FORMAT: Final = 1
 
@@ -280,6 +278,3 @@ def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str
     """The requests that read most tokens again although they were equal."""
     ranked = sorted(requests, key=lambda each: (-(each["again"] or 0), each["number"]))
     return [each for each in ranked if each["again"]][:count]
-
-
-__all__ = ["Group", "Loss", "Settings", "told", "worst"]

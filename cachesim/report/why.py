@@ -15,9 +15,6 @@ MIB: Final = 1 << 20
 NAMED: Final = 6
 """Differing requests that are named one by one."""
 
-COUNTS: Final = {"prompt_tokens": "prompt", "cached": "cached", "processed": "prefilled"}
-"""The counts of a request, and what they are called."""
-
 KINDS: Final = {
     "design": "by design",
     "client": "the client",

@@ -13,8 +13,6 @@ from cachesim.scenario.format import Scenario
 from cachesim.scenario.lines import line_of, lines_of
 from cachesim.scenario.reading import Problem
 
-STDIN: Final = "-"
-
 
 def load(path: Path | str) -> Scenario:
     """The scenario in a file; every line of an error begins with the file's name."""

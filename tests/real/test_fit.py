@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.fit import recordings as kept_by
-from cachesim.real.llama_cpp.fit.fields import Change, changes, differing
+from cachesim.real.llama_cpp.fit.fields import Change, changes, rule_fields, value_of
 from cachesim.real.llama_cpp.fit.probes import open_changes, probe, server_under
 from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
 from cachesim.real.llama_cpp.fit.search import Search, play_under
@@ -92,6 +92,15 @@ def test_every_field_has_its_values_and_a_change_sets_one() -> None:
     assert by_field["cache", "load_consumes"] == [False, True]
     assert by_field["defaults", "checkpoint_min_step"] == [256, 8192]
     assert all(each.holds(each.of(KNOWN["b9093"])) for each in found)
+
+
+def differing(one: Trial, other: Trial) -> tuple[Change, ...]:
+    """The fields in which the other differs, as changes of the first."""
+    return tuple(
+        Change(part, field, value_of(other, part, field))
+        for part, field, _ in rule_fields()
+        if value_of(one, part, field) != value_of(other, part, field)
+    )
 
 
 def test_two_releases_differ_in_what_turns_one_into_the_other() -> None:

@@ -8,7 +8,6 @@ each pull request can be laid over an older release, and taken back from a young
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.release import Rules
@@ -100,6 +99,3 @@ def _why(later: Sequence[str]) -> str:
     if not later:
         return "another patch has changed what it set"
     return f"take back {' and '.join(later)} first, which changed what it set"
-
-
-__all__: Final = ["History", "Merged", "field_of", "with_fields"]

@@ -36,14 +36,6 @@ class CachedRequestState:
     accepted: int = 1  # tokens accepted in the last step, the sampled one included
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The logits of one chunk's last tokens: of the sampled one, and of each draft before it."""
-
-    chunk: Chunk
-    logits: Array
-
-
 Judge = Callable[[Chunk, Array], Sequence[int]]
 """What is sampled after a chunk, given the logits of its last `1 + drafts` tokens."""
 

@@ -1,7 +1,6 @@
 """The newest wheel beside the newest release known here: as it, or what is new."""
 
 from collections.abc import Callable
-from typing import Final
 
 from rich.table import Table
 
@@ -13,8 +12,6 @@ from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.wheels import newest_wheel, wheel_named
 from cachesim.real.playing import console, not_compared, watched
-
-WORKLOADS: Final = 300
 
 
 def real_newest(

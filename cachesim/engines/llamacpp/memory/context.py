@@ -20,7 +20,6 @@ from cachesim.units import Array
 
 OK: Final = 0
 NO_SLOT: Final = 1
-ABORTED: Final = 2
 INVALID: Final = -1
 NO_GRAPH: Final = -2
 

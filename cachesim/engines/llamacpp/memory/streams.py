@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.batch import MAX_SEQUENCES
-from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells
+from cachesim.engines.llamacpp.memory.cells import Cells
 from cachesim.engines.llamacpp.memory.mask import WindowMask
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import ContractError, UpstreamAbort
@@ -160,6 +160,3 @@ class Streams:
             if not 0 <= head <= self.size:
                 msg = f"head {head} is outside the {self.size} cells"
                 raise ContractError(msg)
-
-
-__all__ = ["EMPTY", "MAX", "Streams", "normalised"]

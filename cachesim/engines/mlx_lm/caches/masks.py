@@ -94,21 +94,6 @@ def written_out(mask: "Mask | Causal") -> Mask:
     return mask.dense() if isinstance(mask, Causal) else mask
 
 
-def create_causal_mask(
-    columns: int,
-    offset: int = 0,
-    *,
-    window_size: int | None = None,
-    left_padding: Integers | None = None,
-) -> Array:
-    """Rows `offset ..` may look at themselves and what lies before.
-
-    Follows `create_causal_mask`: (columns, keys), with left padding (batch, 1, columns, keys).
-    """
-    padding = None if left_padding is None else tuple(left_padding.tolist())
-    return Causal(columns, offset, window_size, padding).dense()
-
-
 def attention_mask(
     columns: int,
     offset: int,

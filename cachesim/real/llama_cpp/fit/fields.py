@@ -73,12 +73,3 @@ def _values(kind: Value) -> tuple[Value, ...]:
         return (False, True)
     origin: object = get_origin(kind)
     return get_args(kind) if origin is Literal else ()
-
-
-def differing(one: Trial, other: Trial) -> tuple[Change, ...]:
-    """The fields in which the other differs, as changes of the first."""
-    return tuple(
-        Change(part, field, value_of(other, part, field))
-        for part, field, _ in rule_fields()
-        if value_of(one, part, field) != value_of(other, part, field)
-    )
