@@ -67,10 +67,10 @@ def _facts(family: "Family[Any, Any]", release: "Release[Any]") -> Iterator[str]
 
 def patches(thing: str = "") -> list[Item]:
     """Every patch, with the releases it fits."""
-    return [item for family in families(thing) for item in patches_of(family)]
+    return [item for family in families(thing) for item in _patches_of(family)]
 
 
-def patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
+def _patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
     """The patches of one engine."""
     for each in family.patches:
         yield Item(

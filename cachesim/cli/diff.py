@@ -93,7 +93,7 @@ def told(runs: Sequence[Run], differing: Sequence[int]) -> list[RenderableType]:
             *lines,
             Text("two engines decide each in its own words: outcomes alone compare"),
         ]
-    parting = first_parting(runs[0], runs[1])
+    parting = _first_parting(runs[0], runs[1])
     if parting is None:
         return [*lines, Text("every decision is the same")]
     where = Text(f"the first decision that differs is in step {steps[parting.step].name}:")
@@ -168,7 +168,7 @@ def _differ(one: Step, other: Step) -> bool:
     return parked[0] != parked[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
 
 
-def first_parting(one: Run, other: Run) -> Parting | None:
+def _first_parting(one: Run, other: Run) -> Parting | None:
     """The first event, routine left out, that only one profile has, or has otherwise."""
     for index, (ours, theirs) in enumerate(zip(one.steps, other.steps, strict=True)):
         left, right = (_decisions(each) for each in (ours, theirs))

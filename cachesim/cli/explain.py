@@ -28,7 +28,7 @@ def explain_command(
     """Print the story of a scenario, or of one step, on each of its profiles."""
     screen = results()
     jobs = jobs_of([name], profiles, seed)
-    number = None if step is None else step_number(jobs[0], step)
+    number = None if step is None else _step_number(jobs[0], step)
     runs: list[Run] = []
     played = play(jobs, arithmetic, verify=True, detail=True)
     for job, run in zip(jobs, played, strict=True):
@@ -42,7 +42,7 @@ def explain_command(
     return status(runs)
 
 
-def step_number(job: Job, step: str) -> int:
+def _step_number(job: Job, step: str) -> int:
     """A step by its name, or by its number counted from 1."""
     names = job.scenario.step_names
     if step in names:

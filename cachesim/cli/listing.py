@@ -40,7 +40,7 @@ def _shipped(*, until: re.Pattern[str]) -> list[dict[str, Any]]:
     return [tomllib.loads(until.split(text, maxsplit=1)[0]) for text in texts]
 
 
-def with_symptom(words: str) -> list[Item]:
+def _with_symptom(words: str) -> list[Item]:
     """The scenarios whose reports share most of these words, each with its symptom."""
     asked = _stems(words)
     if not asked:
@@ -107,14 +107,14 @@ def list_command(what: str, *, symptom: str = "", output: ListFormat = "text") -
     if symptom and name != "scenarios":
         msg = f"--symptom searches scenarios; {name} have none"
         raise InputError(msg)
-    items = with_symptom(symptom) if symptom else LISTS[name]()
+    items = _with_symptom(symptom) if symptom else LISTS[name]()
     if symptom and not items:
         msg = f"no shipped scenario sounds like {symptom!r}; `cachesim list` names all"
         raise InputError(msg)
     if output == "json":
         sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
         return AS_EXPECTED
-    show_lines(results(), listed(items))
+    _show_lines(results(), listed(items))
     return AS_EXPECTED
 
 
@@ -134,7 +134,7 @@ def listed(items: Sequence[Item]) -> list[Text]:
     return lines
 
 
-def show_lines(screen: Console, lines: Sequence[Text]) -> None:
+def _show_lines(screen: Console, lines: Sequence[Text]) -> None:
     """A line for each, however long; on a terminal what does not fit is cut, and shown to be."""
     if screen.is_terminal:
         for line in lines:
@@ -146,7 +146,7 @@ def show_command(name: str, *, raw: bool = False) -> int:
     """Show whatever has that name; a shipped scenario as its file, byte by byte if raw."""
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
-        return show_scenario(file, raw=raw)
+        return _show_scenario(file, raw=raw)
     if raw:
         from cachesim.scenario.readers import nearest
 
@@ -169,7 +169,7 @@ def show_command(name: str, *, raw: bool = False) -> int:
     raise InputError(msg)
 
 
-def show_scenario(file: Path, *, raw: bool) -> int:
+def _show_scenario(file: Path, *, raw: bool) -> int:
     """A scenario's file; what is printed is the same scenario again."""
     text = file.read_text(encoding="utf-8")
     screen = results()

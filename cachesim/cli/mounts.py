@@ -63,7 +63,7 @@ def mount(app: App, arguments: Sequence[str]) -> None:
             app.command(where, name=name)  # its docstring says more, and has an example
         else:
             app.command(where, name=name, help=about)
-    if benchmarks_folder() is not None:
+    if _benchmarks_folder() is not None:
         app.command(bench, name="bench")
 
 
@@ -94,7 +94,7 @@ def real_gguf(
     return int(commands.real_gguf(preset, output=output, seed=seed, window=window))
 
 
-def benchmarks_folder() -> Path | None:
+def _benchmarks_folder() -> Path | None:
     """The benchmarks, which only a source tree has."""
     folder = Path(cachesim.__file__).parent.parent / "benchmarks"
     return folder if (folder / "__main__.py").is_file() else None
@@ -105,7 +105,7 @@ def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
 
     Example: cachesim bench
     """
-    folder = benchmarks_folder()
+    folder = _benchmarks_folder()
     if folder is None:
         msg = "there are no benchmarks here; they come with the source tree"
         raise InputError(msg)

@@ -104,10 +104,10 @@ def _seconds(job: Job, arithmetic: ArithmeticName) -> float:
         grown * once + again * (prompt * grown + grown * grown / 2)
         for prompt, grown in tokens_at_most(job.scenario)
     )
-    return replies + (multiplications(job) / RATE if arithmetic == "float" else 0)
+    return replies + (_multiplications(job) / RATE if arithmetic == "float" else 0)
 
 
-def multiplications(job: Job) -> float:
+def _multiplications(job: Job) -> float:
     """What every layer does for every token, and every attention layer for every pair of tokens.
 
     The server and the cold run both do it; tokens one by one cost more than many at once.
@@ -117,16 +117,16 @@ def multiplications(job: Job) -> float:
     for prompt, grown in tokens_at_most(job.scenario):
         tokens = prompt + grown
         pairs = tokens * tokens / 2
-        total += 2 * (per_token(spec) * (prompt + 8 * grown) + per_pair(spec) * pairs)
+        total += 2 * (_per_token(spec) * (prompt + 8 * grown) + _per_pair(spec) * pairs)
     return total
 
 
-def per_token(spec: ModelSpec) -> float:
+def _per_token(spec: ModelSpec) -> float:
     """The weights of all layers and of the head."""
     layers = len(spec.layers) * spec.width * (4 * spec.heads * spec.head_size + 3 * spec.mlp_width)
     return layers + spec.width * spec.vocabulary
 
 
-def per_pair(spec: ModelSpec) -> float:
+def _per_pair(spec: ModelSpec) -> float:
     """A key and a value for each head of each attention layer."""
     return 2 * spec.layers.count("attention") * spec.heads * spec.head_size

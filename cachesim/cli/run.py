@@ -59,7 +59,7 @@ def run_command(
         msg = f"--brief is a table to read; leave it out with --format {output}"
         raise InputError(msg)
     deadline = Deadline.after(timeout)
-    check_writable(report)
+    _check_writable(report)
     jobs = jobs_of(names, profiles, seed, settings)
     watched = detail or report is not None
     played = play(
@@ -67,7 +67,7 @@ def run_command(
     )
     if output == "jsonl" and report is None:
         return _stream(played, detail=detail)
-    runs = list(played if detail else seen_first(played))
+    runs = list(played if detail else _seen_first(played))
     if output == "json":
         sys.stdout.write(json_output.document(runs, detail=detail) + "\n")
     elif output == "jsonl":
@@ -80,7 +80,7 @@ def run_command(
     return status(runs)
 
 
-def seen_first(played: Iterable[Run]) -> Iterator[Run]:
+def _seen_first(played: Iterable[Run]) -> Iterator[Run]:
     """The runs, with what was held in each as long as that may fit on a page."""
     left = STATES
     for each in played:
@@ -93,7 +93,7 @@ def seen_first(played: Iterable[Run]) -> Iterator[Run]:
             yield each
 
 
-def check_writable(report: Path | None) -> None:
+def _check_writable(report: Path | None) -> None:
     """Refuse a page that could not be written before anything is played for it."""
     if report is None:
         return
@@ -149,7 +149,7 @@ def play(
         steps = sum(len(job.scenario.step) for job in jobs)
         task = bar.add_task("running", total=steps if alone else len(jobs))
         play_one = partial(
-            play_group, arithmetic=arithmetic, verify=verify, detail=detail, deadline=deadline
+            _play_group, arithmetic=arithmetic, verify=verify, detail=detail, deadline=deadline
         )
         if alone:  # another process has no bar to move
             play_one = partial(play_one, tell=lambda: bar.advance(task))
@@ -181,7 +181,7 @@ def nobody() -> None:
     """Hears that a step is done."""
 
 
-def play_group(
+def _play_group(
     jobs: Sequence[Job],
     *,
     arithmetic: ArithmeticName,

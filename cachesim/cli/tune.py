@@ -72,9 +72,9 @@ def tune(
     Example: cachesim tune server.log
     """
     wanted = server.wanted(set, chats=chats)
-    tuned = tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
+    tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.subject, tuned.options)
-    told = told_of(found, tuned, source=", ".join(files))
+    told = _told_of(found, tuned, source=", ".join(files))
     if report is not None:
         text = plain_text(tune_page(told), width=100)
         write(report, PAGE.format(text=escape(text)), "--report")
@@ -85,9 +85,9 @@ def tune(
     return AS_EXPECTED
 
 
-def tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned:
+def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned:
     """What the arguments name: a scenario, recorded requests, or the longest life of a log."""
-    if len(files) == 1 and is_scenario(files[0]):
+    if len(files) == 1 and _is_scenario(files[0]):
         ((_, scenario), *rest) = load_all(files)
         if rest:
             msg = f"{files[0]}: tune takes one scenario, and these are {len(rest) + 1}"
@@ -110,7 +110,7 @@ def tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned
     return of_log(max(replays, key=lambda each: len(each.requests)), sizes)
 
 
-def is_scenario(name: str) -> bool:
+def _is_scenario(name: str) -> bool:
     """A scenario's file, or the name of a shipped one; any other file is a log or a recording."""
     path = Path(name)
     if name in {"-", STDIN} or path.is_dir():
@@ -144,7 +144,7 @@ def _played(trials: Sequence[Trial]) -> list[Tried]:
     return found
 
 
-def told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, Any]:
+def _told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, Any]:
     """What `--format json` prints."""
     best = recommended(found)
     return {

@@ -85,7 +85,7 @@ def why(
     """
     wanted = server.wanted(set, chats=chats)
     if follow:
-        return follow_command(files, wanted)
+        return _follow_command(files, wanted)
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
@@ -166,7 +166,7 @@ MOST_AT_ONCE: Final = 1 << 24
 """Bytes of a log that are read at once."""
 
 
-def follow_command(files: Sequence[str], wanted: Wanted) -> int:
+def _follow_command(files: Sequence[str], wanted: Wanted) -> int:
     """Tell each request of a log that grows, when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
         msg = "--follow takes one file"

@@ -31,7 +31,7 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
     prompt, kin, parting = understood.prompt, understood.kin, understood.parting
     request = prompt.recorded
     total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
-    again = again_of(prompt, understood.earlier, parting)
+    again = _again_of(prompt, understood.earlier, parting)
     agrees = None if request.cached is None else played.cached == request.cached
     return {
         "number": request.number,
@@ -60,7 +60,7 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "agrees": agrees,
         "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
         "parting": None if parting is None else parting.as_dict(),
-        "slot_taken": taken_of(understood, again),
+        "slot_taken": _taken_of(understood, again),
         "why": why_of(understood, played, again),
     }
 
@@ -70,7 +70,7 @@ def number_of(request: Recorded | None) -> int | None:
     return None if request is None else request.number
 
 
-def again_of(prompt: Prompt, earlier: Prompt | None, parting: Parting | None) -> int | None:
+def _again_of(prompt: Prompt, earlier: Prompt | None, parting: Parting | None) -> int | None:
     """Tokens that an earlier request had already made the server read, and that were reprocessed.
 
     earlier   [ equal ][ clock ][ the rest, as before ]
@@ -97,13 +97,13 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
         return understood.parting.sentence
     if continues is None:
         return "a new conversation"
-    taken = taken_of(understood, again)
+    taken = _taken_of(understood, again)
     if taken is not None:
         return f"continues request {continues.number}: {taken}"
     return f"continues request {continues.number}{_engine(understood, played, again)}"
 
 
-def taken_of(understood: Understood, again: int | None) -> str | None:
+def _taken_of(understood: Understood, again: int | None) -> str | None:
     """That the slot of the request that this one continues was erased or filled, if that cost."""
     taken = understood.taken
     if taken is None or not again or understood.parting is not None:

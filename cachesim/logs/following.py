@@ -51,7 +51,7 @@ class _Life:
         if not settings.is_played:
             ended = [as_printed(each) for each in self.log.requests if each.ended]
             return [self._entry(each) for each in ended if each.observed.number not in self.told]
-        if self.rebuilder is None or is_another(self.settings, settings):
+        if self.rebuilder is None or _is_another(self.settings, settings):
             self.settings, self.states = settings, States()
             self.rebuilder = Rebuilder(self.log, settings, Hints())
         numbers = self.rebuilder.advance()
@@ -65,7 +65,7 @@ class _Life:
         return entry | {"stale": self.states.stale(each)}
 
 
-def is_another(played: Settings | None, shown: Settings) -> bool:
+def _is_another(played: Settings | None, shown: Settings) -> bool:
     """Whether a log shows another server by now than the one that is played."""
     return played is None or any(
         one != other

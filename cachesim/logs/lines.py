@@ -62,7 +62,7 @@ def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> I
     number = after
     for number, raw in enumerate(pieces_of(file), after + 1):
         if OURS.search(raw) is not None:
-            line = read_line(number, raw)
+            line = _read_line(number, raw)
             if line is not None:
                 yield line
     if tally is not None:
@@ -108,7 +108,7 @@ def _skip_rest(file: BinaryIO) -> None:
             return
 
 
-def read_line(number: int, raw: bytes) -> Line | None:
+def _read_line(number: int, raw: bytes) -> Line | None:
     """One line; nothing for an empty one."""
     text = raw.decode("utf-8", "replace").rstrip("\r\n\x00 ")
     if not text:

@@ -133,7 +133,7 @@ def _common(one: Segment, other: Segment) -> int:
     return shared(one.text, other.text)
 
 
-def common_characters(one: Recorded, other: Recorded) -> int:
+def _common_characters(one: Recorded, other: Recorded) -> int:
     """How many leading characters a request shares with an earlier one and its reply."""
     equal = 0
     known = (*other.segments, *other.reply)
@@ -188,7 +188,7 @@ def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
     equal, most, enough = 0, 0, ENOUGH
     mine = {each.key for each in request.segments}
     for each in earlier:
-        common = common_characters(request, each.request)
+        common = _common_characters(request, each.request)
         alike = common + sum(size for key, size in each.says.items() if key in mine)
         if common > equal:
             begins_like, equal = each.request, common

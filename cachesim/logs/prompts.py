@@ -78,7 +78,7 @@ class Prompts:
         chat 3   <|im_start|> system <nl> Be kind ...
         chat 4   <|im_start|> system <nl> You write titles ...      cached 3, though no text matches
         """
-        first = opening_of(request)
+        first = _opening_of(request)
         if first not in self._openers:
             self._openers[first] = prompt
         elif prompt.equal_characters == 0 and 0 < (request.cached or 0) <= LONGEST_OPENING:
@@ -106,15 +106,15 @@ class Prompts:
     def _estimated(
         self, request: Recorded, earlier: Prompt | None, equal_characters: int
     ) -> Prompt:
-        first = opening_of(request)
+        first = _opening_of(request)
         opening = self._openings.get(first, 0)
         before: tuple[Anchor, ...] = ((0, opening),)
         begin = self._openers[first].rope if opening else Rope()
         if earlier is not None:
-            before = ((0, opening), *anchors_with_reply(earlier)[1:])
+            before = ((0, opening), *_anchors_with_reply(earlier)[1:])
             begin = earlier.whole
         characters = request.characters
-        equal = min(tokens_at(before, equal_characters), len(begin))
+        equal = min(_tokens_at(before, equal_characters), len(begin))
         total = request.prompt_tokens
         if total is None:
             total = equal + round((characters - equal_characters) * self.per_character) + 1
@@ -134,12 +134,12 @@ class Prompts:
             equal=equal,
             equal_characters=equal_characters,
             anchors=anchors,
-            user_starts=tuple(starts_of(request, anchors)),
+            user_starts=tuple(_starts_of(request, anchors)),
             how="assumed",
         )
 
 
-def opening_of(request: Recorded) -> str:
+def _opening_of(request: Recorded) -> str:
     """What decides how a template begins: whose text comes first."""
     return f"{request.segments[0].kind} {request.segments[0].role}" if request.segments else ""
 
@@ -149,7 +149,7 @@ def reply_of(request: Recorded) -> Rope:
     return Rope.of(2 * request.number + 1, request.generated or 0)
 
 
-def anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
+def _anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
     """Places in the text of a prompt and its reply, and among its tokens."""
     characters = sum(each.length for each in earlier.recorded.reply)
     if not characters:
@@ -158,7 +158,7 @@ def anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
     return (*earlier.anchors, (last + characters, tokens + len(earlier.reply)))
 
 
-def tokens_at(anchors: Sequence[Anchor], characters: int) -> int:
+def _tokens_at(anchors: Sequence[Anchor], characters: int) -> int:
     """How many tokens so many characters make."""
     low, tokens = anchors[0]
     for at, count in anchors:
@@ -179,12 +179,12 @@ def nearest(equal: int, total: int, most: int, cached: int | None) -> int:
     return min(cached, most) if near or cached > equal else equal
 
 
-def starts_of(request: Recorded, anchors: Sequence[Anchor]) -> list[int]:
+def _starts_of(request: Recorded, anchors: Sequence[Anchor]) -> list[int]:
     """Where the user's messages begin, in tokens."""
     found, at, before = [], 0, ""
     for each in request.segments:
         if each.role == "user" and each.part != before:
-            found.append(tokens_at(anchors, at))
+            found.append(_tokens_at(anchors, at))
         before = each.part
         at += each.length
     total = anchors[-1][1]

@@ -233,7 +233,7 @@ class TokenServer:
 LAUNCH, ACT, FINISH = "launch", "act", "finish"
 
 
-def is_timed(prompt: Prompt) -> bool:
+def _is_timed(prompt: Prompt) -> bool:
     """Whether it is known when a request came and when its answer ended."""
     return prompt.recorded.began is not None and prompt.recorded.seconds is not None
 
@@ -278,7 +278,7 @@ class Rerun:
 
     def add_all(self, prompts: Sequence[Prompt]) -> None:
         """Many requests: where the server can, those that were at work together are so again."""
-        if not isinstance(self.server, RopeServer) or not all(map(is_timed, prompts)):
+        if not isinstance(self.server, RopeServer) or not all(map(_is_timed, prompts)):
             for each in prompts:
                 self.add(each)
             return

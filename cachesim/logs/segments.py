@@ -100,7 +100,7 @@ def segments_of(request: object) -> list[Segment]:
     found = []
     tools = fields.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else [], 1):
-        found.append(Segment(f"tool {index}", "", "tool", canonical(tool)))
+        found.append(Segment(f"tool {index}", "", "tool", _canonical(tool)))
     if isinstance(fields.get("system"), str | list):  # as in Anthropic's messages
         found += _content("message 0", "system", fields["system"])
     if isinstance(fields.get("instructions"), str):  # as in OpenAI's responses
@@ -131,7 +131,7 @@ def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
     yield from _content(part, role, message.get("content"))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
-        yield Segment(part, role, "tool call", canonical(call))
+        yield Segment(part, role, "tool call", _canonical(call))
 
 
 def _item(part: str, item: Mapping[str, Any]) -> Iterator[Segment]:
@@ -146,7 +146,7 @@ def _item(part: str, item: Mapping[str, Any]) -> Iterator[Segment]:
         )
     else:
         role = "tool" if kind.endswith("_output") else "assistant"
-        yield Segment(part, role, "tool call", canonical(item))
+        yield Segment(part, role, "tool call", _canonical(item))
 
 
 def _content(part: str, role: str, content: object) -> Iterator[Segment]:
@@ -161,12 +161,12 @@ def _content(part: str, role: str, content: object) -> Iterator[Segment]:
         elif kind in {"thinking", "reasoning"}:
             yield Segment(part, role, "reasoning", str(piece.get("thinking", piece.get("text"))))
         elif kind in {"tool_use", "tool_result"}:
-            yield Segment(part, role, "tool call", canonical(piece))
+            yield Segment(part, role, "tool call", _canonical(piece))
         else:
-            yield Segment(part, role, "attachment", canonical(piece))
+            yield Segment(part, role, "attachment", _canonical(piece))
 
 
-def canonical(value: object) -> str:
+def _canonical(value: object) -> str:
     """JSON as it was sent: the order of keys counts, for a template prints them so."""
     try:
         return json.dumps(_shown(value), ensure_ascii=False, default=str)

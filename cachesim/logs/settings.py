@@ -300,7 +300,7 @@ def _batches(log: ServerLog) -> dict[str, Setting]:
         if whole is None or request.shifts:
             continue
         for place in {n for _, _, n in request.created}:
-            if is_usual_ubatch(whole - 4 - place):
+            if _is_usual_ubatch(whole - 4 - place):
                 distances[whole - 4 - place] += 1
     if distances:
         size, count = distances.most_common(1)[0]
@@ -309,7 +309,7 @@ def _batches(log: ServerLog) -> dict[str, Setting]:
     return {}
 
 
-def is_usual_ubatch(size: int) -> bool:
+def _is_usual_ubatch(size: int) -> bool:
     """A number that people give as a ubatch size, rather than the length of a message."""
     return size >= 8 and (size & (size - 1) == 0 or size % 64 == 0)
 

@@ -51,16 +51,16 @@ def told(
     return {
         "format": FORMAT,
         "log": {"sources": list(sources), "lines": lines, "known_lines": known_lines},
-        "servers": [server_entry(replay) for replay in replays],
-        "agreement": agreement_of(requests),
-        "totals": totals_of(requests),
+        "servers": [_server_entry(replay) for replay in replays],
+        "agreement": _agreement_of(requests),
+        "totals": _totals_of(requests),
         "causes": [each.as_dict() for each in groups],
         "requests": requests,
         "what_if": [],
     }
 
 
-def server_entry(replay: Replay) -> dict[str, Any]:
+def _server_entry(replay: Replay) -> dict[str, Any]:
     """One life of a server: what it is taken for, and how that is known."""
     settings = replay.settings
     return {
@@ -81,7 +81,7 @@ def server_entry(replay: Replay) -> dict[str, Any]:
         },
         "invented": len(replay.invented),
         "requests": len(replay.requests),
-        "missing": missing_of(replay),
+        "missing": _missing_of(replay),
     }
 
 
@@ -95,7 +95,7 @@ TOLD: Final[Mapping[str, str]] = {
 """What other engines print, and what would print more."""
 
 
-def missing_of(replay: Replay) -> list[str]:
+def _missing_of(replay: Replay) -> list[str]:
     """What the log does not say, and which flag would make the server print it."""
     settings = replay.settings
     if not settings.is_played:
@@ -163,10 +163,10 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             "prompt_tokens": lengths.prompt.how,
             "cached": lengths.cached.how,
             "processed": lengths.processed.how,
-            "slot": slot_known(observed),
+            "slot": _slot_known(observed),
             "common": each.common.how,
         },
-        "bounds": bounds_of({"prompt_tokens": lengths.prompt, "common": each.common}),
+        "bounds": _bounds_of({"prompt_tokens": lengths.prompt, "common": each.common}),
         "common": each.common.value,
         "common_with": each.holder,
         "equal": equal,
@@ -180,7 +180,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     }
 
 
-def slot_known(observed: Observed) -> str:
+def _slot_known(observed: Observed) -> str:
     """How a request's slot is known."""
     if observed.slot < 0:
         return "unknown"
@@ -196,7 +196,7 @@ def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     return losses, losses[0]["from"] if losses else None
 
 
-def bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
+def _bounds_of(numbers: Mapping[str, Known]) -> dict[str, list[int | None]]:
     """The bounds of numbers that are only known to lie within some."""
     return {name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"}
 
@@ -220,7 +220,7 @@ class States:
         return found
 
 
-def agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many requests the replay answers as the log says."""
     comparable = [each for each in requests if each["agrees"] is not None]
     return {
@@ -232,7 +232,7 @@ def agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Sums over all requests, as far as they are known."""
     return {
         "requests": len(requests),
@@ -248,7 +248,7 @@ def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]
     """Causes over all requests, largest first; a cause that wins tokens back counts against it."""
     groups: dict[str, Group] = {}
     for each in requests:
-        for loss in net_losses(each["why"]):
+        for loss in _net_losses(each["why"]):
             group = groups.setdefault(loss["rule"], Group(loss["rule"], engine=engine))
             group.tokens += loss["from"] - loss["to"]
             group.requests.append(each["number"])
@@ -256,7 +256,7 @@ def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]
     return sorted(groups.values(), key=lambda group: (-group.tokens, group.cause))
 
 
-def net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The losses that remain: what a later cause won back was not lost to the one before."""
     left: list[dict[str, Any]] = []
     for each in why:

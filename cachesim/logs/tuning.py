@@ -69,12 +69,12 @@ def tried(trial: Trial) -> Tried | None:
         changes=trial.changes,
         processed=came.processed,
         peak_bytes=came.peak_bytes,
-        context_bytes=context * bytes_per_token(trial.subject.spec, swa_full=full),
+        context_bytes=context * _bytes_per_token(trial.subject.spec, swa_full=full),
         failed=came.failed,
     )
 
 
-def bytes_per_token(spec: ModelSpec, *, swa_full: bool) -> int:
+def _bytes_per_token(spec: ModelSpec, *, swa_full: bool) -> int:
     """Bytes of one token's place in the context; a window's own cells are few."""
     kinds = {"attention", "window"} if swa_full else {"attention"}
     return sum(

@@ -38,7 +38,7 @@ def with_entries(
             bounds = counts_of(search.found_sim, whole)
             bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
             if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
-                yield entry, f"prompt cache entry {index}", narrowed(bounds, exact), True
+                yield entry, f"prompt cache entry {index}", _narrowed(bounds, exact), True
     best = max(search.compared, key=lambda each: each.lcp, default=None)
     if best is not None and best.lcp > 0:
         for index, entry in enumerate(parked):
@@ -66,7 +66,7 @@ def with_slot(request: Observed, whole: int, held: Rope, exact: Known) -> Iterat
     limit = Interval(0, min(whole, len(held)))
     bounds = (bounds or limit).meet(limit)
     if bounds is not None:
-        yield held, name, narrowed(bounds, exact), True
+        yield held, name, _narrowed(bounds, exact), True
         if exact.value is not None and exact.value not in bounds:
             yield held, name, bounds, False  # the request wanted nothing of the cache
 
@@ -91,7 +91,7 @@ def guessed(
             yield rope, name, Interval(cached, min(whole, len(rope))), True
 
 
-def narrowed(bounds: Interval, exact: Known) -> Interval:
+def _narrowed(bounds: Interval, exact: Known) -> Interval:
     """What is left of some bounds where more is known."""
     if exact.value is None:
         return bounds

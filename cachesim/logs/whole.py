@@ -70,7 +70,7 @@ def replays_of(
 ) -> list[Replay]:
     """Play what was read."""
     if not read.servers:
-        raise InputError(nothing_in(read))
+        raise InputError(_nothing_in(read))
     replays = []
     for server in read.servers:
         if wanted.chats:
@@ -99,7 +99,7 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     return told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
 
 
-def nothing_in(read: Read) -> str:
+def _nothing_in(read: Read) -> str:
     """Why a log cannot be used, and what would help."""
     names = ", ".join(read.sources)
     if read.foreign:

@@ -154,17 +154,17 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
     """
     if flags.newest or flags.wheel:
-        return real_newest(flags.wheel, workloads=flags.workloads, seed=flags.seed, table=table_of)
+        return real_newest(flags.wheel, workloads=flags.workloads, seed=flags.seed, table=_table_of)
     if flags.fit is not None:
         return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
     if flags.logs:
-        return real_logs(flags.release, seed=flags.seed, requests=flags.requests)
+        return _real_logs(flags.release, seed=flags.seed, requests=flags.requests)
     if flags.scenario is not None:
         return Stage(
             family=FAMILY,
             environment_for=environment_for,
             play=play_scenario,
-            table=scenario_table,
+            table=_scenario_table,
         ).play_named(flags.scenario)
     release = flags.release or USUAL
     return (
@@ -183,7 +183,7 @@ def proof_command(scenario: Scenario, profile: Profile, path: Path) -> str:
     return f"cachesim real {profile.engine} --scenario {path}"
 
 
-def real_logs(release: str, *, seed: int, requests: int) -> int:
+def _real_logs(release: str, *, seed: int, requests: int) -> int:
     """Logs of the real servers, replayed: a table of what was right."""
     columns = columns_of(as_release(release)) if release else COLUMNS
     try:
@@ -230,9 +230,9 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
             tally.count(played)
             if played.difference is not None and shown is None:
                 shown = pair.shrunk(played.difference)
-    out.print(table_of(release, flags.seed, tally))
+    out.print(_table_of(release, flags.seed, tally))
     if not flags.arrivals:
-        out.print(features_table(tally))
+        out.print(_features_table(tally))
         out.print(f"races, by another play of the same: {tally.races}")
     for each in unstarted:
         out.print(each, markup=False)
@@ -248,7 +248,7 @@ def _played_by(pair: SideBySide, flags: LlamaCppFlags) -> PlayDrawn:
     return pair.play_arrival if flags.arrivals else pair.play_random
 
 
-def scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
+def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Table:
     """What both servers answered, step by step.
 
     Beside `equal` stands the simulator's verdict on its own answer. `real answer` holds the real
@@ -285,7 +285,7 @@ def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def features_table(tally: Tally) -> Table:
+def _features_table(tally: Tally) -> Table:
     """How many requests agreed in the workloads that use a feature."""
     heads = ("workloads", "requests", "agreeing", "share")
     table = table_of_numbers("by what a workload uses", "feature", *heads)
@@ -296,7 +296,7 @@ def features_table(tally: Tally) -> Table:
     return table
 
 
-def table_of(release: str, seed: int, tally: Tally) -> Table:
+def _table_of(release: str, seed: int, tally: Tally) -> Table:
     """How many requests agreed, per preset."""
     title = f"llama.cpp {release} beside the simulator, seed {seed}"
     columns = {

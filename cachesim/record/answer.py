@@ -144,7 +144,7 @@ class AnswerReader:
         for each in entry if isinstance(entry, list) else [entry]:
             if isinstance(each, dict):
                 take(self.said, each)
-                self.said.ended |= not self.is_stream or is_last(each)
+                self.said.ended |= not self.is_stream or _is_last(each)
 
 
 def take(said: Said, entry: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
             if isinstance(source.get(key), str | int):
                 said.facts[key] = source[key]
     if "error" in entry:
-        said.error = error_of(entry["error"])
+        said.error = _error_of(entry["error"])
     for kind, text in texts(entry):
         room = MOST_REPLY - said.characters
         said.characters += len(text)
@@ -169,7 +169,7 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
             )
 
 
-def is_last(entry: Mapping[str, Any]) -> bool:
+def _is_last(entry: Mapping[str, Any]) -> bool:
     """Whether an event of a stream is its last one; llama-server's own say `stop`."""
     return entry.get("stop") is True or str(entry.get("type")) in LAST
 
@@ -239,7 +239,7 @@ def _of_block(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield kind, block[key]
 
 
-def error_of(error: object) -> str:
+def _error_of(error: object) -> str:
     """The server's short word for an error; its sentence may quote the prompt."""
     fields = mapping(error)
     for key in ("type", "code"):

@@ -173,10 +173,10 @@ class Asker:
             messages = [{"role": role, "content": text} for role, text in roles]
             shown = self._ask("POST", "/apply-template", {"messages": messages})
             text = shown.get("prompt") if isinstance(shown, dict) else None
-            mark = mark_in(text) if isinstance(text, str) else ""
+            mark = _mark_in(text) if isinstance(text, str) else ""
             found = self._tokenized(mark, first=False) if mark else None
             self._mark = np.zeros(0, dtype=np.int64) if found is None else found
-        return places_of(self._mark, ids)
+        return _places_of(self._mark, ids)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         """One question; None where there is no answer that can be used."""
@@ -199,7 +199,7 @@ class Asker:
             return await answer.json(content_type=None)
 
 
-def places_of(mark: Array, ids: Array) -> tuple[int, ...]:
+def _places_of(mark: Array, ids: Array) -> tuple[int, ...]:
     """Every place at which some tokens stand among others."""
     if not len(mark) or len(mark) > len(ids):
         return ()
@@ -207,7 +207,7 @@ def places_of(mark: Array, ids: Array) -> tuple[int, ...]:
     return tuple(int(at) for at in np.flatnonzero((windows == mark).all(axis=1)))
 
 
-def mark_in(text: str) -> str:
+def _mark_in(text: str) -> str:
     """The text before the first user's message that also stands before the second."""
     first, _, rest = text.partition(ONE)
     between = rest.partition(OTHER)[2].partition(THIRD)[0]

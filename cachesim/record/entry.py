@@ -73,7 +73,7 @@ def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> di
         "stream": request.get("stream") is True,
         "status": exchange.status,
         "bytes": {"request": exchange.body.size, "answer": exchange.answer.size},
-        "sampling": sampling_of(request),
+        "sampling": _sampling_of(request),
         "usage": numbers_of(said.usage),
         "timings": numbers_of({key: said.timings.get(key) for key in TOOK}),
         "first_byte_seconds": rounded(exchange.first_byte),
@@ -153,7 +153,7 @@ def shown(segment: Segment) -> dict[str, Any]:
     }
 
 
-def sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that matter for a cache, where they are numbers, yes or no, or a short word."""
     fields = {**mapping(request.get("chat_template_kwargs")), **request}
     return {

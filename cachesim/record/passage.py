@@ -112,7 +112,7 @@ class Passage:
                 number=next(self._numbers),
                 method=request.method,
                 path=request.path[:200],
-                client=client_of(request),
+                client=_client_of(request),
                 began=time.time(),
                 body=Body(encoding=request.headers.get("Content-Encoding", "")),
                 answer=AnswerReader(),
@@ -142,14 +142,14 @@ class Passage:
             async with self.session.request(
                 request.method,
                 self._target(request),
-                headers=passed_on(request.headers, OURS),
+                headers=_passed_on(request.headers, OURS),
                 data=_sent(request, exchange) if request.body_exists else None,
                 allow_redirects=False,
             ) as answer:
                 response = web.StreamResponse(
                     status=answer.status,
                     reason=answer.reason,
-                    headers=passed_on(answer.headers, frozenset()),
+                    headers=_passed_on(answer.headers, frozenset()),
                 )
                 self._theirs[response] = answer.headers
                 if exchange is not None:
@@ -179,7 +179,7 @@ class Passage:
         error: ClientError,
     ) -> web.StreamResponse:
         """The server went away: before its answer a 502, in the middle of it the same break."""
-        why = reason_of(error)
+        why = _reason_of(error)
         if exchange is not None:
             exchange.broken = why
         if response is not None and response.prepared:
@@ -253,7 +253,7 @@ def _watched(answer: ClientResponse) -> Iterator[None]:
         later.cancel()
 
 
-def passed_on(headers: CIMultiDictProxy[str], others: frozenset[str]) -> CIMultiDict[str]:
+def _passed_on(headers: CIMultiDictProxy[str], others: frozenset[str]) -> CIMultiDict[str]:
     """The headers of a message without those of its connection."""
     named = {
         name.strip().lower()
@@ -274,7 +274,7 @@ def refusal(status: int, kind: str, why: str) -> web.Response:
     return web.Response(status=status, text=text, content_type="application/json")
 
 
-def reason_of(error: ClientError) -> str:
+def _reason_of(error: ClientError) -> str:
     """What happened between recorder and server, in a few words."""
     if isinstance(error, ClientConnectionError):
         inner = getattr(error, "os_error", None)
@@ -282,7 +282,7 @@ def reason_of(error: ClientError) -> str:
     return f"the answer is no whole HTTP: {type(error).__name__}"
 
 
-def client_of(request: web.Request) -> str:
+def _client_of(request: web.Request) -> str:
     """The program that asks, by its own word, and its machine where that is another."""
     found = NAMES.match(request.headers.get("User-Agent", ""))
     name = found.group() if found else "unknown"

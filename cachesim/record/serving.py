@@ -68,7 +68,7 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
         except OSError as error:
             msg = f"--listen {plan.host}:{plan.port}: {error.strerror or error}"
             raise InputError(msg) from None
-        yield address_of(runner)
+        yield _address_of(runner)
     finally:
         await runner.cleanup()
         for session in sessions:
@@ -76,7 +76,7 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
         await passage.close()
 
 
-def address_of(runner: web.AppRunner) -> str:
+def _address_of(runner: web.AppRunner) -> str:
     """The address that clients are given."""
     host, port = runner.addresses[0][:2]
     return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"

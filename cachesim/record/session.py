@@ -136,7 +136,7 @@ class Session:
         action = acted(entry, number=exchange.number)
         self._actions.append(action)
         self._keep(entry)
-        self._view(row_of_action(exchange, action))
+        self._view(_row_of_action(exchange, action))
 
     def _keep(self, entry: Mapping[str, Any]) -> None:
         """Write a line, and say so once where that ends."""
@@ -191,7 +191,7 @@ class Session:
         return self._asker.tokens_of(exchange.path, request, own)
 
 
-def row_of_action(exchange: Exchange, action: SlotAction) -> Row:
+def _row_of_action(exchange: Exchange, action: SlotAction) -> Row:
     """What the live view shows of a slot that was saved, restored or erased."""
     return Row(
         number=exchange.number,

@@ -68,13 +68,13 @@ def _account(rows: Sequence[Compared]) -> Table:
     for row in rows:
         wrong = "" if row.wrong is None else str(row.wrong)
         size = "" if row.bytes is None else f"{row.bytes:,}"
-        told = row.problem or lost_to(row)
+        told = row.problem or _lost_to(row)
         cells = (_bar(row, most), Text(wrong, style="wrong" if row.wrong else ""), Text(size))
         table.add_row(Text(row.name), *cells, Text(told, style="quiet" if row.problem else "lost"))
     return table
 
 
-def lost_to(row: Compared) -> str:
+def _lost_to(row: Compared) -> str:
     """The causes that took most, with their tokens."""
     causes = sorted(row.lost.items(), key=lambda each: -each[1])
     named = [f"{cause} {count:,}" for cause, count in causes if count > 0]

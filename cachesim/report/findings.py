@@ -15,7 +15,7 @@ def one_scenario(
     scenario: Scenario, runs: Sequence[Run], *, source: str, width: int
 ) -> RenderableType:
     """The whole report of one scenario on one or several profiles."""
-    if not is_playable(scenario):
+    if not _is_playable(scenario):
         source = ""
     return Group(
         heading(scenario, runs),
@@ -26,7 +26,7 @@ def one_scenario(
     )
 
 
-def is_playable(scenario: Scenario) -> bool:
+def _is_playable(scenario: Scenario) -> bool:
     """Whether a real server can be asked the same: nothing in it depends on the clock."""
     return not any(
         step.turns is not None or step.do == "cancel" or step.messages for step in scenario.step

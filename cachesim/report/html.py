@@ -77,7 +77,7 @@ def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
     Runs that were not as expected come first, then those that show a wrong answer.
     """
     kept = list(range(len(runs)))
-    urgent = sorted(kept, key=lambda i: (runs[i].as_expected, not is_wrong(runs[i]), i))
+    urgent = sorted(kept, key=lambda i: (runs[i].as_expected, not _is_wrong(runs[i]), i))
     while True:
         try:
             return Fitted(page([runs[i] for i in kept], limit=limit), len(runs) - len(kept), "")
@@ -94,13 +94,13 @@ def _beginning(run: Run, error: TooLargeError, left_out: int, limit: int) -> Fit
     while steps > 1:
         steps = min(steps - 1, max(1, int(0.9 * steps * limit / error.size)))
         try:
-            return Fitted(page([run], limit=limit, steps=steps), left_out, cut_told(run, steps))
+            return Fitted(page([run], limit=limit, steps=steps), left_out, _cut_told(run, steps))
         except TooLargeError as again:
             error = again
     raise error
 
 
-def cut_told(run: Run, steps: int) -> str:
+def _cut_told(run: Run, steps: int) -> str:
     """Which steps a page has, and what may be missed."""
     others = run.steps[steps:]
     wrong = sum(step.answer == "diverged" for step in others)
@@ -114,7 +114,7 @@ def cut_told(run: Run, steps: int) -> str:
     )
 
 
-def is_wrong(run: Run) -> bool:
+def _is_wrong(run: Run) -> bool:
     """Whether any step shows a wrong answer."""
     return any(step.answer == "diverged" for step in run.steps)
 
@@ -138,7 +138,7 @@ def _entry(run: Run, steps: int | None) -> dict[str, Any]:
     shown = run if steps is None else beginning(run, steps)
     entry = shown.to_json() | {"picture": drawn(shown)}
     if steps is not None and steps < len(run.steps):
-        entry["cut"] = cut_told(run, steps)
+        entry["cut"] = _cut_told(run, steps)
     return entry
 
 

@@ -75,14 +75,14 @@ def _row(step: Step) -> str:
         f'<th scope="row">{escape(step.name)}</th>',
         f'<td class="n">{step.prompt_tokens}</td>',
         f'<td class="n">{count(step.cached)}</td>',
-        f"<td><code>{ribbon_letters(step)}</code></td>",
+        f"<td><code>{_ribbon_letters(step)}</code></td>",
         f"<td>{escape(answer)}</td>",
         f'<td class="n">{missed}</td>',
     )
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def ribbon_letters(step: Step) -> str:
+def _ribbon_letters(step: Step) -> str:
     """R reused, F foreign, r processed again, C computed: to scale where there are many."""
     if step.cached is None or not step.explanation:
         return ""

@@ -107,13 +107,13 @@ class LiveView:
         self._screen.file.flush()
 
     def _page(self) -> RenderableType:
-        return live_page(list(self._rows), self._totals, self._worst)
+        return _live_page(list(self._rows), self._totals, self._worst)
 
 
 LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
 
 
-def live_page(
+def _live_page(
     rows: Sequence[Row], totals: Mapping[str, int], worst: Sequence[Mapping[str, Any]]
 ) -> RenderableType:
     """The last requests, the totals, and what cost most."""
@@ -134,7 +134,7 @@ def live_page(
         )
     parts: list[RenderableType] = [table]
     if totals:
-        parts.append(Text(totals_line(totals), style="name"))
+        parts.append(Text(_totals_line(totals), style="name"))
     if worst:
         most = worst[0]
         times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
@@ -148,7 +148,7 @@ def live_page(
     return Group(*parts)
 
 
-def totals_line(totals: Mapping[str, int]) -> str:
+def _totals_line(totals: Mapping[str, int]) -> str:
     """All requests so far, in one line."""
     return (
         f"{totals['requests']:,} requests, {totals['prompt_tokens']:,} prompt tokens: "

@@ -50,13 +50,13 @@ def _heading(runs: Sequence[Run], index: int) -> Text:
 def step_lines(run: Run, step: Step, *, source: str) -> list[Line]:
     """Everything worth saying of one step, and how to prove a wrong answer on a real server."""
     lines = [(fact.word, fact.sentence) for fact in step.facts]
-    if step.answer == "diverged" and source and is_provable(run.profile):
+    if step.answer == "diverged" and source and _is_provable(run.profile):
         engine = run.profile.partition("@")[0]
         lines.append(("prove it", f"cachesim real {engine} --scenario {source}"))
     return lines
 
 
-def is_provable(text: str) -> bool:
+def _is_provable(text: str) -> bool:
     """Whether `cachesim real` plays scenarios on a profile: a release with a package, unpatched."""
     profile = Profile.parse(text)
     family = FAMILIES.get(profile.engine)

@@ -63,7 +63,7 @@ def moment(run: Run, index: int, state: State) -> Picture:
 
 def after(run: Run, index: int) -> Picture | None:
     """What the server holds after a step; nothing where that was not watched."""
-    state = state_after(run, index)
+    state = _state_after(run, index)
     return None if state is None else moment(run, index, state)
 
 
@@ -73,7 +73,7 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
     headings: list[tuple[int, str]] = []
     arrows: list[Arrow] = []
     for index, step in enumerate(run.steps):
-        state = state_after(run, index)
+        state = _state_after(run, index)
         if state is None:
             continue
         headings.append((len(rows), _heading(step)))
@@ -112,7 +112,7 @@ def _heading(step: Step) -> str:
     return f"{step.name}: {step.prompt_tokens} tokens, {step.cached} cached, {answer}"
 
 
-def state_after(run: Run, index: int) -> State | None:
+def _state_after(run: Run, index: int) -> State | None:
     """What the server held when a step was done, if it was watched."""
     detail = run.steps[index].detail
     if detail is None or run.detail is None:

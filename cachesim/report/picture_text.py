@@ -43,7 +43,7 @@ def blocks(
     picture: Picture, *, letter: Callable[[int], str] | None = None
 ) -> list[tuple[str, ...]]:
     """Each row as its label, its characters, and the marks below them where there are any."""
-    scale, writers = scale_of(picture), writers_of(picture.steps)
+    scale, writers = scale_of(picture), _writers_of(picture.steps)
     found = []
     for row in picture.rows:
         note = f" ({row.note})" if row.note else ""
@@ -72,7 +72,7 @@ def scale_of(picture: Picture) -> int:
 
 def legend(picture: Picture) -> list[str]:
     """What the characters mean, for pictures that name writers."""
-    scale, writers = scale_of(picture), writers_of(picture.steps)
+    scale, writers = scale_of(picture), _writers_of(picture.steps)
     pairs = zip(writers, picture.steps, strict=True)
     named = [name if sign == name else f"{sign} {name}" for sign, name in pairs]
     few = ", ".join(named[: len(ORDER)])
@@ -94,7 +94,7 @@ def _hang(held: list[str], branch: Branch, scale: int) -> None:
         held.insert(max(-(-branch.end // scale), branch.start // scale + 1), MARKS[branch.mark])
 
 
-def writers_of(steps: Sequence[str]) -> list[str]:
+def _writers_of(steps: Sequence[str]) -> list[str]:
     """A character for each step: the last of its name where these differ, else its number's."""
     last = [name[-1:] for name in steps]
     if len(set(last)) == len(last) and all(each.isalnum() for each in last):

@@ -87,7 +87,7 @@ def _facts(run: Run, index: int, scale: int) -> Iterator[tuple[str, RenderableTy
         more = len(step.checkpoints) > MOST_CHECKPOINTS
         yield "checkpoints", " ".join(["...", *shelf] if more else shelf)
     if step.prompt_cache:
-        yield "prompt cache", entries_text(step.prompt_cache)
+        yield "prompt cache", _entries_text(step.prompt_cache)
     if step.answer is not None:
         yield "answer", answer_text(step.answer)
     yield from ((each.word, each.sentence) for each in step.facts if each.word not in BEFORE)
@@ -106,7 +106,7 @@ def _ribbons(run: Run, index: int) -> Iterator[Parts]:
     yield from (_slot_parts(run, index, slot) for slot in step.slots)
 
 
-def entries_text(entries: Sequence[Mapping[str, Any]]) -> str:
+def _entries_text(entries: Sequence[Mapping[str, Any]]) -> str:
     """The parked conversations, oldest first."""
     return ", ".join(
         f"{each['n_tokens']} tokens"

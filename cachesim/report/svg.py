@@ -201,7 +201,7 @@ def axis_svg(wide: int) -> str:
 _ROUND: Final = tuple(digit * 10**power for power in range(9) for digit in (1, 2, 5))
 
 
-def tops_of(picture: Picture) -> tuple[list[int], int]:
+def _tops_of(picture: Picture) -> tuple[list[int], int]:
     """Where each row begins, and how high all is."""
     heads = dict(picture.headings)
     tops, y = [], 4
@@ -214,7 +214,7 @@ def tops_of(picture: Picture) -> tuple[list[int], int]:
 
 def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
     """Headings, rows, axis and arrows."""
-    tops, high = tops_of(picture)
+    tops, high = _tops_of(picture)
     heads = dict(picture.headings)
     gutter = GUTTER if picture.arrows else 0
     across = f'x="{gutter}%" width="{100 - gutter}%"'
@@ -251,7 +251,7 @@ def _arrow(arrow: Arrow, tops: list[int], gutter: int) -> str:
 
 def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = None) -> str:
     """A drawing for a page that has `STYLE`: as wide as there is room."""
-    _, high = tops_of(picture)
+    _, high = _tops_of(picture)
     return (
         f'<svg class="cs-pic" role="img" aria-labelledby="{uid}t {uid}d" width="100%"'
         f' height="{high}" xmlns="http://www.w3.org/2000/svg">'
@@ -265,7 +265,7 @@ def standalone(
     picture: Picture, *, width: int = 760, letter: Callable[[int], str] | None = None
 ) -> str:
     """A drawing as a file, on a ground of its own."""
-    _, high = tops_of(picture)
+    _, high = _tops_of(picture)
     edge = 14
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t d"'

@@ -130,11 +130,11 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
 
 def judge(played: Sequence[Played]) -> list[Judged]:
     """Good and bad releases; the best reuse in each step is that of those answering right."""
-    best = best_reuse(played)
-    return [judge_one(each, best) for each in played]
+    best = _best_reuse(played)
+    return [_judge_one(each, best) for each in played]
 
 
-def best_reuse(played: Sequence[Played]) -> dict[str, int]:
+def _best_reuse(played: Sequence[Played]) -> dict[str, int]:
     """The largest reuse of every step among the releases that answer it right."""
     best: dict[str, int] = {}
     for each in played:
@@ -144,7 +144,7 @@ def best_reuse(played: Sequence[Played]) -> dict[str, int]:
     return best
 
 
-def judge_one(played: Played, best: dict[str, int]) -> Judged:
+def _judge_one(played: Played, best: dict[str, int]) -> Judged:
     """One release, held against the best reuse of each step."""
     if played.refused:
         return Judged(played=played, state="-", why=played.refused)
@@ -162,14 +162,14 @@ def judge_one(played: Played, best: dict[str, int]) -> Judged:
 def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[TurningPoint]:
     """Every pair of neighbours that are not alike, with what was merged between them."""
     family = family_of(scenario.engine.name)
-    best = best_reuse([each.played for each in judged])
+    best = _best_reuse([each.played for each in judged])
     known = [each for each in judged if each.state != "-"]
     for one, other in pairwise(known):
         if one.is_like(other):
             continue
-        landed = landed_between(family, one.played.profile, other.played.profile)
-        tried = [patch_of(each.name, one, other, best, play) for each in landed]
-        tried += default_of(family, one, other, best, play)
+        landed = _landed_between(family, one.played.profile, other.played.profile)
+        tried = [_patch_of(each.name, one, other, best, play) for each in landed]
+        tried += _default_of(family, one, other, best, play)
         yield TurningPoint(
             before=one.played.profile,
             after=other.played.profile,
@@ -180,24 +180,24 @@ def turns(scenario: Scenario, judged: Sequence[Judged], play: Play) -> Iterator[
         )
 
 
-def landed_between(family: Family[Any, Any], before: str, after: str) -> list[Patch[Any]]:
+def _landed_between(family: Family[Any, Any], before: str, after: str) -> list[Patch[Any]]:
     """The merged changes that the younger release has and the older one has not."""
     names = family.names()
     between = names[names.index(before) + 1 : names.index(after) + 1]
     return [each for each in family.patches if each.landed in between]
 
 
-def patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play: Play) -> Cause:
+def _patch_of(name: str, one: Judged, other: Judged, best: dict[str, int], play: Play) -> Cause:
     """Whether a change alone turns the older release, or its absence the younger one."""
     forth, back = f"{one.played.profile}+{name}", f"{other.played.profile}-{name}"
     return Cause(
         patch=name,
-        laid=judge_one(play(forth), best).is_like(other),
-        taken_back=judge_one(play(back), best).is_like(one),
+        laid=_judge_one(play(forth), best).is_like(other),
+        taken_back=_judge_one(play(back), best).is_like(one),
     )
 
 
-def default_of(
+def _default_of(
     family: Family[Any, Any], one: Judged, other: Judged, best: dict[str, int], play: Play
 ) -> Iterator[Cause]:
     """The same for every flag whose default differs between the two."""
@@ -211,6 +211,6 @@ def default_of(
             yield Cause(
                 flag=option.name,
                 values=(was, now),
-                laid=judge_one(play(before, {option.name: now}), best).is_like(other),
-                taken_back=judge_one(play(after, {option.name: was}), best).is_like(one),
+                laid=_judge_one(play(before, {option.name: now}), best).is_like(other),
+                taken_back=_judge_one(play(after, {option.name: was}), best).is_like(one),
             )

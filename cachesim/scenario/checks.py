@@ -282,7 +282,7 @@ def _why_unanswered(name: str, names: Sequence[str], index: int, group: set[str]
     return f"{name + REPLY!r} is not known yet: step {name!r} {why}"
 
 
-def generated_at_most(step: Step, prompt: int, context: int) -> int:
+def _generated_at_most(step: Step, prompt: int, context: int) -> int:
     """How many tokens a step can add."""
     reply = len(step.reply) if isinstance(step.reply, tuple) else 0
     wanted = step.predict if step.predict is not None else reply or DEFAULT_PREDICT
@@ -299,7 +299,7 @@ def tokens_at_most(scenario: Scenario) -> Iterator[tuple[int, int]]:
     for index, step in enumerate(scenario.step):
         prompt = _length(step.prompt, lengths)
         prompt += sum(_content(each, lengths) for each in step.messages)
-        grown = generated_at_most(step, prompt, context) if step.do == "complete" else 0
+        grown = _generated_at_most(step, prompt, context) if step.do == "complete" else 0
         lengths[scenario.step_names[index] + REPLY] = grown
         yield prompt, grown
 

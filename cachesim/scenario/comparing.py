@@ -149,12 +149,12 @@ def _run(name: str, session: Session, *, verify: bool) -> tuple[Compared, Compar
         asked=asked,
         lost=lost,
         wrong=wrong if verify else None,
-        bytes=bytes_of(session.engine.held(), session.network.spec),
+        bytes=_bytes_of(session.engine.held(), session.network.spec),
     )
     return found, Compared(name=BOUND, cached=tuple(best), asked=asked)
 
 
-def bytes_of(held: Held, spec: ModelSpec) -> int | None:
+def _bytes_of(held: Held, spec: ModelSpec) -> int | None:
     """What an engine holds: keys and values in half precision, states in single, parked entries.
 
     None where it does not show what it holds.

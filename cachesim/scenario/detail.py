@@ -123,7 +123,7 @@ class Watcher:
                     ),
                     before=before,
                     at=tuple(at),
-                    logits=() if oracle is None else logits_of(record, oracle),
+                    logits=() if oracle is None else _logits_of(record, oracle),
                 )
             )
             before = at[-1] if at else before
@@ -140,7 +140,7 @@ def size_of(held: Held) -> int:
     return 1 + tokens + runs
 
 
-def logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
+def _logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
     """For each generated token what the server's row says, and what the cold one does."""
     reply = record.reply
     if reply is None or reply.error is not None or not reply.generated:
@@ -155,13 +155,13 @@ def logits_of(record: Record, oracle: Oracle) -> tuple[LogitRow, ...]:
             cached=int(network.sample(one)),
             cold=int(network.sample(other)),
             difference=float(network.difference(one, other)),
-            top=top_of(one, other),
+            top=_top_of(one, other),
         )
         for index, (one, other) in enumerate(rows)
     )
 
 
-def top_of(cached: Array, cold: Array) -> tuple[TopLogit, ...]:
+def _top_of(cached: Array, cold: Array) -> tuple[TopLogit, ...]:
     """The largest logits of both rows, largest cold one first; words of the ring have no order."""
     if not np.issubdtype(cold.dtype, np.floating):
         return ()

@@ -95,10 +95,10 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
     matches = get_common_prefix(fault.holds, fault.expected)
     position = matches if fault.place == "recurrent" else int(fault.position)
     if fault.place == "recurrent":
-        holds, expected = token_at(fault.holds, matches), token_at(fault.expected, matches)
+        holds, expected = _token_at(fault.holds, matches), _token_at(fault.expected, matches)
         history = fault.holds[: matches + 1]
     else:
-        holds, expected = token_at(fault.holds, -1), token_at(fault.expected, -1)
+        holds, expected = _token_at(fault.holds, -1), _token_at(fault.expected, -1)
         history = fault.holds
     return Culprit(
         layer=fault.layer,
@@ -120,7 +120,7 @@ def _leading(tokens: Tokens, padding: Token | None) -> int:
     return next((i for i, each in enumerate(tokens) if each != padding), len(tokens))
 
 
-def token_at(tokens: Tokens, index: int) -> int | None:
+def _token_at(tokens: Tokens, index: int) -> int | None:
     """The token at an index, if there is one."""
     return int(tokens[index]) if -len(tokens) <= index < len(tokens) else None
 

@@ -146,7 +146,7 @@ def removable(path: Place) -> Place:
     return path
 
 
-def is_too_deep(content: object) -> bool:
+def _is_too_deep(content: object) -> bool:
     """Whether tables and lists are nested deeper than any that means something."""
     level = [content]
     for _ in range(limits.DEPTH):
@@ -171,7 +171,7 @@ def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
     Where something is wrong the scenario is what the rest of the file says, good for further
     checks and for nothing else.
     """
-    if is_too_deep(mapping):
+    if _is_too_deep(mapping):
         return None, [Problem((), f"a scenario's tables are nested at most {limits.DEPTH} deep")]
     try:
         return CONVERTER.structure(mapping, Scenario), []

@@ -122,7 +122,7 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         why=() if reply is None else reply.losses,
         slot=as_json(record.slot),
         truncated=reply is not None and bool(reply.truncated),
-        checkpoints=checkpoints_of(record),
+        checkpoints=_checkpoints_of(record),
         prompt_cache=tuple(as_json(each) for each in record.snapshot.get("prompt_cache", ())),
         events=record.events,
         error=record.error,
@@ -137,11 +137,11 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         facts=(),
         drafted=None if reply is None else as_json(reply.drafted),
         accepted=None if reply is None else as_json(reply.accepted),
-        companion=slot_of(record).get("companion"),
+        companion=_slot_of(record).get("companion"),
     )
 
 
-def checkpoints_of(record: Record) -> tuple[Saved, ...]:
+def _checkpoints_of(record: Record) -> tuple[Saved, ...]:
     """The checkpoints of the slot that the step used."""
     return tuple(
         Saved(
@@ -150,11 +150,11 @@ def checkpoints_of(record: Record) -> tuple[Saved, ...]:
             n_tokens=int(each["n_tokens"]),
             bytes=each.get("bytes"),
         )
-        for each in slot_of(record).get("checkpoints", ())
+        for each in _slot_of(record).get("checkpoints", ())
     )
 
 
-def slot_of(record: Record) -> Mapping[str, Any]:
+def _slot_of(record: Record) -> Mapping[str, Any]:
     """The slot that the step used, as the server left it."""
     slots: Sequence[Mapping[str, Any]] = record.snapshot.get("slots", ())
     return next((each for each in slots if each.get("id") == record.slot), {})

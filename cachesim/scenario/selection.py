@@ -10,7 +10,7 @@ from cachesim.scenario.checks import capped, check
 from cachesim.scenario.format import Scenario
 
 
-def profile_for(scenario: Scenario, text: str) -> Profile | None:
+def _profile_for(scenario: Scenario, text: str) -> Profile | None:
     """The profile that a text names on this scenario; None where it is one of another engine."""
     engine = scenario.engine.name
     if "@" in text:
@@ -25,7 +25,7 @@ def profile_for(scenario: Scenario, text: str) -> Profile | None:
 
 def chosen_profiles(scenario: Scenario, wanted: Sequence[str]) -> list[Profile]:
     """Those of the wanted profiles that are of the scenario's engine."""
-    found = (profile_for(scenario, text) for text in wanted)
+    found = (_profile_for(scenario, text) for text in wanted)
     return [profile for profile in found if profile is not None]
 
 

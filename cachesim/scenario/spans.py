@@ -44,7 +44,7 @@ def drawn(seed: int, name: str, length: int, low: int, high: int) -> list[int]:
     return tokens
 
 
-def plain_tokens(vocabulary: int, *, thinks: bool = False) -> range:
+def _plain_tokens(vocabulary: int, *, thinks: bool = False) -> range:
     """The tokens that mean nothing to a server: no byte, no mark, no role."""
     if vocabulary <= FIRST_WORD:
         return range(vocabulary)
@@ -59,7 +59,7 @@ def draw_spans(
     vocabulary: int,
 ) -> dict[str, Tokens]:
     """The tokens of every span, drawn spans in the order of the file."""
-    plain = plain_tokens(vocabulary, thinks=tokenizer.template.thinks)
+    plain = _plain_tokens(vocabulary, thinks=tokenizer.template.thinks)
     firsts: set[int] = set()
     found: dict[str, Tokens] = {}
     for name, value in spans.items():

@@ -152,7 +152,7 @@ def _taken(
 # --- the verdict -----------------------------------------------------------------------------
 
 
-def fate_of(step: Step) -> Fate:
+def _fate_of(step: Step) -> Fate:
     """What a step came to."""
     if step.error is not None:
         known: Mapping[str, Fate] = {
@@ -172,7 +172,7 @@ def fate_of(step: Step) -> Fate:
 
 
 def _finding(step: Step, facts: Sequence[Fact], past: Past) -> Finding:
-    fate, index = fate_of(step), len(past.steps)
+    fate, index = _fate_of(step), len(past.steps)
     if fate in {"wrong", "by-design"}:
         at = next((i for i, each in enumerate(step.events) if each.name() in BROUGHT), None)
         where = (index, len(step.events) - 1 if at is None else at)

@@ -150,7 +150,7 @@ def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Co
         yield Coming(
             number=number,
             time=asked.time,
-            known=known.see(blocks_of(asked, unit, scale), asked.kept),
+            known=known.see(_blocks_of(asked, unit, scale), asked.kept),
             prompt=cast("Tokens", prompt),
             reply=cast("Tokens", reply),
         )
@@ -161,14 +161,14 @@ def scaled(
 ) -> Iterator[tuple[Asked, Rope, Rope]]:
     """Requests with their prompts and replies, every block a text of its own."""
     for number, each in enumerate(requests):
-        *whole, last = blocks_of(each, unit, scale)
+        *whole, last = _blocks_of(each, unit, scale)
         runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
         length = max(1, each.output // scale) if replies is None else replies
         told = Rope(each.reply) if each.reply and replies is None else None
         yield each, Rope(runs), told or Rope.of(REPLIES + number, length)
 
 
-def blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
+def _blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
     """A prompt's blocks, and how many tokens each has; the last one may be partly filled."""
     if asked.sizes is not None:
         return list(zip(asked.blocks, asked.sizes, strict=True))
@@ -238,7 +238,7 @@ def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Rep
     """A cache that keeps every token for ever; the last of a prompt is computed all the same."""
     found, known = Replayed(), Known(source.remember)
     for asked in requests:
-        blocks = blocks_of(asked, unit, source.scaling(unit))
+        blocks = _blocks_of(asked, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)
         equal = known.see(blocks, asked.kept)
         found.requests += 1

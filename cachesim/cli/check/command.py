@@ -81,7 +81,7 @@ def check(
         everything=everything,
         dask=dask,
     )
-    return carried_out(plan)
+    return _carried_out(plan)
 
 
 def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
@@ -90,7 +90,7 @@ def shape_for(settings: Sequence[str], *, goes_on: bool) -> Shape:
     return Shape(fixed=fixed, incidents=goes_on, chats=goes_on, cancels=not goes_on)
 
 
-def carried_out(plan: Plan) -> int:
+def _carried_out(plan: Plan) -> int:
     """Search or compare each profile; the worst status."""
     status = AS_EXPECTED
     if plan.against is not None:

@@ -71,7 +71,7 @@ def on_the_wheel(scenario: Scenario) -> bool:
     )
 
 
-def proven_on_the_wheel(found: Counterexample, profile: Profile) -> Word:
+def _proven_on_the_wheel(found: Counterexample, profile: Profile) -> Word:
     """Play it on the release's wheel: the answer against a cold one, or the process's end."""
     try:
         played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
@@ -91,7 +91,7 @@ def proven_on_the_wheel(found: Counterexample, profile: Profile) -> Word:
     return Word(confirmed=at.proof.wrong, seen=seen)
 
 
-def on_the_package(scenario: Scenario) -> bool:
+def _on_the_package(scenario: Scenario) -> bool:
     """Whether the real mlx-lm plays a workload."""
     try:
         playable_family(scenario)
@@ -100,7 +100,7 @@ def on_the_package(scenario: Scenario) -> bool:
     return True
 
 
-def proven_on_the_package(found: Counterexample, profile: Profile) -> Word:
+def _proven_on_the_package(found: Counterexample, profile: Profile) -> Word:
     """Play it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
     try:
         played = play_mlx_scenario(found.scenario, profile.release)
@@ -120,7 +120,7 @@ PROVERS: Final[Mapping[str, Prover]] = {
         kinds=("slot file", "trips", "trips"),
         chats=False,  # the server renders them itself, and keeps its slot to itself
         fits=on_the_wheel,
-        prove=proven_on_the_wheel,
+        prove=_proven_on_the_wheel,
         ready=lambda release: llama_environment(release).ready(),
     ),
     MLX_LM.name: Prover(
@@ -128,8 +128,8 @@ PROVERS: Final[Mapping[str, Prover]] = {
         models=("swa", "recurrent", "hybrid", "hybrid-delta"),
         kinds=("long reply",),
         sizes=((16, 12), (8, 80), (16, 12)),
-        fits=on_the_package,
-        prove=proven_on_the_package,
+        fits=_on_the_package,
+        prove=_proven_on_the_package,
         ready=lambda release: mlx_environment(release).ready(),
     ),
 }

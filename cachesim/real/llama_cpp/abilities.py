@@ -32,16 +32,16 @@ class Abilities:
     @property
     def presets(self) -> tuple[str, ...]:
         """What it loads."""
-        build = build_of(self.release)
+        build = _build_of(self.release)
         return tuple(preset for preset, first in PRESETS.items() if first <= build)
 
 
-def build_of(release: Release) -> int:
+def _build_of(release: Release) -> int:
     """The number of a build: 9538 for b9538."""
     return int(release.removeprefix("b"))
 
 
 def nearest_release(release: Release) -> Release:
     """The known release that describes a build best: the last one until then, else the first."""
-    until = [name for name in FAMILY.names() if build_of(name) <= build_of(release)]
+    until = [name for name in FAMILY.names() if _build_of(name) <= _build_of(release)]
     return until[-1] if until else FAMILY.names()[0]

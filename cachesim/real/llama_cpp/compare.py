@@ -252,7 +252,7 @@ def _whole_groups(workload: Workload, least: int) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def drafts_at(workload: Workload) -> bool:
+def _drafts_at(workload: Workload) -> bool:
     """True where a companion drafts."""
     return drafting(workload.options)
 
@@ -275,7 +275,7 @@ def first_difference(
             return None
         simulated = simulator.ask(group, real)
         for offset in _differing(
-            real, simulated, drafting=drafts_at(workload), parent=group[0].completions > 1
+            real, simulated, drafting=_drafts_at(workload), parent=group[0].completions > 1
         ):
             return Difference(
                 workload=workload,

@@ -168,7 +168,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     names = Abilities(wheel).presets
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
     out = console()
-    out.print(agreement_table(release, found))
+    out.print(_agreement_table(release, found))
     agree = all(each.agrees for each in found)
     if any(PRESETS[name].mtp_depth for name in names):
         pairs = compare_drafts(wheel, prompts=prompts, seed=seed)
@@ -178,7 +178,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
     return 0 if agree else 1
 
 
-def agreement_table(release: str, found: Sequence[Agreement]) -> Table:
+def _agreement_table(release: str, found: Sequence[Agreement]) -> Table:
     """One line per preset."""
     table = Table(title=f"distance of log probabilities from llama.cpp {release}", title_style="")
     heads = ("equal replies", "largest", "typical", "real, itself", "allowed", "")

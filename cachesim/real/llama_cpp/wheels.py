@@ -38,7 +38,7 @@ def wheel_named(name: str) -> Wheel:
         if name == each.name and each.package is not None:
             return Wheel(release=name, version=each.package.version)
     if re.fullmatch(r"b\d+", name):
-        for wheel in on_the_registry():
+        for wheel in _on_the_registry():
             if wheel.release == name:
                 return wheel
     msg = (
@@ -50,10 +50,10 @@ def wheel_named(name: str) -> Wheel:
 
 def newest_wheel() -> Wheel:
     """The newest one that the registry has."""
-    return on_the_registry()[0]
+    return _on_the_registry()[0]
 
 
-def on_the_registry() -> tuple[Wheel, ...]:
+def _on_the_registry() -> tuple[Wheel, ...]:
     """Every wheel whose version names its build, the newest first."""
     shapes = ((version, _VERSION.fullmatch(version)) for version in versions_of(PACKAGE))
     return tuple(

@@ -84,7 +84,7 @@ class CachePlayer:
         for slot in op["slots"]:
             cache[slot] = absorbed(cache[slot], slot, tokens, mask)
         cache.advance(tokens.shape[1])
-        return mask_as_text(mask)
+        return _mask_as_text(mask)
 
     def _trim(self, op: Operation) -> int:
         count: int = self._object(op).trim(op["n"])
@@ -117,7 +117,7 @@ class CachePlayer:
         }
 
     def _state(self, op: Operation) -> Json:
-        return state_shape(self._object(op).state)
+        return _state_shape(self._object(op).state)
 
     def _mask(self, op: Operation) -> Json:
         cache = self._object(op)
@@ -125,7 +125,7 @@ class CachePlayer:
             mask = cache.make_mask(op["n"], window_size=op["window"], return_array=op["array"])
         else:
             mask = cache.make_mask(op["n"])
-        return mask_as_text(mask)
+        return _mask_as_text(mask)
 
     def _merge(self, op: Operation) -> None:
         caches = self._objects(op)
@@ -176,7 +176,7 @@ def written(buffer: Array) -> list[str]:
     return [write_row([int(token) for token in row[0, :, 0]]) for row in buffer]
 
 
-def mask_as_text(mask: Mask) -> Json:
+def _mask_as_text(mask: Mask) -> Json:
     """A mask as vectors write it: 1 is visible."""
     if not isinstance(mask, np.ndarray):
         return mask
@@ -189,12 +189,12 @@ def _bits(mask: Array) -> Json:
     return [_bits(row) for row in mask]
 
 
-def state_shape(state: State) -> Json:
+def _state_shape(state: State) -> Json:
     """A state with every array replaced by its shape."""
     if isinstance(state, np.ndarray):
         return {"array": list(state.shape)}
     if isinstance(state, list | tuple):
-        return [state_shape(each) for each in state]
+        return [_state_shape(each) for each in state]
     return state
 
 

@@ -67,7 +67,7 @@ def compare_classes(release: str, seed: int, sequences: int) -> Agreement:
     return agreement
 
 
-def has_trie(release: str) -> bool:
+def _has_trie(release: str) -> bool:
     """True where prompts are kept in a trie of its own class (#1072)."""
     order = FAMILY.names()
     return order.index(release) >= order.index("0.31.2")
@@ -76,7 +76,7 @@ def has_trie(release: str) -> bool:
 def draw(release: str, seed: int, number: int) -> Sequenced:
     """One sequence: the groups take turns, the store comes up as often as three classes."""
     kinds = [*GROUPS, "store", "store", "store"]
-    if has_trie(release):
+    if _has_trie(release):
         kinds.append("trie")
     kind = kinds[number % len(kinds)]
     random = Random(f"{seed}/{number}")

@@ -85,7 +85,7 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             family=FAMILY,
             environment_for=environment_for,
             play=play_mlx_scenario,
-            table=scenario_table,
+            table=_scenario_table,
         ).play_named(flags.scenario)
     try:
         environment_for(flags.release).ready()
@@ -96,7 +96,7 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
 
 def _logits(flags: MlxFlags) -> int:
     found = compare_mlx_logits(flags.release, seed=flags.seed)
-    console().print(logits_table(flags.release, found))
+    console().print(_logits_table(flags.release, found))
     return 0 if all(each.agrees for each in found) else 1
 
 
@@ -110,8 +110,8 @@ def _random(flags: MlxFlags) -> int:
     )
     out = console()
     if classes.operations:
-        out.print(classes_table(classes, flags.seed))
-    out.print(server_table(served, flags.seed))
+        out.print(_classes_table(classes, flags.seed))
+    out.print(_server_table(served, flags.seed))
     for line in differences(classes, served):
         out.print(line)
     agree = not classes.differences and served.difference is None
@@ -135,7 +135,7 @@ def _newest(flags: MlxFlags) -> int:
     return status
 
 
-def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
+def _scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Table:
     """What both servers say, step by step."""
     title = f"{name} on mlx-lm {release}"
     table = Table(title=title, title_style="")
@@ -152,7 +152,7 @@ def scenario_table(name: str, release: str, steps: Sequence[ScenarioStep]) -> Ta
     return table
 
 
-def classes_table(agreement: Agreement, seed: int) -> Table:
+def _classes_table(agreement: Agreement, seed: int) -> Table:
     """How many operations on the real classes came out alike, per group."""
     title = f"mlx-lm {agreement.release}: cache classes and store, seed {seed}"
     columns = {
@@ -163,7 +163,7 @@ def classes_table(agreement: Agreement, seed: int) -> Table:
     return table_of_counts(title, "group", columns)
 
 
-def server_table(agreement: ServerAgreement, seed: int) -> Table:
+def _server_table(agreement: ServerAgreement, seed: int) -> Table:
     """How many requests to the real server came out alike, per model."""
     title = f"mlx-lm {agreement.release}: server, seed {seed}"
     columns = {
@@ -176,7 +176,7 @@ def server_table(agreement: ServerAgreement, seed: int) -> Table:
     return table_of_counts(title, "model", columns)
 
 
-def logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
+def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
     """How far logits lie apart at most, per family: of cold prompts, and of padded batches."""
     title = f"mlx-lm {release}: logits with the same weights"
     heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")

@@ -30,7 +30,7 @@ class ModelClass:
     changes: Mapping[str, Any]  # what the class has otherwise than the preset
 
 
-def transformer(spec: ModelSpec, weights: Weights) -> Weights:
+def _transformer(spec: ModelSpec, weights: Weights) -> Weights:
     """Embedding, attention, MLP and norms under the names of Llama and its relatives."""
     named = {
         "model.embed_tokens.weight": weights["token_embd.weight"],
@@ -62,9 +62,9 @@ LAYER: Final = {
 }
 
 
-def of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
     """Four norms a layer; every norm weight is one less."""
-    named = transformer(spec, weights)
+    named = _transformer(spec, weights)
     for layer in range(len(spec.layers)):
         ours, theirs = f"blk.{layer}.", f"model.layers.{layer}."
         named[f"{theirs}post_attention_layernorm.weight"] = weights[
@@ -75,18 +75,18 @@ def of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
     return {name: tensor - 1 if "norm" in name else tensor for name, tensor in named.items()}
 
 
-def of_llama4(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_llama4(spec: ModelSpec, weights: Weights) -> Weights:
     """As Llama, inside a model that may see pictures."""
-    named = transformer(spec, weights).items()
+    named = _transformer(spec, weights).items()
     return {
         f"language_model.{name}".replace(".mlp.", ".feed_forward."): tensor
         for name, tensor in named
     }
 
 
-def of_granite(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_granite(spec: ModelSpec, weights: Weights) -> Weights:
     """Mamba-2 mixers beside attention that rotates halves."""
-    named = transformer(spec, weights)
+    named = _transformer(spec, weights)
     for layer, kind in enumerate(spec.layers):
         theirs = f"model.layers.{layer}."
         if kind == "ssm":
@@ -94,13 +94,13 @@ def of_granite(spec: ModelSpec, weights: Weights) -> Weights:
         else:
             for name in ("q", "k"):
                 key = f"{theirs}self_attn.{name}_proj.weight"
-                named[key] = as_halves(named[key], spec.head_size)
+                named[key] = _as_halves(named[key], spec.head_size)
     return named
 
 
-def of_mamba2(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_mamba2(spec: ModelSpec, weights: Weights) -> Weights:
     """Mixers alone."""
-    named = of_mamba2_ends(weights)
+    named = _of_mamba2_ends(weights)
     for layer in range(len(spec.layers)):
         theirs = f"backbone.layers.{layer}."
         named[f"{theirs}norm.weight"] = weights[f"blk.{layer}.attn_norm.weight"]
@@ -108,7 +108,7 @@ def of_mamba2(spec: ModelSpec, weights: Weights) -> Weights:
     return named
 
 
-def of_mamba2_ends(weights: Weights) -> Weights:
+def _of_mamba2_ends(weights: Weights) -> Weights:
     """Embedding, last norm and head under the names of Mamba-2 and its kin."""
     return {
         "backbone.embeddings.weight": weights["token_embd.weight"],
@@ -132,16 +132,16 @@ def mixer(weights: Weights, layer: int, theirs: str) -> Weights:
     }
 
 
-def of_qwen3_5(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_qwen3_5(spec: ModelSpec, weights: Weights) -> Weights:
     """Gated delta nets; value heads stand by key head, where GGUF files let them take turns."""
-    named = transformer(spec, weights)
+    named = _transformer(spec, weights)
     for layer, kind in enumerate(spec.layers):
         if kind == "delta":
-            named |= delta_net(spec, weights, layer)
+            named |= _delta_net(spec, weights, layer)
     return {f"language_model.{name}": tensor for name, tensor in named.items()}
 
 
-def delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
+def _delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
     """One gated delta net."""
     ours, theirs = f"blk.{layer}.", f"model.layers.{layer}.linear_attn."
     turns = spec.state_heads // spec.groups
@@ -162,9 +162,9 @@ def delta_net(spec: ModelSpec, weights: Weights, layer: int) -> Weights:
     }
 
 
-def of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
     """One block per layer, whatever it is made of."""
-    named = of_mamba2_ends(weights)
+    named = _of_mamba2_ends(weights)
     for layer, kind in enumerate(spec.layers):
         ours, theirs = f"blk.{layer}.", f"backbone.layers.{layer}."
         named[f"{theirs}norm.weight"] = weights[f"{ours}attn_norm.weight"]
@@ -177,30 +177,30 @@ def of_nemotron_h(spec: ModelSpec, weights: Weights) -> Weights:
     return named
 
 
-def of_qwen3_next(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_qwen3_next(spec: ModelSpec, weights: Weights) -> Weights:
     """As Qwen 3.5, with all projections of a key head side by side: q, k, v, z and b, a."""
-    named = transformer(spec, weights)
+    named = _transformer(spec, weights)
     for layer, kind in enumerate(spec.layers):
         if kind != "delta":
             continue
         theirs = f"model.layers.{layer}.linear_attn."
-        parts = delta_net(spec, weights, layer)
+        parts = _delta_net(spec, weights, layer)
         qkv, keys = parts.pop(f"{theirs}in_proj_qkv.weight"), spec.groups * spec.state_size
         projected = (*np.split(qkv, [keys, 2 * keys]), parts.pop(f"{theirs}in_proj_z.weight"))
         gates = [parts.pop(f"{theirs}in_proj_{name}.weight") for name in ("b", "a")]
-        parts[f"{theirs}in_proj_qkvz.weight"] = by_key_head(spec, projected)
-        parts[f"{theirs}in_proj_ba.weight"] = by_key_head(spec, gates)
+        parts[f"{theirs}in_proj_qkvz.weight"] = _by_key_head(spec, projected)
+        parts[f"{theirs}in_proj_ba.weight"] = _by_key_head(spec, gates)
         named |= parts
     return named
 
 
-def by_key_head(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
+def _by_key_head(spec: ModelSpec, parts: Sequence[Tensor]) -> Tensor:
     """Rows of several projections, those of the first key head first."""
     heads = [part.reshape(spec.groups, -1, part.shape[1]) for part in parts]
     return np.concatenate(heads, axis=1).reshape(-1, parts[0].shape[1])
 
 
-def of_lfm2(spec: ModelSpec, weights: Weights) -> Weights:
+def _of_lfm2(spec: ModelSpec, weights: Weights) -> Weights:
     """Short convolutions beside attention, under LFM2's own names."""
     named = {
         "model.embed_tokens.weight": weights["token_embd.weight"],
@@ -235,7 +235,7 @@ LFM2_LAYER: Final = {
 }
 
 
-def as_halves(tensor: Tensor, size: int) -> Tensor:
+def _as_halves(tensor: Tensor, size: int) -> Tensor:
     """Rows of heads that rotate neighbours, in the order of those that rotate halves."""
     order = np.concatenate((np.arange(0, size, 2), np.arange(1, size, 2)))
     return tensor.reshape(-1, size, tensor.shape[1])[:, order].reshape(tensor.shape)
@@ -251,17 +251,17 @@ CHUNKED: Final = {
 """Llama 4's layers."""
 
 CLASSES: Final[Mapping[str, ModelClass]] = {
-    "llama": ModelClass("dense", arguments.llama, transformer, {}),
-    "gemma3_text": ModelClass("swa", arguments.gemma3, of_gemma, {}),
-    "llama4": ModelClass("dense", arguments.llama4, of_llama4, CHUNKED),
-    "mamba2": ModelClass("recurrent", arguments.mamba2, of_mamba2, {"groups": 1}),
-    "granitemoehybrid": ModelClass("hybrid", arguments.granite, of_granite, {"groups": 1}),
+    "llama": ModelClass("dense", arguments.llama, _transformer, {}),
+    "gemma3_text": ModelClass("swa", arguments.gemma3, _of_gemma, {}),
+    "llama4": ModelClass("dense", arguments.llama4, _of_llama4, CHUNKED),
+    "mamba2": ModelClass("recurrent", arguments.mamba2, _of_mamba2, {"groups": 1}),
+    "granitemoehybrid": ModelClass("hybrid", arguments.granite, _of_granite, {"groups": 1}),
     "nemotron_h": ModelClass(
-        "hybrid", arguments.nemotron_h, of_nemotron_h, {"mlp_width": 0, "rope": "none"}
+        "hybrid", arguments.nemotron_h, _of_nemotron_h, {"mlp_width": 0, "rope": "none"}
     ),
-    "qwen3_5": ModelClass("hybrid-delta", arguments.qwen3_5, of_qwen3_5, {}),
-    "qwen3_next": ModelClass("hybrid-delta", arguments.qwen3_next, of_qwen3_next, {}),
-    "lfm2": ModelClass("hybrid-swa", arguments.lfm2, of_lfm2, {"tied_head": True}),
+    "qwen3_5": ModelClass("hybrid-delta", arguments.qwen3_5, _of_qwen3_5, {}),
+    "qwen3_next": ModelClass("hybrid-delta", arguments.qwen3_next, _of_qwen3_next, {}),
+    "lfm2": ModelClass("hybrid-swa", arguments.lfm2, _of_lfm2, {"tied_head": True}),
 }
 """Model family -> how a toy becomes one. Most mixers of mlx-lm norm all channels at once, so there
 they have one group; its LFM2 has no window, and none of its classes has an MTP head."""

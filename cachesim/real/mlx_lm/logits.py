@@ -134,7 +134,7 @@ def _compare(
     distances, wrong = [0.0], 0
     for each, rows in zip(planted, real["batches"], strict=True):
         try:
-            played = play_planted(release, spec, each)
+            played = _play_planted(release, spec, each)
         except UpstreamRaise as error:
             distances.append(0.0 if rows == name_of(error) else math.inf)
             continue
@@ -153,7 +153,7 @@ def _compare(
     )
 
 
-def play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
+def _play_planted(release: str, spec: ModelSpec, planted: Planted) -> Array:
     """A batch on the port: logits of every step and sequence, (steps, sequences, vocabulary)."""
     profile = Profile("mlx-lm", release)
     rules = FAMILY.rules(profile)

@@ -195,7 +195,7 @@ def _is_set_on(release: str, name: str) -> bool:
     return name == "prompt_cache_size" or release in FAMILY.having(FAMILY.option(name))
 
 
-def reads_beyond(release: str, family: str) -> bool:
+def _reads_beyond(release: str, family: str) -> bool:
     """Whether a short step makes the class read whatever memory lies beyond its own.
 
     Before #1072 the lengths of a batch are those of whole rests, and a chunked scan that is told
@@ -206,7 +206,7 @@ def reads_beyond(release: str, family: str) -> bool:
     return told and not FAMILY.release(release).rules.server.segments
 
 
-def joins_by_chance(release: str, family: str) -> bool:
+def _joins_by_chance(release: str, family: str) -> bool:
     """Whether a fresh row that joins a prefill gets whatever memory lies beyond the batch.
 
     In 0.31.2 a recurrent batch does not grow by such a row (#1169), and the array library does not
@@ -252,7 +252,7 @@ def draw_workload(
         if random.random() < 0.25
         and _is_set_on(release, name)
         and not (name == "prompt_cache_bytes" and family in OTHERS)
-        and not (name == "prefill_step_size" and reads_beyond(release, family))
+        and not (name == "prefill_step_size" and _reads_beyond(release, family))
     }
     if family in PACKABLE and _is_set_on(release, "kv_bits") and random.random() < 0.2:
         model["head_size"] = 64  # groups are never smaller than 32 numbers
@@ -267,7 +267,7 @@ def draw_workload(
     for request in (each for group in steps for each in group):
         for name in lacking:
             request.pop(name, None)
-    if joins_by_chance(release, family):
+    if _joins_by_chance(release, family):
         options.pop("prompt_concurrency", None)
         for request in (each for group in steps for each in group):
             request.pop("at", None)

@@ -73,7 +73,7 @@ class StorePlayer:
         shown: dict[str, Json] = {
             "rest": write_row(rest),
             "cached": len(key) - len(rest),
-            "layers": None if cache is None else [layer_shown(each) for each in cache],
+            "layers": None if cache is None else [_layer_shown(each) for each in cache],
         }
         if cache is not None:
             shown["same_object_as"] = self.tags[id(cache)] if id(cache) in known else None
@@ -90,7 +90,7 @@ class StorePlayer:
         if op["exact"]:
             cut(cache)
         self._built(cache, op["tag"])
-        shown["inserted"] = [layer_shown(each) for each in cache]
+        shown["inserted"] = [_layer_shown(each) for each in cache]
         self.store.insert_cache(op["model"], [*key, *reply], cache, cache_type=op["type"])
         return shown
 
@@ -102,7 +102,7 @@ class StorePlayer:
         self.store.trim_to(**limits)
 
     def _search(self, op: Operation) -> Json:
-        return result_shown(self.store.search(op["model"], read_row(op["key"])))
+        return _result_shown(self.store.search(op["model"], read_row(op["key"])))
 
     def _snapshot(self) -> Json:
         items = self.store.trie.items()
@@ -153,10 +153,10 @@ class TriePlayer:
             return self.trie.pop(op["model"], key)
         if op["op"] == "pop_prefixes":
             return [list(pair) for pair in self.trie.pop_prefixes(op["model"], key)]
-        return result_shown(self.trie.search(op["model"], key))
+        return _result_shown(self.trie.search(op["model"], key))
 
 
-def result_shown(found: PromptTrieResult) -> Json:
+def _result_shown(found: PromptTrieResult) -> Json:
     """A search result as vectors write it."""
     shown = {
         name: None if getattr(found, name) is None else write_row(getattr(found, name))
@@ -197,7 +197,7 @@ def cut(cache: Sequence[LayerCache]) -> None:
             layer.values = layer.values[:, :, : layer.offset].copy()
 
 
-def layer_shown(layer: LayerCache) -> dict[str, Json]:
+def _layer_shown(layer: LayerCache) -> dict[str, Json]:
     """What a vector says of one layer of a stored prompt cache."""
     shown: dict[str, Json] = {"class": type(layer).__name__}
     if isinstance(layer, ArraysCache):

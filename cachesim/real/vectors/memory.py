@@ -142,7 +142,7 @@ class MemoryPlayer:
         ids = range(self.n_seq_max)
         state: JsonObject = {"pos": [[context.seq_pos_min(s), context.seq_pos_max(s)] for s in ids]}
         for name, cache in self.parts.caches.items():
-            state[name] = [stream_state(cache, stream) for stream in range(len(cache.streams))]
+            state[name] = [_stream_state(cache, stream) for stream in range(len(cache.streams))]
         if self.parts.recurrent is not None:
             state["recurrent"] = recurrent_state(self.parts.recurrent)
         return state
@@ -197,7 +197,7 @@ def told(ubatch: Ubatch, store: UbatchStore | None) -> JsonObject:
     return entry
 
 
-def stream_state(cache: AttentionCache, stream: int) -> JsonObject:
+def _stream_state(cache: AttentionCache, stream: int) -> JsonObject:
     """One stream: its head and its non-empty cells."""
     cells = cache.streams.cells[stream]
     return {

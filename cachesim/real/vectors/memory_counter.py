@@ -67,7 +67,7 @@ class CounterNetwork:
         return
 
 
-def counter_shapes(layers: Mapping[str, int]) -> tuple[LayerShape, ...]:
+def _counter_shapes(layers: Mapping[str, int]) -> tuple[LayerShape, ...]:
     """Layers of width 1, as many per part as asked for."""
     places: tuple[tuple[str, Place], ...] = (
         ("kv", "attention"),
@@ -95,7 +95,7 @@ def counter_context(memory: Mapping[str, Any], rules: MemoryRules) -> Context:
     if sum(memory["layers"].values()) > LAYERS:
         msg = f"layers: {memory['layers']}; {LAYERS:,} are the most"
         raise ValueError(msg)
-    shapes = counter_shapes(memory["layers"])
+    shapes = _counter_shapes(memory["layers"])
     return Context(
         CounterNetwork(shapes),
         _memory(memory, shapes, rules),

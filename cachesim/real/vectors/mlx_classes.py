@@ -20,7 +20,7 @@ class Player(Protocol):
         ...
 
 
-def player_for(line: Mapping[str, Any]) -> Player:
+def _player_for(line: Mapping[str, Any]) -> Player:
     """Fresh objects of the release that a sequence was recorded with."""
     release = line["version"]
     try:
@@ -37,7 +37,7 @@ def player_for(line: Mapping[str, Any]) -> Player:
 
 def played(line: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
     """The port's results of a sequence, in the form of the recorded ones."""
-    player = player_for(line)
+    player = _player_for(line)
     for op in line["ops"]:
         yield json.loads(json.dumps(player.play(op)))
 
@@ -45,22 +45,22 @@ def played(line: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
 def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     """The first operation that differs; None if every one is equal, those after exceptions too."""
     for step, (expected, actual) in enumerate(zip(line["results"], played(line), strict=True)):
-        if either_way(expected) != either_way(actual):
+        if _either_way(expected) != _either_way(actual):
             return Mismatch(step=step, expected=expected, actual=actual)
     return None
 
 
-def either_way(result: Json) -> Json:
+def _either_way(result: Json) -> Json:
     """A result in one way of writing, where recorders have two.
 
     A mask without columns has no row to show, as an empty text or an empty list. A chunked cache
     that holds nothing starts at 0, said or not.
     """
     if isinstance(result, list):
-        return [either_way(each) for each in result]
+        return [_either_way(each) for each in result]
     if not isinstance(result, dict):
         return result
-    read = {name: either_way(value) for name, value in result.items()}
+    read = {name: _either_way(value) for name, value in result.items()}
     if 0 in (read.get("shape") or ()):
         read.pop("rows", None)
     if read.get("class") == "ChunkedKVCache" and read.get("buffer") is None:

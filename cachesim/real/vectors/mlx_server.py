@@ -111,7 +111,7 @@ class ServerPlayer:
     def _watch(self, insertion: Insertion, cache: PromptCache) -> None:
         agree = self._cold.agree(insertion.key, cache)
         layers = [
-            {**layer, "nbytes": recorded_bytes(layer["nbytes"]), "state_is_key": same}
+            {**layer, "nbytes": _recorded_bytes(layer["nbytes"]), "state_is_key": same}
             for layer, same in zip(insertion.layers, agree, strict=True)
         ]
         self._numbers.append((cache, insertion.number))
@@ -201,7 +201,7 @@ class ServerPlayer:
         if "logprobs" in recorded:
             rows = recorded["logprobs"]
             result["logprobs"] = (
-                "as real" if reply is None else as_real(reply, rows, self.tolerance)
+                "as real" if reply is None else _as_real(reply, rows, self.tolerance)
             )
         elif "answer" in recorded:
             result["answer"] = None if reply is None else self._answer(reply)
@@ -258,7 +258,7 @@ def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
     )
 
 
-def recorded_bytes(nbytes: int | str) -> Json:
+def _recorded_bytes(nbytes: int | str) -> Json:
     """A size, or the exception that asking for it raised, as the recordings write it."""
     return {"error": nbytes} if isinstance(nbytes, str) else nbytes
 
@@ -273,7 +273,7 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     player, family = ServerPlayer(line), line["model"].get("family")
     before = 0
     for group, recorded in zip(line["steps"], line["results"], strict=True):
-        expected = as_compared(recorded, without=BY_SIZE if family in OTHERS else ())
+        expected = _as_compared(recorded, without=BY_SIZE if family in OTHERS else ())
         if family == "falcon_h1":
             expected["inserted"] = [_without_attention(each) for each in expected["inserted"]]
         actual = asked(expected, player.play(group, recorded["requests"]))
@@ -324,7 +324,7 @@ def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:
     return {**insertion, "layers": layers}
 
 
-def as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
+def _as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
     """A recording without what depends on weights: how far wrong states and answers are off.
 
     Rows of the toy's own weights are compared themselves, instead of a verdict on them.
@@ -333,13 +333,15 @@ def as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
         rows = {"logprobs": "as real"} if "logprobs" in recorded else {}
         left_out = (*BY_WEIGHTS, *without, *(("answer", "logprobs") if rows else ()))
         kept = {name: value for name, value in recorded.items() if name not in left_out}
-        return {name: as_compared(value, without) for name, value in kept.items()} | rows
+        return {name: _as_compared(value, without) for name, value in kept.items()} | rows
     if isinstance(recorded, list):
-        return [as_compared(each, without) for each in recorded]
+        return [_as_compared(each, without) for each in recorded]
     return recorded
 
 
-def as_real(reply: Reply, recorded: Sequence[Sequence[float]], tolerance: float = TOLERANCE) -> str:
+def _as_real(
+    reply: Reply, recorded: Sequence[Sequence[float]], tolerance: float = TOLERANCE
+) -> str:
     """Whether a reply's rows are the recorded ones, and if not, where they first part."""
     for index, (ours, theirs) in enumerate(zip(reply.logits, recorded, strict=False)):
         shifted = ours - ours.max()

@@ -165,7 +165,7 @@ def played(
     if not isinstance(listed, list):
         msg = f"{path}:{number}: {kind.operations!r} must be a list of operations"
         raise ScenarioError(msg)
-    ops = list(operations_of(listed))
+    ops = list(_operations_of(listed))
     if not all(isinstance(each, dict) for each in ops):
         msg = f"{path}:{number}: each of {kind.operations!r} must be an object"
         raise ScenarioError(msg)
@@ -184,7 +184,7 @@ def played(
         raise ScenarioError(msg) from error
 
 
-def operations_of(listed: Sequence[Any]) -> Iterator[Line]:
+def _operations_of(listed: Sequence[Any]) -> Iterator[Line]:
     """The operations of a line; requests that are sent together stand in a list of their own."""
     for each in listed:
         if isinstance(each, list):

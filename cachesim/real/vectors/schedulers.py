@@ -35,7 +35,7 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
         if asked > TOTAL_TOKENS:
             msg = f"generate: a reply of {asked:,}; {TOTAL_TOKENS:,} is the most"
             raise ValueError(msg)
-    player = player_for(line)
+    player = _player_for(line)
     step = 0
     for group, expected in zip(line["steps"], line["results"], strict=True):
         actual = player.play(group)
@@ -45,7 +45,7 @@ def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
     return None
 
 
-def player_for(line: Mapping[str, Any]) -> Player:
+def _player_for(line: Mapping[str, Any]) -> Player:
     """A fresh scheduler of the release that a sequence was recorded with."""
     config, release = line["config"], line["version"]
     try:
