@@ -24,6 +24,11 @@ def of_kind(kind: type[T], value: object) -> T:
     return value
 
 
+def mapping(value: object) -> JsonObject:
+    """The value, if it is an object of JSON; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
 def there_is(value: T | None) -> T:
     """The value, which can only be there; if it is not, that is a bug of ours."""
     if value is None:

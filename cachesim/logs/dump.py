@@ -17,8 +17,9 @@ from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
-from cachesim.logs.segments import Segment, mapping, segments_of, whole
+from cachesim.logs.segments import Segment, segments_of, whole
 from cachesim.logs.slot_actions import SlotAction, action_from, is_action
+from cachesim.typed import mapping
 
 LONGEST_REQUEST: Final = 64 * 2**20
 """Bytes of one line: a request with its whole conversation."""

@@ -20,13 +20,14 @@ from cachesim.logs.answers import VOCABULARY, numbered
 from cachesim.logs.dump import Recorded
 from cachesim.logs.player import FAILED, Asked, Player, Replayed, replayed
 from cachesim.logs.prompts import Prompt
-from cachesim.logs.segments import mapping, whole
+from cachesim.logs.segments import whole
 from cachesim.logs.settings import RELEASES
 from cachesim.logs.slot_actions import SlotAction
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.abilities import SlotActions
 from cachesim.scenario.session import SlotFiles
+from cachesim.typed import mapping
 
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
 MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")

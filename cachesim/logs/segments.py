@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachesim.typed import mapping
+
 BLOCK: Final = 64
 """Characters that one hash stands for."""
 
@@ -75,11 +77,6 @@ def shared(one: str, other: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """The value, if it is an object of JSON; else an empty one."""
-    return value if isinstance(value, dict) else {}
 
 
 MOST: Final = 10**12

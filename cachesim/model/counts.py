@@ -12,14 +12,14 @@ from typing import Final
 import numpy as np
 
 from cachesim.model.arithmetic import LayerShape, Network, Output
-from cachesim.model.ring import RingNetwork
+from cachesim.model.ring import RingNetwork, WordNetwork
 from cachesim.model.ring_words import mix
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Lanes, Store, Ubatch
-from cachesim.units import Array, Integers, Token
+from cachesim.units import Array, Integers
 
 
-class CountsNetwork:
+class CountsNetwork(WordNetwork):
     """The layers of a spec with nothing in them."""
 
     def __init__(self, spec: ModelSpec, *, mtp: bool = False) -> None:
@@ -30,16 +30,6 @@ class CountsNetwork:
     def __deepcopy__(self, memo: object) -> "CountsNetwork":
         """It keeps nothing."""
         return self
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What it was built from."""
-        return self._spec
-
-    @property
-    def shapes(self) -> tuple[LayerShape, ...]:
-        """The layers that keep something, with no room for numbers."""
-        return self._shapes
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put the ubatch's tokens into the store; there is nothing else to do."""
@@ -61,11 +51,6 @@ class CountsNetwork:
         """There is nothing to turn."""
         del layer, shifts
         return keys
-
-    def sample(self, logits: Array) -> Token:
-        """A placeholder, among the tokens that greedy decoding may yield."""
-        first = self._spec.first_plain
-        return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
 
     def difference(self, one: Array, other: Array) -> float:
         """Nothing was computed, so nothing differs."""

@@ -41,7 +41,29 @@ THERE_AND_BACK: Final[Integers] = np.array([[1], [-1]])
 """The signs of a key's exponents and of a query's, (2, 1)."""
 
 
-class RingNetwork:
+class WordNetwork:
+    """A network whose logits are one word for each row."""
+
+    _spec: ModelSpec
+    _shapes: tuple[LayerShape, ...]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it was built from."""
+        return self._spec
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The layers that keep something, in the order they run."""
+        return self._shapes
+
+    def sample(self, logits: Array) -> Token:
+        """The token that a row's word stands for, among those that greedy decoding may yield."""
+        first = self._spec.first_plain
+        return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
+
+
+class RingNetwork(WordNetwork):
     """A spec's network in words: a pure function of the spec, like the float one."""
 
     def __init__(self, spec: ModelSpec, *, mtp: bool = False, flavour: str = "") -> None:
@@ -56,16 +78,6 @@ class RingNetwork:
         self._shapes = tuple(layer.shape for layer in self._layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What it was built from."""
-        return self._spec
-
-    @property
-    def shapes(self) -> tuple[LayerShape, ...]:
-        """The layers that keep something, in the order they run."""
-        return self._shapes
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
@@ -104,11 +116,6 @@ class RingNetwork:
         if not self._spec.turns(layer):
             return keys.copy()
         return keys * self._powers(shifts)[:, None]
-
-    def sample(self, logits: Array) -> Token:
-        """The token that a row's word stands for, among those that greedy decoding may yield."""
-        first = self._spec.first_plain
-        return Token(first + (int(logits[0]) >> 32) % (self._spec.vocabulary - first))
 
     def difference(self, one: Array, other: Array) -> float:
         """1.0 where any word differs: words are equal or they are not."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cachesim.typed import mapping
+
 MOST_REPLY: Final = 8 << 20
 """Characters of a reply that are read; more are counted."""
 
@@ -246,8 +248,3 @@ def _error_of(error: object) -> str:
         if isinstance(fields.get(key), str | int):
             return str(fields[key])[:80]
     return "error"
-
-
-def mapping(value: object) -> dict[str, Any]:
-    """The value, if it is an object of JSON; else an empty one."""
-    return value if isinstance(value, dict) else {}

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from cachesim.logs.dump import LONGEST_REQUEST, Recorded, recorded_from
 from cachesim.logs.segments import PLACES, Segment, segments_of
-from cachesim.record.answer import MOVED, ZLIB_OR_GZIP, Said, mapping
+from cachesim.record.answer import MOVED, ZLIB_OR_GZIP, Said
 from cachesim.record.exchange import Exchange
 from cachesim.record.hashing import Hasher
+from cachesim.typed import mapping
 
 SAMPLING: Final = (
     "cache_prompt", "id_slot", "n", "n_cmpl", "n_predict", "max_tokens", "max_completion_tokens",

@@ -191,12 +191,6 @@ class WindowPool(TokenPool):
         self.windows.free(windows[windows > 0])
         self.mapping[slots] = 0
 
-    def end_group(self) -> None:
-        """Free what the group has gathered, in both."""
-        group, self._group = self._group, None
-        if group:
-            self.free(np.concatenate(group))
-
 
 class StatePool:
     """Slots for recurrent states, numbered from 1."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from cachesim.model.layers.norm import rms_norm, sigmoid
 from cachesim.model.layers.rope import halves_order, rotate
-from cachesim.model.layers.run import Run
+from cachesim.model.layers.run import InAndOut, Run
 from cachesim.model.layers.tiles import Ladder, Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import BLOCK, Lane
@@ -33,7 +33,7 @@ FEW_SCORES: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(InAndOut):
     """One layer's attention; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
@@ -68,11 +68,6 @@ class Attention:
             head_norms(spec, weights, layer) if spec.qk_norm else None,
             None if post is None else post.astype(np.float64),
         )
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
-        return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What attention adds to rows x (R, d)."""

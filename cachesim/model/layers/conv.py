@@ -9,7 +9,7 @@ import numpy as np
 
 from cachesim.model.layers.norm import rms_norm
 from cachesim.model.layers.padded import kept_rows, masked
-from cachesim.model.layers.run import Run
+from cachesim.model.layers.run import InAndOut, Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights
@@ -54,7 +54,7 @@ def states_after(joined: Array, taps: int, planes: int, row: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConv:
+class ShortConv(InAndOut):
     """LFM2's layer: a convolution between two gates; its state is the carried rows alone."""
 
     spec: ModelSpec
@@ -71,11 +71,6 @@ class ShortConv:
         taps = np.ascontiguousarray(weights[p + "conv.weight"].T.astype(np.float64))
         entry = packed(weights[p + "in_proj.weight"] * norm)
         return cls(spec, layer, entry, taps, packed(weights[p + "out_proj.weight"]))
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
-        return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the layer adds to rows x (R, d)."""

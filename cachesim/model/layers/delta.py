@@ -14,7 +14,7 @@ import numpy as np
 from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import l2_norm, rms_norm, sigmoid, silu, softplus
 from cachesim.model.layers.padded import fold_tokens, kept_rows, masked
-from cachesim.model.layers.run import Run
+from cachesim.model.layers.run import InAndOut, Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Padding
@@ -26,7 +26,7 @@ STRETCH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(InAndOut):
     """One layer of the gated delta rule; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
@@ -53,11 +53,6 @@ class Delta:
             wide["ssm_a"],
             packed(wide["ssm_out.weight"] * norm),
         )
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
-        return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the layer adds to rows x (R, d)."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cachesim.model.layers.norm import ACTIVATIONS, rms_norm
-from cachesim.model.layers.run import Run
+from cachesim.model.layers.run import InAndOut, Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import Weights, mlp_norm_name
@@ -13,7 +13,7 @@ from cachesim.units import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Mlp:
+class Mlp(InAndOut):
     """One layer's MLP; the norm before it is folded into its first matrix."""
 
     spec: ModelSpec
@@ -34,11 +34,6 @@ class Mlp:
             packed(weights[p + "ffn_down.weight"]),
             None if post is None else post.astype(np.float64),
         )
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
-        return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the MLP adds to rows x (R, d)."""

@@ -68,6 +68,20 @@ class Run:
         return replace(lane, rows=rows, low=lane.low[mine[rows]], high=lane.high[mine[rows]])
 
 
+class InAndOut:
+    """Layers of two matrices: one that rows come in by, and one by which they leave."""
+
+    __slots__ = ()
+
+    entry: Matrix
+    exit: Matrix
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """What rows are multiplied with."""
+        return (self.entry, self.exit)
+
+
 class Layer(Protocol):
     """One summand of the residual stream: what mixes tokens, or an MLP."""
 

@@ -15,7 +15,7 @@ from cachesim.model.layers.conv import convolve, extended, states_after
 from cachesim.model.layers.norm import rms_norm, silu, softplus
 from cachesim.model.layers.padded import fold_chunk, fold_tokens, kept_rows, masked, read_former
 from cachesim.model.layers.pieces import in_pieces, is_long
-from cachesim.model.layers.run import Run
+from cachesim.model.layers.run import InAndOut, Run
 from cachesim.model.layers.tiles import Matrix, packed, product
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Padding
@@ -27,7 +27,7 @@ STRETCH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ssm:
+class Ssm(InAndOut):
     """One Mamba-2 layer; the norms before and inside it are folded into its matrices."""
 
     spec: ModelSpec
@@ -56,11 +56,6 @@ class Ssm:
             np.repeat(wide["ssm_d"].reshape(-1), spec.inner // spec.state_heads),
             packed(wide["ssm_out.weight"] * wide["ssm_norm.weight"].reshape(-1)),
         )
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """What rows are multiplied with."""
-        return (self.entry, self.exit)
 
     def __call__(self, x: Array, run: Run) -> Array:
         """What the layer adds to rows x (R, d)."""

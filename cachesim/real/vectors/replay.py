@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.errors import ScenarioError, UpstreamAbort
 from cachesim.real.vectors.workload import Mismatch
-from cachesim.typed import Json
+from cachesim.typed import Json, mapping
 
 Line: TypeAlias = Mapping[str, Any]
 """One recorded sequence."""
@@ -21,11 +21,6 @@ MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 """What the replay of a line raises that was not recorded by a real engine."""
 
 Check: TypeAlias = Callable[[Line], Mismatch | None]
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    """A table, or an empty one in place of anything else."""
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +48,13 @@ KINDS: Final = (
     ),
     Kind(
         name="vLLM scheduler",
-        fits=lambda line: "version" in line and "groups" in _table(line.get("config")),
+        fits=lambda line: "version" in line and "groups" in mapping(line.get("config")),
         module="cachesim.real.vectors.schedulers",
         operations="steps",
     ),
     Kind(
         name="SGLang scheduler",
-        fits=lambda line: "version" in line and "kind" in _table(line.get("config")),
+        fits=lambda line: "version" in line and "kind" in mapping(line.get("config")),
         module="cachesim.real.vectors.schedulers",
         operations="steps",
     ),
