@@ -12,7 +12,6 @@ from cachesim.engines.mlx_lm.generate.shared import PAD
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.server.held import amounts, held, texts
-from cachesim.engines.mlx_lm.server.integrity import check_books, entries_of
 from cachesim.engines.mlx_lm.server.request import Job, job_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.model.build import arithmetic_of, build
@@ -100,7 +99,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         batch = self.server.batch
         return {
             "slots": [],
-            "prompt_cache": entries_of(self.server.store),
+            "prompt_cache": self.server.store.entries(),
             "order": {
                 name: [len(tokens) for _, tokens in queue]
                 for name, queue in self.server.store.cache.order.queues.items()
@@ -124,4 +123,4 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
 
     def check_integrity(self) -> None:
         """Raise ContractError where the server's own books disagree."""
-        check_books(self.server.store)
+        self.server.store.check_integrity()

@@ -1,7 +1,8 @@
 """The store as the server uses it: lookups with their reasons, insertions with their proof."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from cachesim.engines.events import Event
 from cachesim.engines.ledger import Ledger
@@ -138,6 +139,33 @@ class ServerStore:
             limit = max(0, self._limit - active)
             after = self.cache.nbytes
             self._tell(StoreTrimmed(task=job.ticket, limit=limit, before=before, after=after))
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The stored prompt caches, depth first; `checkpoints` is a word of other servers."""
+        return [
+            {
+                "n_tokens": len(tokens),
+                "checkpoints": 0,
+                "type": entry.cache_type,
+                "nbytes": entry.nbytes,
+                "trimmable": all(layer.is_trimmable() for layer in entry.prompt_cache),
+            }
+            for _, tokens, entry in self.cache.trie.items()
+        ]
+
+    def check_integrity(self) -> None:
+        """Every entry stands in exactly one queue, and the counters are the sums."""
+        cache = self.cache
+        stored, queues = cache.trie.items(), cache.order.queues.values()
+        entries = [(model, tuple(tokens)) for model, tokens, _ in stored]
+        queued = [(model, tuple(tokens)) for queue in queues for model, tokens in queue]
+        if Counter(entries) != Counter(queued):
+            msg = f"the trie holds {len(entries)} entries, the queues {len(queued)}, not the same"
+            raise ContractError(msg)
+        total = sum(entry.nbytes for _, _, entry in stored)
+        if cache.rules.limits_bytes and total != cache.nbytes:
+            msg = f"the entries take {total} bytes, the counter says {cache.nbytes}"
+            raise ContractError(msg)
 
 
 def _tokens_of(job: Job) -> Tokens:
