@@ -15,6 +15,7 @@ from cachesim.engines.mlx_lm.caches.arrays import (
 )
 from cachesim.engines.mlx_lm.caches.layer_cache import (
     MISSING,
+    Announced,
     LayerCache,
     Missing,
     State,
@@ -162,19 +163,13 @@ class ArraysCache(LayerCache):
             return sum(int(state.nbytes) for state in states)
         return self.row_bytes * int(states[0].shape[0]) if states else 0
 
-    def prepare(
-        self,
-        *,
-        left_padding: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,
-    ) -> None:
+    def announce(self, padding: Announced) -> None:
         """Remember how many of the coming columns are tokens; follows `ArraysCache.prepare`."""
         self.needs_batches("prepare")
-        if lengths is None:
+        if padding.lengths is None:
             msg = "an array cannot be made of None"
             raise UpstreamTypeError(msg)
-        self.lengths = integers(lengths)
+        self.lengths = integers(padding.lengths)
 
     def finalize(self) -> None:
         """All columns are tokens again."""
@@ -191,13 +186,7 @@ class ArraysCache(LayerCache):
         if left_padding is not None:
             self._left_padding = left_padding - columns
 
-    def make_mask(
-        self,
-        columns: int,
-        *,
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> Mask:
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask:
         """True where a column is a token of its row; None if nothing is padded.
 
         Follows `ArraysCache.make_mask`; before 0.32.0 a left padding hides the lengths, and before

@@ -12,8 +12,14 @@ from cachesim.engines.mlx_lm.caches.arrays import (
 )
 from cachesim.engines.mlx_lm.caches.batches import BatchCache, blank_batch, extended, place_rows
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
-from cachesim.engines.mlx_lm.caches.layer_cache import MISSING, Missing, State, inherit_bytes
-from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    MISSING,
+    Announced,
+    Missing,
+    State,
+    inherit_bytes,
+)
+from cachesim.engines.mlx_lm.caches.masks import Causal
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array, Integers
 
@@ -50,17 +56,11 @@ class BatchKVCache(BatchCache, batches=KVCache):
         """The first `_idx` rows."""
         return some(self.keys)[:, :, : self._idx], some(self.values)[:, :, : self._idx]
 
-    def prepare(
-        self,
-        *,
-        left_padding: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,
-    ) -> None:
+    def announce(self, padding: Announced) -> None:
         """Left padding at once, right padding remembered; follows `BatchKVCache.prepare`."""
-        self._pad(left_padding)
-        if right_padding is not None and max(right_padding) > 0:
-            self._right_padding = integers(right_padding)
+        self._pad(padding.left_padding)
+        if padding.right_padding is not None and max(padding.right_padding) > 0:
+            self._right_padding = integers(padding.right_padding)
 
     def finalize(self) -> None:
         """Turn right padding into left padding by rolling; follows `BatchKVCache.finalize`.
@@ -112,18 +112,8 @@ class BatchKVCache(BatchCache, batches=KVCache):
         """The common row; nothing before 0.31.2."""
         return self.as_size(self._idx) if self.rules.batch_size_method else super().size()
 
-    def make_mask(
-        self,
-        columns: int,
-        *,
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> Mask:
-        """Causal from the common row on, without what lies left of each row's first token."""
-        return self.mask_of(columns, window_size=window_size).dense()
-
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
-        """As `make_mask`, not written out."""
+        """Causal from the common row on, without what lies left of each row's first token."""
         return Causal(columns, self._idx, window_size, tuple(self.left_padding.tolist()))
 
     def filter(self, rows: Sequence[int]) -> None:

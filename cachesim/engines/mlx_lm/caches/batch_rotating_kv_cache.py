@@ -14,8 +14,14 @@ from cachesim.engines.mlx_lm.caches.arrays import (
     some,
 )
 from cachesim.engines.mlx_lm.caches.batches import BatchCache, blank_batch, extended, place_rows
-from cachesim.engines.mlx_lm.caches.layer_cache import MISSING, Missing, State, inherit_bytes
-from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
+from cachesim.engines.mlx_lm.caches.layer_cache import (
+    MISSING,
+    Announced,
+    Missing,
+    State,
+    inherit_bytes,
+)
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamRuntimeError,
     UpstreamTypeError,
@@ -115,20 +121,14 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         self._idx += 1
         return self.keys_and_values()
 
-    def prepare(
-        self,
-        *,
-        left_padding: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,
-    ) -> None:
+    def announce(self, padding: Announced) -> None:
         """Left padding at once; right padding as absolute ends. Follows upstream's method."""
-        self._pad(left_padding)
-        if right_padding is not None and max(right_padding) > 0:
-            if lengths is None:
+        self._pad(padding.left_padding)
+        if padding.right_padding is not None and max(padding.right_padding) > 0:
+            if padding.lengths is None:
                 msg = "an array cannot be made of None"
                 raise UpstreamTypeError(msg)
-            self._lengths = added(integers(lengths), self.offset)
+            self._lengths = added(integers(padding.lengths), self.offset)
 
     def finalize(self) -> None:
         """One last roll; follows `BatchRotatingKVCache.finalize`."""
@@ -208,19 +208,10 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
             return super().size()
         return self.as_size(min(self._offset, self.max_size))
 
-    def make_mask(
-        self,
-        columns: int,
-        *,
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> Mask:
-        """A windowed mask without each row's padding, rolled for a single column of a ring."""
-        return written_out(self.mask_of(columns, window_size=window_size))
-
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
-        """As `make_mask`, where a causal one need not be written out. Follows upstream's method.
+        """A windowed mask without each row's padding, rolled for a single column of a ring.
 
+        Follows `BatchRotatingKVCache.make_mask`.
         On a turned ring `_idx` is not the number of rows, and the rows that the write is about to
         drop are overlooked: padding seems longer than it is (an oddity, see `ring-mask`).
         """

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
+from cachesim.engines.mlx_lm.caches.layer_cache import Announced, LayerCache, State
 from cachesim.engines.mlx_lm.caches.raised import UpstreamRuntimeError
 from cachesim.engines.mlx_lm.rules import CacheRules
 
@@ -93,17 +93,11 @@ class CacheList(LayerCache):
         self.needs_batches("extract")
         return CacheList(self.rules, *(each.extract(row) for each in self.caches))
 
-    def prepare(
-        self,
-        *,
-        left_padding: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,
-        right_padding: Sequence[int] | None = None,
-    ) -> None:
+    def announce(self, padding: Announced) -> None:
         """Member by member."""
         self.needs_batches("prepare")
         for each in self.caches:
-            each.prepare(left_padding=left_padding, lengths=lengths, right_padding=right_padding)
+            each.announce(padding)
 
     def finalize(self) -> None:
         """Member by member."""

@@ -41,19 +41,13 @@ class ChunkedKVCache(RowsCache):
             self.start_position += excess
             self._keep(excess, valid)
 
-    def make_mask(
-        self,
-        columns: int,
-        *,
-        window_size: int | None = None,
-        return_array: bool = False,
-    ) -> Mask:
+    def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask:
         """What lies in a column's own chunk, up to it.
 
         Upstream's class has no mask: follows `LlamaModel.__call__` of Llama 4, which makes it of
         the first layer's numbers. Layers with chunks go alike.
         """
-        del window_size, return_array  # the chunk is the window
+        del window_size  # the chunk is the window
         end = self.offset + columns
         seen, seeing = np.arange(self.start_position, end), np.arange(self.offset, end)[:, None]
         mask: Array = (seen // self.chunk_size == seeing // self.chunk_size) & (seen <= seeing)

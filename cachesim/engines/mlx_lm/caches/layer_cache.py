@@ -1,11 +1,11 @@
 """What all layer caches have in common."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, NoReturn, Self, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
+from cachesim.engines.mlx_lm.caches.masks import Causal, Mask, written_out
 from cachesim.engines.mlx_lm.caches.raised import (
     UpstreamAttributeError,
     UpstreamKeyError,
@@ -24,6 +24,14 @@ class Missing:
 
 
 MISSING: Final = Missing()
+
+
+class Announced(NamedTuple):
+    """What `prepare` is told of the rows of a batch, each part only where there is any."""
+
+    left_padding: Sequence[int] | None
+    lengths: Sequence[int] | None
+    right_padding: Sequence[int] | None
 
 
 class LayerCache:
@@ -169,11 +177,11 @@ class LayerCache:
         return_array: bool = False,
     ) -> Mask:
         """Who sees what in the next forward pass."""
-        self.lacks("make_mask")
+        return written_out(self.mask_of(columns, window_size=window_size))
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask | Causal:
         """As `make_mask`, where a causal one need not be written out."""
-        return self.make_mask(columns, window_size=window_size)
+        self.lacks("make_mask")
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> "LayerCache":
@@ -203,6 +211,10 @@ class LayerCache:
         right_padding: Sequence[int] | None = None,
     ) -> None:
         """Announce the padding of the next forward passes."""
+        self.announce(Announced(left_padding, lengths, right_padding))
+
+    def announce(self, padding: Announced) -> None:
+        """What a class does in `prepare`."""
         self.lacks("prepare")
 
     def finalize(self) -> None:

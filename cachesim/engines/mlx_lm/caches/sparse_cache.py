@@ -6,7 +6,7 @@ import numpy as np
 
 from cachesim.engines.mlx_lm.caches.arrays import some
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.caches.masks import Causal, Mask
+from cachesim.engines.mlx_lm.caches.masks import Causal
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.units import Array
 
@@ -53,15 +53,8 @@ class SparseCache(LayerCache):
         """What is kept, oldest first."""
         return some(self.keys), some(self.values)
 
-    def make_mask(
-        self, columns: int, *, window_size: int | None = None, return_array: bool = False
-    ) -> Mask:
-        """Each column sees its window, or with groups all before it; follows `_window_indices`."""
-        del return_array
-        return self.mask_of(columns, window_size=window_size).dense()
-
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Causal:
-        """As `make_mask`, not written out."""
+        """Each column sees its window, or with groups all before it; follows `_window_indices`."""
         del window_size  # it has its own
         if self.groups:
             return Causal(columns, self.offset)
