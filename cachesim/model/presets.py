@@ -83,12 +83,19 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def one_of_each(spec: ModelSpec) -> ModelSpec:
-    """The same with one layer of each kind.
+    """The same with one layer of each kind, after one that has seen all tokens.
 
-    What a layer keeps stays, and with it whatever a cache decides without counting bytes. An MTP
-    head guesses with all layers, and drafts are what it guesses: there none is left out.
+    What a layer keeps stays, and with it whatever a cache decides without counting bytes. What
+    attention keeps in the first layer of all depends on no other token, so that keys and values
+    from elsewhere do not show in it: a state stands first, or one more layer. An MTP head guesses
+    with all layers, and drafts are what it guesses: there none is left out.
     """
-    return spec if spec.mtp_depth else replace(spec, layers=tuple(dict.fromkeys(spec.layers)))
+    if spec.mtp_depth:
+        return spec
+    first, *others = spec.layers
+    folds = first in {"ssm", "delta"}
+    layers = dict.fromkeys(spec.layers) if folds else (first, *dict.fromkeys(others))
+    return replace(spec, layers=tuple(layers))
 
 
 def tiny(name: str, /, **changes: Any) -> ModelSpec:

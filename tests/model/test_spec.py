@@ -133,14 +133,14 @@ def test_the_tiny_variant_has_two_layers_of_the_kinds_it_needs(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "layers"),
     [
-        ("dense", ("attention",)),
+        ("dense", ("attention", "attention")),
         ("recurrent", ("ssm",)),
         ("hybrid", ("ssm", "attention")),
-        ("swa", ("window", "attention")),
+        ("swa", ("window", "attention", "window")),
         ("hybrid-mtp", PRESETS["hybrid-mtp"].layers),
     ],
 )
-def test_one_layer_of_each_kind_stays_but_before_a_head_that_guesses(
+def test_one_layer_of_each_kind_stays_after_one_that_has_seen_all_tokens(
     name: str, layers: tuple[str, ...]
 ) -> None:
     assert layers == one_of_each(preset(name)).layers

@@ -51,10 +51,13 @@ def recorded(name: str) -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(line) for line in lines)
 
 
-def caught(mutant: Mutant) -> Catch | None:
-    """What the hunt finds with the mutant; None: it got away."""
+def caught(mutant: Mutant, *, thin: bool = False) -> Catch | None:
+    """What the hunt finds with the mutant; None: it got away.
+
+    With `thin` workloads are played on one layer of each kind, as most of a search's are.
+    """
     with mutant.on():
-        return _hunt(mutant, mutant.profile, mutant.patience)
+        return _hunt(mutant, mutant.profile, mutant.patience, thin=thin)
 
 
 def control(mutant: Mutant, *, examples: int | None = None) -> Catch | None:
@@ -67,18 +70,18 @@ def control(mutant: Mutant, *, examples: int | None = None) -> Catch | None:
     return _hunt(mutant, mutant.cured or mutant.profile, most)
 
 
-def _hunt(mutant: Mutant, profile: str, examples: int) -> Catch | None:
+def _hunt(mutant: Mutant, profile: str, examples: int, *, thin: bool = False) -> Catch | None:
     if mutant.caught_by == "records":
         return _by_records(mutant, profile, examples)
-    return _by_answers(mutant, Profile.parse(profile), examples)
+    return _by_answers(mutant, Profile.parse(profile), examples, thin=thin)
 
 
-def _by_answers(mutant: Mutant, profile: Profile, examples: int) -> Catch | None:
+def _by_answers(mutant: Mutant, profile: Profile, examples: int, *, thin: bool) -> Catch | None:
     drawn = workloads(Profile.parse(mutant.profile), mutant.model, shape=Shape(**mutant.shape))
     for number in range(1, examples + 1):
         scenario = next(drawn)
         try:
-            finding = play(scenario, profile).finding
+            finding = play(scenario, profile, thin=thin).finding
         except InputError:
             raise  # what was asked does not fit the profile: nothing was caught
         except (CachesimError, ValueError, IndexError, AssertionError):

@@ -25,6 +25,13 @@ def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
     assert (catch.how == "crash") == (mutant.name in CRASHES)
 
 
+@pytest.mark.parametrize(
+    "mutant", [each for each in ALL if each.caught_by != "records"], ids=lambda mutant: mutant.name
+)
+def test_one_layer_of_each_kind_shows_it_as_soon_as_all_of_them(mutant: Mutant) -> None:
+    assert caught(mutant) == caught(mutant, thin=True)
+
+
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_the_same_hunt_without_the_mutant_finds_nothing(mutant: Mutant) -> None:
     """As many examples as the mutant took at most; `python -m tests.mutants` plays them all."""
