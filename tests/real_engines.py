@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -21,7 +21,7 @@ from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import PRESETS, Abilities
-from cachesim.real.llama_cpp.compare import SideBySide, Tally
+from cachesim.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.logits import compare_logits
 from cachesim.real.llama_cpp.server import environment_for
@@ -31,7 +31,13 @@ from cachesim.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.mlx_lm.server import compare_server
+from cachesim.real.mlx_lm.server_agents import draw_agents as draw_mlx_agents
+from cachesim.real.schedules import RealScheduler
+from cachesim.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
+from cachesim.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.real.vllm.scheduler import AGENTS as VLLM_AGENTS
+from cachesim.real.vllm.scheduler import ASYNC as VLLM_ASYNC
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.scenario.shipped import load_all
 from tests.wrong_answers import (
@@ -51,6 +57,12 @@ MLX_SEQUENCES: Final = 60  # per release of mlx-lm that is looked at closely
 MLX_SEQUENCES_BETWEEN: Final = 20  # per release between them
 VLLM_WORKLOADS: Final = 60
 SGLANG_WORKLOADS: Final = 60
+AT_ONCE: Final = 16
+"""Workloads of agents, of asynchronous scheduling and of mixed chunks: one of each kind or so."""
+
+AGENTS: Final = 5
+"""Workloads of agents on a release of llama.cpp or mlx-lm that is looked at closely."""
+
 MLX_WORKLOADS: Final = 11  # one of each family
 MLX_WORKLOADS_BETWEEN: Final = 4
 MLX_CLOSELY: Final = (
@@ -97,13 +109,22 @@ def workloads_agree(release: Release) -> tuple[bool, str]:
     tally = Tally()
     with SideBySide(release, patience=PATIENCE) as pair:
         for number in range(WORKLOADS if release in CLOSELY else WORKLOADS_BETWEEN):
-            played = pair.play_random(seed=SEED, number=number, presets=tuple(PRESETS))
-            tally.count(played)
-            if played.difference is not None:
-                show_difference(OUT, played.difference)  # `cachesim real` shrinks it, in minutes
+            if not _agrees(tally, pair.play_random, number):
+                break
+        for number in range(AGENTS if release in CLOSELY else 0):
+            if not _agrees(tally, pair.play_agents, number):
                 break
     requests, agreeing = tally.requests.total(), tally.agreeing.total()
     return tally.all_agree, f"{agreeing} of {requests} requests agree"
+
+
+def _agrees(tally: Tally, play: PlayDrawn, number: int) -> bool:
+    """Play one more; a difference is shown, and shrunk by `cachesim real`, in minutes."""
+    played = play(seed=SEED, number=number, presets=tuple(PRESETS))
+    tally.count(played)
+    if played.difference is not None:
+        show_difference(OUT, played.difference)
+    return played.difference is None
 
 
 def weights_agree(release: Release) -> tuple[bool, str]:
@@ -149,8 +170,12 @@ def mlx_classes_agree(release: str) -> tuple[bool, str]:
 def mlx_server_agrees(release: str) -> tuple[bool, str]:
     """Random requests on mlx-lm's own server."""
     count = MLX_WORKLOADS if release in MLX_CLOSELY else MLX_WORKLOADS_BETWEEN
-    agreement = compare_server(release, SEED, count)
-    return agreement.all_agree, f"{count} workloads"
+    agents = AGENTS if release in MLX_CLOSELY else 1
+    found = (
+        compare_server(release, SEED, count),
+        compare_server(release, SEED, agents, draw=draw_mlx_agents),
+    )
+    return all(each.all_agree for each in found), f"{count + agents} workloads"
 
 
 def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
@@ -177,14 +202,20 @@ def mlx_logits_agree(release: str) -> tuple[bool, str]:
 
 def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
     """Random workloads on vLLM's own scheduler: the same decisions, block by block."""
-    agreement = VLLM_SCHEDULER.compare(release, SEED, range(VLLM_WORKLOADS))
-    return agreement.all_agree, f"{VLLM_WORKLOADS} workloads"
+    usual = (VLLM_SCHEDULER, VLLM_WORKLOADS)
+    return _decide_alike(release, usual, (VLLM_ASYNC, AT_ONCE), (VLLM_AGENTS, AT_ONCE))
 
 
 def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:
     """Random workloads on SGLang's own scheduler: the same decisions, node by node."""
-    agreement = SGLANG_SCHEDULER.compare(release, SEED, range(SGLANG_WORKLOADS))
-    return agreement.all_agree, f"{SGLANG_WORKLOADS} workloads"
+    usual = (SGLANG_SCHEDULER, SGLANG_WORKLOADS)
+    return _decide_alike(release, usual, (SGLANG_MIXED, AT_ONCE), (SGLANG_AGENTS, AT_ONCE))
+
+
+def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> tuple[bool, str]:
+    """So many workloads of each kind."""
+    found = [each.compare(release, SEED, range(count)) for each, count in schedulers]
+    return all(each.all_agree for each in found), f"{sum(n for _, n in schedulers)} workloads"
 
 
 def checks() -> Iterator[Check]:

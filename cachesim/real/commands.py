@@ -271,7 +271,8 @@ def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Tab
         verdict += f", {each.expected}" if each.expected else ""
         cached, processed = real.error or _count(real.cached), _count(real.processed)
         proof = ("", "") if each.proof is None else (str(each.proof), f"{each.proof.noise:.0g}")
-        prompt = str(len(each.step.prompt))
+        whole = (real.cached or 0) + (real.processed or 0)  # a chat is as long as it was read
+        prompt = str(whole if each.step.messages else len(each.step.prompt))
         row = (each.step.name, prompt, cached, processed, verdict, *proof)
         table.add_row(*row)
     return table

@@ -47,7 +47,7 @@ class RealScheduler(Generic[R]):
     play: Callable[[Workload, R], list[dict[str, Any]]]
     config_of: Callable[[Engine], dict[str, Any]]
     hurdles: Callable[[Scenario], Mapping[str, bool]]
-    group_of: Callable[[Sequence[Record]], list[dict[str, Any]]]
+    group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
     shared: tuple[str, ...]
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
@@ -110,7 +110,10 @@ class RealScheduler(Generic[R]):
         workload = {
             "id": scenario.name,
             "config": self.config_of(session.engine),
-            "steps": [self.group_of([records[index] for index in group]) for group in groups],
+            "steps": [
+                self.group_of([records[index] for index in group], session.engine)
+                for group in groups
+            ],
         }
         with self.start(release) as process:
             real = process.play(workload)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from cachesim.real.llama_cpp.calls import call_for
 from cachesim.real.llama_cpp.scenarios import hurdle, in_one_call
 from cachesim.real.llama_cpp.workload import Step as RealStep
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 from cachesim.units import as_tokens
 
 SAID = Step(prompt=(300,), reply=(400, 401))
@@ -44,6 +44,13 @@ def test_prompts_of_one_call_are_forced_where_they_get_the_same_reply() -> None:
 
 def test_what_hangs_on_the_real_clock_is_not_played() -> None:
     assert "clock" in hurdle(scenario(SAID, Step(do="cancel")), 1)
+
+
+def test_a_chat_is_played_where_the_model_file_has_its_template() -> None:
+    chat = Step(messages=(Turn(role="user", content="hi"),))
+    assert "" == hurdle(scenario(SAID, chat), 1)
+    told = replace(scenario(SAID, chat), chat=Chat(template="strip-reasoning"))
+    assert "chat template is chatml" in hurdle(told, 1)
 
 
 def test_given_drafts_are_not_played_for_a_real_companion_has_its_own() -> None:

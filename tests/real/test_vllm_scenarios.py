@@ -37,7 +37,7 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("vllm-store-brings-states", "no external store"),
+        ("vllm-42125-adapter-under-its-old-name", "no adapter"),
         ("vllm-39273-plain-step-after-drafts", "n-grams"),
     ],
 )
@@ -60,10 +60,34 @@ def test_who_comes_later_is_told_in_turns() -> None:
     [(_, scenario)] = load_all(["vllm-57580-withdrawn-before-it-ran"])
     session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
 
-    low, urgent = group_of(list(session.run()))
+    low, urgent = group_of(list(session.run()), session.engine)
 
     assert (None, None) == (low.get("after"), low.get("priority"))
     assert (1, -1) == (urgent["after"], urgent["priority"])
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "last"),
+    [
+        ("vllm-store-brings-states", 96, [[96, 100]]),
+        ("vllm-store-promises-too-much", 96, [[96, 100]]),
+    ],
+)
+def test_the_real_scheduler_is_told_what_the_store_had(
+    name: str, stored: int, last: list[list[int]]
+) -> None:
+    """The chunks are those that vLLM's own scheduler forms."""
+    [(_, scenario)] = load_all([name])
+    session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
+    records = list(session.run())
+
+    groups = [group_of([each], session.engine) for each in records]
+    told = play(
+        {"config": config_of(session.engine), "steps": groups}, FAMILY.release("0.33.0").rules
+    )
+
+    assert [None, None, stored] == [group[0].get("stored") for group in groups]
+    assert last == told[-1]["requests"][0]["chunks"]
 
 
 def answer(tokens: list[int], *steps: dict[str, float], cached: int = 0) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Connector:
     loads: frozenset[str]
     kept: dict[tuple[int, int], dict[int, tuple[Array, ...]]] = field(default_factory=dict)
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)  # request -> [from, to)
+    reach: dict[int, int] = field(default_factory=dict)  # request -> where its last promise ended
 
     @classmethod
     def open(
@@ -60,6 +61,7 @@ class Connector:
                 break
             if self._has_all(request, local, position):
                 end = position
+        self.reach[request.id] = end if end > local else 0
         return end - local
 
     def promise(self, request: Request, local: int, tokens: int) -> None:

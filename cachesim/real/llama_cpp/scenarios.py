@@ -42,6 +42,9 @@ PLAYABLE: Final = get_args(Action)
 GONE: Final = (CRASH, ENDLESS, SILENT)
 """Errors of a server that is asked no more."""
 
+WRITTEN: Final = "chatml"
+"""The chat template that is in the model file."""
+
 ROOM: Final = (1, 2)
 """What a limit in bytes is multiplied by, for exact keys and values are twice as large."""
 
@@ -181,7 +184,8 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     return Step(
         name=name,
         do=next(action for action in get_args(Action) if action == step.do),
-        prompt=vocabulary.prompt(step),
+        prompt=() if step.messages else vocabulary.prompt(step),
+        messages=vocabulary.messages(step.messages),
         predict=predict,
         slot=max(step.slot, 0) if step.do != "complete" else step.slot,
         cache_prompt=step.cache_prompt,
@@ -224,7 +228,10 @@ def hurdle(scenario: Scenario, number: int) -> str:
         (not alike, "what goes out in one call asks for the same predict, slot and options"),
         (len(lengths) > 1, "what goes out in one call gets replies of one length"),
         (step.do not in PLAYABLE, f"{step.do!r} depends on the real server's clock"),
-        (bool(step.messages), "messages are rendered by the real server's own template"),
+        (
+            bool(step.messages) and scenario.chat.template != WRITTEN,
+            f"its model file's chat template is {WRITTEN}",
+        ),
         (bool(scenario.model.sizes), "bytes are those of another model"),
         (bool(step.drafts), "a real companion proposes drafts of its own"),
         (step.completions > 1, "several completions of one prompt are not compared"),

@@ -59,7 +59,7 @@ def config_of(server: Engine) -> dict[str, Any]:
     return config
 
 
-def group_of(records: Sequence[Record]) -> list[dict[str, Any]]:
+def group_of(records: Sequence[Record], _: Engine) -> list[dict[str, Any]]:
     """A group's steps as the workloads write them."""
     return [_wanted(record) for record in records]
 

@@ -40,6 +40,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "eagle": limits.use_eagle,
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,
+        "store": engine.connector is not None,
     }
 
 
@@ -47,7 +48,6 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     """What the real scheduler is not led through."""
     options = scenario.engine.options
     return {
-        "it has no external store": options.get("connector", "none") != "none",
         "n-grams propose in some steps only": options.get("speculative_method") == "ngram",
         "its steps are never left half done": bool(options.get("async_scheduling"))
         or any(step.do == "cancel" for step in scenario.step),
@@ -58,12 +58,20 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     }
 
 
-def group_of(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """A group's steps as the workloads write them, each with the turn that it comes in."""
+def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
+    """A group's steps as the workloads write them, each with the turn that it comes in.
+
+    What the store had of each request was found out by the simulated one; the real scheduler's is
+    told of it.
+    """
+    connector = of_kind(Vllm, server).connector
+    stored = {} if connector is None else connector.reach
     turn, found = 0, list[dict[str, Any]]()
     for record in records:
         turn += (record.step.turns or 0) if found else 0
-        found.append(_wanted(record) | ({"after": turn} if turn else {}))
+        reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
+        more = {"after": turn} if turn else {}
+        found.append(_wanted(record) | more | ({"stored": reach} if reach else {}))
     return found
 
 
