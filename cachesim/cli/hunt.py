@@ -14,14 +14,14 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
-from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.hunt.loop import Bag, Trophy, hunt
 from cachesim.real.hunt.proof import prover_of
 from cachesim.real.hunt.report import write
-from cachesim.real.playing import not_compared
+from cachesim.real.playing import comparing
 from cachesim.report.consoles import results, show
 
 
+@comparing
 def hunt_command(
     profile: Annotated[str, Parameter(help="A release such as llama.cpp@b11549.")],
     *,
@@ -63,10 +63,7 @@ def hunt_command(
                 number = len(reports) + 1
                 reports.append((trophy, write(trophy, wanted, emit, number, where)))
 
-        try:
-            bag = hunt(wanted, seed=seed, models=models or (), going=going, told=told)
-        except EnvironmentUnavailableError as error:
-            return not_compared(error)
+        bag = hunt(wanted, seed=seed, models=models or (), going=going, told=told)
     return _told(wanted, bag, reports, where)
 
 

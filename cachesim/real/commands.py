@@ -18,7 +18,6 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset as preset_of
-from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import PRESETS
 from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally
@@ -35,8 +34,8 @@ from cachesim.real.marconi.commands import real_marconi
 from cachesim.real.mlx_lm.commands import real_mlx_lm
 from cachesim.real.playing import (
     Stage,
+    comparing,
     console,
-    not_compared,
     table_of_counts,
     table_of_numbers,
     watched,
@@ -148,6 +147,7 @@ AS_IT_IS: Final = LlamaCppFlags()
 """Nothing is said: random workloads on the usual release."""
 
 
+@comparing
 def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     """Play random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -186,11 +186,8 @@ def proof_command(scenario: Scenario, profile: Profile, path: Path) -> str:
 def _real_logs(release: str, *, seed: int, requests: int) -> int:
     """Logs of the real servers, replayed: a table of what was right."""
     columns = columns_of(as_release(release)) if release else COLUMNS
-    try:
-        for name in sorted({name for one, _, other in columns for name in (one, other)}):
-            environment_for(as_release(name)).ready()
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    for name in sorted({name for one, _, other in columns for name in (one, other)}):
+        environment_for(as_release(name)).ready()
     table = Table(title=f"logs of the real servers, replayed, seed {seed}", title_style="")
     for head in HEADS:
         table.add_column(head, justify="left" if head in {"log", "other release"} else "right")
@@ -213,10 +210,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
         raise OptionError(msg)
     out = console()
     wheel = as_release(release)
-    try:
-        environment_for(wheel).ready()
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    environment_for(wheel).ready()
     tally, shown = Tally(), None
     unstarted: list[str] = []
     with SideBySide(wheel) as pair:

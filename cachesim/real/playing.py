@@ -4,7 +4,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -29,6 +30,7 @@ class Compared(Protocol):
 
 
 S = TypeVar("S", bound=Compared)
+P = ParamSpec("P")
 
 
 def releases_of(family: Family[Any, Any], scenario: Scenario) -> tuple[str, ...]:
@@ -78,6 +80,19 @@ def not_compared(error: EnvironmentUnavailableError) -> int:
     """Say loudly that a real engine is not there; the exit status."""
     console(stderr=True).print(f"NOT COMPARED: {error}")
     return 1
+
+
+def comparing(command: Callable[P, int]) -> Callable[P, int]:
+    """A command that says so loudly where its real engine is not there."""
+
+    @wraps(command)
+    def or_not(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return command(*args, **kwargs)
+        except EnvironmentUnavailableError as error:
+            return not_compared(error)
+
+    return or_not
 
 
 def watched(numbers: range) -> Iterable[int]:

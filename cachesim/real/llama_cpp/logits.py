@@ -19,14 +19,13 @@ from rich.table import Table
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
-from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.drafts import compare_drafts
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import PRECISE, drawn_prompt, generate
 from cachesim.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step
-from cachesim.real.playing import console, not_compared
+from cachesim.real.playing import console
 from cachesim.units import Token, Tokens
 
 TOP: Final = 8
@@ -161,10 +160,7 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
 
     """
     wheel = as_release(release)
-    try:
-        environment_for(wheel).ready()
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    environment_for(wheel).ready()
     names = Abilities(wheel).presets
     found = compare_logits(wheel, names, prompts=prompts, seed=seed)
     out = console()

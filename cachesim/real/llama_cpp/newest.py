@@ -5,13 +5,12 @@ from collections.abc import Callable
 from rich.table import Table
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.compare import SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.wheels import newest_wheel, wheel_named
-from cachesim.real.playing import console, not_compared, watched
+from cachesim.real.playing import console, watched
 
 
 def real_newest(
@@ -32,8 +31,6 @@ def real_newest(
                 tally.count(played)
                 if played.difference is not None and shown is None:
                     shown = pair.shrunk(played.difference)
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
     except RealServerError as error:
         out.print(f"{found} is NOT as {release}: {error}")
         return 1

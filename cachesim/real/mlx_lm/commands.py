@@ -9,7 +9,6 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.mlx_lm.classes import Agreement, compare_classes
 from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for, played_by
@@ -17,7 +16,7 @@ from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.mlx_lm.server_agents import draw_agents
 from cachesim.real.mlx_lm.server_workloads import draw_workload
-from cachesim.real.playing import Stage, console, not_compared, table_of_counts, table_of_numbers
+from cachesim.real.playing import Stage, comparing, console, table_of_counts, table_of_numbers
 from cachesim.real.registry import versions_of
 from cachesim.real.vectors.replay import differing
 from cachesim.typed import Json
@@ -73,6 +72,7 @@ AS_IT_IS: Final = MlxFlags()
 """Nothing is said: random operations and requests on the newest release."""
 
 
+@comparing
 def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
     """Play random operations on mlx-lm's own classes, and random requests on its own server.
 
@@ -87,10 +87,7 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             play=play_mlx_scenario,
             table=_scenario_table,
         ).play_named(flags.scenario)
-    try:
-        environment_for(flags.release).ready()
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    environment_for(flags.release).ready()
     return _logits(flags) if flags.logits else _random(flags)
 
 
@@ -121,15 +118,9 @@ def _random(flags: MlxFlags) -> int:
 def _newest(flags: MlxFlags) -> int:
     """The newest version under the newest release's rules: as it, or what is new."""
     release = FAMILY.real()[-1]
-    try:
-        version = flags.wheel or versions_of("mlx-lm")[0]
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    version = flags.wheel or versions_of("mlx-lm")[0]
     with played_by(release, version):
-        try:
-            environment_for(release).ready()
-        except EnvironmentUnavailableError as error:
-            return not_compared(error)
+        environment_for(release).ready()
         status = _random(replace(flags, release=release))
     console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
     return status

@@ -1,12 +1,12 @@
 """`cachesim real sglang`: SGLang's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.errors import OptionError
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import not_compared
+from cachesim.real.playing import comparing
 from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER
 from cachesim.real.sglang.workloads import KINDS
 
 
+@comparing
 def real_sglang(
     *,
     release: str = "0.5.23",
@@ -54,15 +54,12 @@ def real_sglang(
 
     """
     numbers = numbers_of(kind, first, workloads)
-    try:
-        if newest or wheel:
-            return SCHEDULER.compare_newest(seed, numbers, wheel)
-        if scenario is not None:
-            return SCHEDULER.play_named(scenario)
-        usual = MIXED if mixed_chunk else SCHEDULER
-        return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    if newest or wheel:
+        return SCHEDULER.compare_newest(seed, numbers, wheel)
+    if scenario is not None:
+        return SCHEDULER.play_named(scenario)
+    usual = MIXED if mixed_chunk else SCHEDULER
+    return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
 
 
 def numbers_of(kind: str, first: int, count: int) -> range:

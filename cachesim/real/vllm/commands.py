@@ -1,11 +1,11 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
-from cachesim.real.environment import EnvironmentUnavailableError
-from cachesim.real.playing import not_compared
+from cachesim.real.playing import comparing
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER
 
 
+@comparing
 def real_vllm(
     *,
     release: str = "0.33.0",
@@ -55,14 +55,11 @@ def real_vllm(
 
     """
     numbers = range(first, first + workloads)
-    try:
-        if newest or wheel:
-            return SCHEDULER.compare_newest(seed, numbers, wheel)
-        if end_to_end:
-            return play_end_to_end()
-        if scenario is not None:
-            return SCHEDULER.play_named(scenario)
-        usual = ASYNC if async_scheduling else SCHEDULER
-        return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    if newest or wheel:
+        return SCHEDULER.compare_newest(seed, numbers, wheel)
+    if end_to_end:
+        return play_end_to_end()
+    if scenario is not None:
+        return SCHEDULER.play_named(scenario)
+    usual = ASYNC if async_scheduling else SCHEDULER
+    return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)

@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.compare import Difference, SideBySide
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.fields import Change, shown, value_of
@@ -18,7 +17,7 @@ from cachesim.real.llama_cpp.fit.search import Fit, Search, play_under
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.trial import Trial, known_trials
 from cachesim.real.llama_cpp.wheels import Wheel, wheel_named
-from cachesim.real.playing import console, not_compared
+from cachesim.real.playing import console
 
 ANOTHER: Final = 1_000_000
 """Added to the seed where workloads are drawn for rules that were left open."""
@@ -30,11 +29,8 @@ SHOWN: Final = 5
 def real_fit(name: str, *, workloads: int, seed: int) -> int:
     """Record, search, report; 0 if every request agrees in the end, else 1."""
     out = console()
-    try:
-        wheel = wheel_named(name)
-        environment_for(wheel.release, wheel.version).ready()
-    except EnvironmentUnavailableError as error:
-        return not_compared(error)
+    wheel = wheel_named(name)
+    environment_for(wheel.release, wheel.version).ready()
     recordings = _recorded(wheel, workloads=workloads, seed=seed)
     known = known_trials()
     aside = console(stderr=True)
