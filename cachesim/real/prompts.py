@@ -5,6 +5,12 @@ Rows of tokens are written as text: blank-separated pieces, `5` one token, `5-9`
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any, Final
+
+from cachesim.real.agents import Agents, Row, Sizes
+
+REPLIES: Final = (1, 2, 5, 20, 60, 150)
+"""How long an agent's replies are."""
 
 
 class Writer:
@@ -45,6 +51,47 @@ class Writer:
         if rng.random() < 0.4:
             cut = max(1, cut // self.unit * self.unit)
         return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
+
+    def ask(self, counts: Sequence[int]) -> dict[str, Any]:
+        """A prompt, and a reply of one of so many tokens."""
+        prompt = self.prompt()[: 2 * self.longest]
+        reply = self.fresh(self.rng.choice(counts))
+        self.known.append((prompt, reply))
+        return asked(prompt, reply)
+
+
+class Office:
+    """Users at their agents, who are answered at once."""
+
+    def __init__(self, rng: Random, users: int, longest: int) -> None:
+        self.rng = rng
+        self._fresh = Writer(rng, 1, longest).fresh
+        self._users = [Agents(rng, self._fresh, Sizes.within(longest)) for _ in range(users)]
+
+    def group(self) -> list[dict[str, Any]]:
+        """What one user asks, or several who do not wait for one another."""
+        rng, users = self.rng, self._users
+        chosen = rng.sample(users, len(users)) if rng.random() < 0.4 else [rng.choice(users)]
+        return [wanted for user in chosen for wanted in self._asked(user)]
+
+    def _asked(self, user: Agents) -> list[dict[str, Any]]:
+        talks = user.next()
+        replies = [self._fresh(self.rng.choice(REPLIES)) for _ in talks]
+        user.learn(replies)
+        pairs = zip(talks, replies, strict=True)
+        return [self.request(talk.tokens, reply) for talk, reply in pairs]
+
+    def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
+        """One request; few have a salt."""
+        wanted = asked(prompt, reply)
+        if self.rng.random() < 0.05:
+            wanted["salt"] = "a"
+        return wanted
+
+
+def asked(prompt: Sequence[int], reply: Sequence[int]) -> dict[str, Any]:
+    """A request as the workloads write it."""
+    return {"prompt": spell(prompt), "generate": len(reply), "reply": spell(reply)}
 
 
 def spell(tokens: Sequence[int]) -> str:

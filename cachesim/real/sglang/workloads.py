@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
-from cachesim.real.prompts import Writer, spell
+from cachesim.real.prompts import Writer
 
 KINDS: Final = (
     "full",
@@ -196,15 +196,7 @@ class _Writer(Writer):
     def request(self, *, long: bool) -> dict[str, Any]:
         """One request, with its reply, its key and its priority."""
         rng = self.rng
-        prompt = self.prompt()[: 2 * self.longest]
-        count = rng.choice((40, 120, 120) if long else (1, 1, 2, 5, 20, 40))
-        reply = self.fresh(count)
-        self.known.append((prompt, reply))
-        wanted: dict[str, Any] = {
-            "prompt": spell(prompt),
-            "generate": count,
-            "reply": spell(reply),
-        }
+        wanted = self.ask((40, 120, 120) if long else (1, 1, 2, 5, 20, 40))
         if rng.random() < 0.1:
             wanted["salt"] = rng.choice(("a", "b"))
         if rng.random() < 0.2:

@@ -3,16 +3,16 @@
 The groups of a model, its drafts, priorities and stores are drawn as for the short workloads.
 """
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
 from cachesim.engines.vllm.rules import Rules
-from cachesim.real.agents import Agents, Row, Sizes
-from cachesim.real.prompts import Writer, spell
+from cachesim.real.agents import Row
+from cachesim.real.prompts import REPLIES, Office
 from cachesim.real.vllm.workloads import KINDS, config_of, overlapping, smallest, spread
 
 LONGEST: Final = (1500, 4000, 8000)
-REPLIES: Final = (1, 2, 5, 20, 60, 150)
 
 
 def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
@@ -36,49 +36,31 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return overlapping(drawn) if rng.random() < 0.3 else drawn
 
 
-class _Office:
+class _Office(Office):
     """One to three users at their agents."""
 
     def __init__(self, rng: Random, config: dict[str, Any], kind: str, longest: int) -> None:
-        self._rng, self._kind, self._longest = rng, kind, longest
+        super().__init__(rng, rng.choice((1, 2, 3)), longest)
+        self._kind, self._longest = kind, longest
         self._drafts: int = config.get("drafts", 0)
-        writer = Writer(rng, 1, longest)
-        self._fresh = writer.fresh
-        users = range(rng.choice((1, 2, 3)))
-        self._users = [Agents(rng, writer.fresh, Sizes.within(longest)) for _ in users]
 
     def steps(self) -> list[list[dict[str, Any]]]:
         """All groups of requests."""
-        return [self._group() for _ in range(self._rng.randint(5, 14))]
+        return [self.group() for _ in range(self.rng.randint(5, 14))]
 
-    def _group(self) -> list[dict[str, Any]]:
+    def group(self) -> list[dict[str, Any]]:
         """What one user asks, or several who do not wait for one another; sometimes a reset."""
-        rng = self._rng
+        rng = self.rng
         if rng.random() < 0.03:
             return [{"reset": True}]
-        crowd = rng.random() < 0.4
-        users = rng.sample(self._users, len(self._users)) if crowd else [rng.choice(self._users)]
-        group = [wanted for user in users for wanted in self._asked(user)]
+        group = super().group()
         if self._kind in {"priority", "arrivals"} or rng.random() < 0.4:
             spread(rng, group, urgent=self._kind == "priority")
         return group
 
-    def _asked(self, user: Agents) -> list[dict[str, Any]]:
-        asked = user.next()
-        replies = [self._fresh(self._rng.choice(REPLIES)) for _ in asked]
-        user.learn(replies)
-        pairs = zip(asked, replies, strict=True)
-        return [self._request(talk.tokens, reply) for talk, reply in pairs]
-
-    def _request(self, prompt: Row, reply: list[int]) -> dict[str, Any]:
-        rng = self._rng
-        wanted: dict[str, Any] = {
-            "prompt": spell(prompt),
-            "generate": len(reply),
-            "reply": spell(reply),
-        }
-        if rng.random() < 0.05:
-            wanted["salt"] = "a"
+    def request(self, prompt: Row, reply: Sequence[int]) -> dict[str, Any]:
+        """With what else the scheduler is asked."""
+        rng, wanted = self.rng, super().request(prompt, reply)
         if self._drafts:
             wanted["accept"] = [rng.randint(0, self._drafts) for _ in range(3)]
         if self._kind == "store":

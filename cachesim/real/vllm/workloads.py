@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.vllm.rules import Rules
-from cachesim.real.prompts import Writer, spell
+from cachesim.real.prompts import Writer
 
 KINDS: Final = (
     "full",
@@ -153,17 +153,8 @@ class _Writer(Writer):
 
     def request(self, drafts: int) -> dict[str, Any]:
         """One request, with its reply, its salt, and how many drafts are accepted each time."""
-        rng = self.rng
-        prompt = self.prompt()[: 2 * self.longest]
-        count = rng.choice(self.replies)
-        reply = self.fresh(count)
-        self.known.append((prompt, reply))
-        self.largest = max(self.largest, len(prompt) + count)
-        wanted: dict[str, Any] = {
-            "prompt": spell(prompt),
-            "generate": count,
-            "reply": spell(reply),
-        }
+        rng, wanted = self.rng, self.ask(self.replies)
+        self.largest = max(self.largest, sum(map(len, self.known[-1])))
         if rng.random() < 0.1:
             wanted["salt"] = rng.choice(("a", "b"))
         if drafts:
