@@ -9,8 +9,9 @@ brackets. All of that goes: a line begins where its component does.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
 LONGEST_LINE: Final = 1 << 14
@@ -22,6 +23,9 @@ OTHER: Final = re.compile(r"\b(srv|que|cmn) +(\S{1,40}): ?(.*)")
 KEYED: Final = re.compile(r"\[ *\S{1,60}\] ([^|]{1,200}) \|(.*)")
 SLOT_KEY: Final = re.compile(r"\bid_slot=(-?\d{1,6})\b")
 TASK_KEY: Final = re.compile(r"\bid_task=(-?\d{1,9})\b")
+ORIGIN: Final = re.compile(r"^\W{0,4}(\S{1,60}) +\| |(\S{1,60}\[\d{1,9}\]): |^\[(\d{2,5})\] ")
+"""Whose line it is: docker compose's name, journald's unit with its process, the router's port."""
+
 CLOCK: Final = re.compile(r"(?:^|[\s|\]:])(\d{1,6})\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([A-Z]) ")
 LEVEL: Final = frozenset("DIWET")
 
@@ -37,14 +41,27 @@ class Line:
     task: int | None = None
     component: str = ""  # slot, srv, que; nothing for lines that name none
     seconds: float | None = None  # by the server's own clock
+    origin: str = ""  # of a slot's line: the server that a supervisor names before it
     is_keyed: bool = False  # its numbers are keys, as ik_llama.cpp writes them
 
 
 @dataclass(slots=True)
 class Tally:
-    """How many lines went by."""
+    """How many lines went by, and how long they were."""
 
     lines: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def wrapped_at(self) -> int:
+        """The length at which a terminal broke the lines; 0 where none did."""
+        longest = max(self.lengths, default=0)
+        times = self.lengths[longest]
+        return longest if times >= MANY and times * 10 >= self.lines and longest < WIDEST else 0
+
+
+MANY, WIDEST = 8, 400
+"""So many lines of one length, the greatest of all, were broken there; no terminal is wider."""
 
 
 OURS: Final = re.compile(
@@ -61,6 +78,8 @@ def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> I
     """
     number = after
     for number, raw in enumerate(pieces_of(file), after + 1):
+        if tally is not None:
+            tally.lengths[len(raw.rstrip())] += 1
         if OURS.search(raw) is not None:
             line = _read_line(number, raw)
             if line is not None:
@@ -121,11 +140,19 @@ def _read_line(number: int, raw: bytes) -> Line | None:
     found = SLOT.search(text)
     if found:
         slot, task = int(found[1]), int(found[2])
-        return Line(number, text, found[3], slot, task, "slot", seconds)
+        return Line(
+            number, text, found[3], slot, task, "slot", seconds, _origin(text[: found.start()])
+        )
     found = OTHER.search(text)
     if found:
         return Line(number, text, found[3], component=found[1], seconds=seconds)
     return _keyed(number, text, seconds) or Line(number, text, text, seconds=seconds)
+
+
+def _origin(front: str) -> str:
+    """What stands before a server's line, where that names the server."""
+    found = ORIGIN.search(front) if front else None
+    return "" if found is None else next(filter(None, found.groups()))
 
 
 def _keyed(number: int, text: str, seconds: float | None) -> Line | None:

@@ -106,6 +106,8 @@ class ServerLog:
     lines: int = 0
     known_lines: int = 0
     begins_at_start: bool = False
+    clock: float = 0.0  # by the server's own, when it was last printed
+    went_back: int = 0  # so often the clock did, by a second or more
     foreign: set[str] = field(default_factory=set)  # other servers whose lines were seen
 
     @property

@@ -18,6 +18,9 @@ from cachesim.logs.observed import MLX, Compared, Moment, Observed, Road, Search
 from cachesim.logs.startup import RESTART, facts_of, foreign_in
 from cachesim.logs.styles import style_in
 
+BACK: Final = 1.0
+"""Seconds by which the clock of one server does not go back; its threads differ by far less."""
+
 
 class Reader:
     """Takes lines one by one; `servers` is what they have told so far."""
@@ -53,6 +56,7 @@ class Reader:
         if any(name in RESTART and self._has_begun(name) for name, _ in facts):
             self._open(line.number)
         self.server.lines += 1
+        self._note_clock(line.seconds)
         message = message_of(line)
         for name, value in facts:
             self._note(name, value)
@@ -72,6 +76,11 @@ class Reader:
             HANDLERS[name](self.server, self._timed, fields)
         elif name in SERVER_HANDLERS:
             SERVER_HANDLERS[name](self, line, fields)
+
+    def _note_clock(self, seconds: float | None) -> None:
+        if seconds is not None:
+            self.server.went_back += seconds <= self.server.clock - BACK
+            self.server.clock = seconds
 
     def _has_begun(self, name: str) -> bool:
         """Whether a start-up line means that another server begins."""

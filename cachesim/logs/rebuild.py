@@ -300,8 +300,15 @@ class Rebuilder:
             prompt = self._filled(request, Rope(), Rope(), whole)
             if exact.value:  # something that the replay knows nothing of
                 return [Way(prompt, exact, f"slot {request.slot}")]
-            ways = [Way(prompt, computed(0), "nothing")]
+            ways = [Way(prompt, self._too_little(request, held, whole, least), "nothing")]
         return ways[:MOST_WAYS]
+
+    def _too_little(self, request: Observed, held: Rope, whole: int, least: float) -> Known:
+        """What a prompt may share with a slot that was not chosen for it, where no line says."""
+        if self.verbose or request.road != "age":
+            return computed(0)
+        most = int(least * whole) if least else whole
+        return bounded(0, 0, min(most, len(held)))
 
     def _note_file(self, request: Observed, held: Interval | None, replayed: int) -> None:
         """Another length than the replay's is that of a former slot: a file was read back."""

@@ -89,7 +89,10 @@ def _parting(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
         return
     lines = f"The prompt and the slot's {_roughly(held)} tokens diverge at token {at:,}"
     if at < held / 10:
-        yield f"{lines}: this is a different conversation."
+        yield (
+            f"{lines}: another conversation, or one whose beginning changed, such as a date or the "
+            f"order of tools."
+        )
     else:
         yield f"{lines}: the client changed its history there, or a template did."
 

@@ -82,6 +82,10 @@ def why_schema() -> dict[str, Any]:
             "servers": {"type": "array"},
             "agreement": {"type": "object"},
             "totals": {"type": "object"},
+            "places": {
+                "type": "array",
+                "description": "Where most of what was processed begins, if at one place.",
+            },
             "causes": {"type": "array"},
             "requests": {"type": "array", "items": _request_of_a_log()},
             "what_if": {"type": "array"},

@@ -8,10 +8,17 @@ from cachesim.engines.llamacpp.checkpoint_events import CheckpointKept, Checkpoi
 from cachesim.logs.cures import cure_of
 from cachesim.logs.known import Known
 from cachesim.logs.observed import IK, MLX, Observed
+from cachesim.logs.places import Place, places_of
 from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.said import losses_of, says_of
 
 FORMAT: Final = 1
+
+OFTEN: Final = 3
+"""Times that a clock goes back which are no accident."""
+
+LEAST: Final = 0.1
+"""The part of a prompt that a slot has to match to be chosen for it, where no flag says."""
 
 
 @dataclass(slots=True)
@@ -54,10 +61,18 @@ def told(
         "servers": [_server_entry(replay) for replay in replays],
         "agreement": _agreement_of(requests),
         "totals": _totals_of(requests),
+        "places": [each.as_dict() for each in _places(replays)],
         "causes": [each.as_dict() for each in groups],
         "requests": requests,
         "what_if": [],
     }
+
+
+def _places(replays: Sequence[Replay]) -> list[Place]:
+    """Where prompts diverge, over all lives of the server."""
+    every = [each for replay in replays for each in replay.requests]
+    least = float(replays[0].settings.values.get("slot_prompt_similarity", LEAST))
+    return places_of(list(enumerate(every)), least)
 
 
 def _server_entry(replay: Replay) -> dict[str, Any]:
@@ -101,9 +116,14 @@ def _missing_of(replay: Replay) -> list[str]:
     if not settings.is_played:
         return [f"{settings.engine}'s log is not replayed. {TOLD[settings.engine]}"]
     missing = []
+    if replay.log.went_back >= OFTEN:
+        missing.append(
+            f"The server's clock goes back {replay.log.went_back} times: lines of several servers "
+            f"seem to be mixed, or pieces of a log in another order. Give each its own file."
+        )
     if not replay.log.begins_at_start:
         missing.append(
-            "The log does not begin with the server's start: what was cached is unknown."
+            "The log does not begin with the server's start: what the server held then is unknown."
         )
     quiet = not any(each.is_told for each in replay.requests)
     if quiet:
@@ -240,8 +260,17 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "cached": sum(each["cached"] or 0 for each in requests),
         "processed": sum(each["processed"] or 0 for each in requests),
         "again": sum(each["again"] or 0 for each in requests),
+        "again_at_most": sum(map(_again_at_most, requests)),
         "untold": sum(each["cached"] is None and not each["refused"] for each in requests),
     }
+
+
+def _again_at_most(request: Mapping[str, Any]) -> int:
+    """Tokens that matched and were processed, as many as the log allows."""
+    bounds, again = request["bounds"].get("common"), int(request["again"] or 0)
+    if not bounds or request["cached"] is None:
+        return again
+    return max(again, int(bounds[1] - request["cached"]))
 
 
 def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]:

@@ -1,12 +1,12 @@
 """A log from its files to what it tells, in one call."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError, OptionError, UpstreamAbort
-from cachesim.logs.lines import Tally, lines_of
+from cachesim.logs.lines import Line, Tally, lines_of
 from cachesim.logs.observed import ServerLog
 from cachesim.logs.passes import rebuild, unplayed
 from cachesim.logs.reading import Reader
@@ -37,6 +37,7 @@ class Read:
     sources: list[str]
     lines: int
     known_lines: int
+    wrapped_at: int  # characters after which a terminal broke the lines; 0 where none did
     foreign: set[str]
 
 
@@ -50,8 +51,8 @@ RECORD: Final = (
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
     """Read logs one after the other, as one log."""
     reader, tally = Reader(), Tally()
-    for _, file in files:
-        reader.take(lines_of(file, tally))
+    for name, file in files:
+        reader.take(_of_one_server(lines_of(file, tally), name))
         if sum(len(each.requests) for each in reader.servers) > MOST_REQUESTS:
             msg = f"the log has more than {MOST_REQUESTS} requests: cut it, as with tail -n 500000"
             raise InputError(msg)
@@ -61,7 +62,29 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
         sources=[name for name, _ in files],
         lines=tally.lines,
         known_lines=sum(each.known_lines for each in reader.servers),
+        wrapped_at=tally.wrapped_at,
         foreign=set().union(*(each.foreign for each in reader.servers)),
+    )
+
+
+def _of_one_server(lines: Iterable[Line], name: str) -> Iterator[Line]:
+    """The lines, unless those of several servers are mixed: a slot's number would mean two slots.
+
+    A server that is started again under another process number does not come back to the first.
+    """
+    origins: list[str] = []
+    for line in lines:
+        if line.origin and line.origin not in origins[-1:]:
+            if line.origin in origins:
+                raise InputError(_mixed(name, origins))
+            origins.append(line.origin)
+        yield line
+
+
+def _mixed(name: str, origins: Sequence[str]) -> str:
+    return (
+        f"{name}: lines of several servers are mixed: {', '.join(origins)}. Explain one at a time: "
+        f"keep its lines, as with grep -F '{origins[-1]}'"
     )
 
 
@@ -96,7 +119,18 @@ def replays_of(
 
 def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     """What the replay shows."""
-    return told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
+    found = told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
+    if read.wrapped_at:
+        found["servers"][0]["missing"].insert(0, _wrapped(read.wrapped_at))
+    return found
+
+
+def _wrapped(at: int) -> str:
+    """What is wrong with a log that was copied from a terminal."""
+    return (
+        f"No line is longer than {at} characters, and many are as long: a terminal seems to have "
+        "broken them, and half a line tells little. Save the log to a file instead."
+    )
 
 
 def _nothing_in(read: Read) -> str:

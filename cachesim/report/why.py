@@ -30,12 +30,15 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
     if found["agreement"]["played"]:
         parts += [*_agreement(found), Text()]
     parts += _totals(found)
+    for place in found["places"]:
+        parts += [Text(), Text(f"{place['sentence']} {place['advice']}")]
     if found["causes"]:
         parts += [Text(), causes(found["causes"])]
     for each in worst:
         parts += [Text(), request(each)]
-    if found["what_if"]:
-        parts += [Text(), what_if(found["what_if"])]
+    if found["what_if"] and found["totals"]["processed"]:
+        exact = not found["agreement"]["differing"]
+        parts += [Text(), what_if(found["what_if"], exact=exact)]
     for note in dict.fromkeys(n for server in found["servers"] for n in server["missing"]):
         parts += [Text(), Text(note, style="quiet")]
     return Group(*parts)
@@ -113,6 +116,8 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def totals_in_words(totals: Mapping[str, int]) -> str:
     """What all requests come to."""
+    if not totals["prompt_tokens"] and not totals["processed"]:
+        return "No line says how many tokens a prompt had, or how many were processed."
     if totals["untold"] == totals["requests"]:
         return (
             f"{totals['processed']:,} tokens were processed; how many were reused, "
@@ -120,9 +125,11 @@ def totals_in_words(totals: Mapping[str, int]) -> str:
         )
     untold = totals["untold"]
     words = f" ({counted(untold, 'request')} without a count)" if untold else ""
+    again, most = totals["again"], totals["again_at_most"]
+    matched = f"{again:,}" if again == most else f"{again:,} to {most:,}"
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{totals['processed']:,} processed{words}. Of these {totals['again']:,} matched what the "
+        f"{totals['processed']:,} processed{words}. Of these {matched} matched what the "
         f"server held, and were reprocessed anyway."
     )
 
@@ -135,7 +142,7 @@ def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column("why they were reprocessed, and what helps", overflow="fold")
     for each in groups:
         words = Text(each["cause"], style="name")
-        words.append(f"  ({KINDS[each['kind']]})", style="quiet")
+        words.append(f"  ({kind_of(each)})", style="quiet")
         words.append(f"\n{each['example']}. {each['cure']}", style="")
         if each["upstream"]:
             words.append(f" See {each['upstream']}.")
@@ -143,6 +150,13 @@ def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
             words.append(f" {each['tried_says']}")
         table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), words)
     return table
+
+
+def kind_of(cause: Mapping[str, Any]) -> str:
+    """Who can do something about a cause; a flag only where none was tried in vain."""
+    if cause["tried"] and all(each["fewer"] <= 0 for each in cause["tried"]):
+        return "no flag tried helps" if cause["kind"] == "flag" else KINDS[cause["kind"]]
+    return KINDS[cause["kind"]]
 
 
 def request(each: Mapping[str, Any]) -> RenderableType:
@@ -194,14 +208,14 @@ def _bounds(each: Mapping[str, Any], name: str) -> str:
     return f": at least {low:,}" if high is None else f": {low:,} to {high:,}"
 
 
-def what_if(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """The same requests elsewhere; the first row is the server of the log."""
+def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType:
+    """The same requests elsewhere; the first row is the server of the log, or what replays it."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what if")
     for head in ("prefilled", "than now", "hits", "wrong", "MiB held"):
         table.add_column(head, justify="right")
     cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
-    table.add_row(f"{cells[0][0]} (the log)", *cells[0][1:])
+    table.add_row(f"{cells[0][0]} ({'the log' if exact else 'replayed'})", *cells[0][1:])
     for alike in _neighbours(cells[1:]):
         name = alike[0][0] if len(alike) == 1 else f"{alike[0][0]} to {alike[-1][0]}"
         table.add_row(name, *alike[0][1:])

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any, Final
 
 from cachesim.printable import printable
-from cachesim.report.why import KINDS, MIB, shown, tokens_prefilled, totals_in_words
+from cachesim.report.why import MIB, kind_of, shown, tokens_prefilled, totals_in_words
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -59,6 +59,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
     stale = [str(each["number"]) for each in found["requests"] if each["stale"]]
     if stale:
         yield f"<p class='wrong'>Wrong answers are possible: request {', '.join(stale)}.</p>"
+    for place in found["places"]:
+        yield f"<p>{_text(place['sentence'])} {_text(place['advice'])}</p>"
     if found["causes"]:
         yield "<h2>Why</h2>" + _table(
             ("tokens", "requests", "cause", "what helps"), map(_cause, found["causes"])
@@ -83,7 +85,7 @@ def _server(server: Mapping[str, Any]) -> str:
 
 
 def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
-    words = f"{each['cause']} ({KINDS[each['kind']]}): {each['example']}."
+    words = f"{each['cause']} ({kind_of(each)}): {each['example']}."
     cure = " ".join(filter(None, (each["cure"], each["upstream"], each["tried_says"])))
     return each["tokens"], len(each["requests"]), words, cure
 
