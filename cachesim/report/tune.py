@@ -13,6 +13,12 @@ WIDTH, HEIGHT = 60, 12
 """Columns and lines of the plot."""
 
 
+SMALL_NETWORK: Final = (
+    "The MiB are those of a small network with layers of the same kinds; `--gguf FILE` takes "
+    "those of your model."
+)
+
+
 def tune_page(found: Mapping[str, Any]) -> RenderableType:
     """The Pareto front, the plot, what is recommended and what it costs."""
     own, best = found["own"], found["recommended"]
@@ -25,12 +31,13 @@ def tune_page(found: Mapping[str, Any]) -> RenderableType:
         Text(),
         _table(found["front"], own, best),
         Text(),
-        Text(_plot(found["tried"], own, best)),
-        Text(),
-        Text(_verdict(own, best)),
+        *_drawn(found["tried"], own, best),
+        Text(_verdict(own, best, found["tried"])),
         Text(),
         Text(found["command"], style="name"),
     ]
+    if found["small_network"]:
+        parts += [Text(), Text(SMALL_NETWORK, style="quiet")]
     if found["assumed"]:
         parts += [Text(), Text(f"assumed: {', '.join(found['assumed'])}", style="quiet")]
     return Group(*parts)
@@ -72,6 +79,14 @@ def _more(difference: int) -> str:
     return f"{difference:+,}" if difference else ""
 
 
+def _drawn(
+    tried: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
+) -> list[Text]:
+    """The plot, where settings differ in tokens; one line of signs would show nothing."""
+    differ = len({each["processed"] for each in tried}) > 1
+    return [Text(_plot(tried, own, best)), Text()] if differ else []
+
+
 def _plot(
     tried: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
 ) -> str:
@@ -101,15 +116,20 @@ def _plot(
     return "\n".join(lines)
 
 
-def _verdict(own: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+def _verdict(
+    own: Mapping[str, Any], best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]
+) -> str:
     saved = own["processed"] - best["processed"]
     cost = (held(best) - held(own)) / MIB
     if not best["changes"]:
         return "The settings as they are: none of the settings tried prefills clearly fewer tokens."
     if saved <= 0:
+        fewest = min(each["processed"] for each in tried if each["failed"] <= own["failed"])
+        clearly = "clearly " if fewest < own["processed"] else ""
+        tokens = "The same number of tokens is" if saved == 0 else f"{-saved:,} more tokens are"
         return (
-            f"The same number of tokens is prefilled with {-cost:,.0f} MiB less: "
-            f"{words_of(best['changes'])}."
+            f"None of the settings tried prefills {clearly}fewer tokens. {tokens} prefilled with "
+            f"{-cost:,.0f} MiB less: {words_of(best['changes'])}."
         )
     part = 100 * saved / max(1, own["processed"])
     more = f"{cost:,.0f} MiB more" if cost >= 0 else f"{-cost:,.0f} MiB less"
