@@ -50,7 +50,7 @@ def sweep_command(
     """
     cells = read_plan(plan, traces).cells
     if parquet is not None:
-        need_parquet()
+        _need_parquet()
     hands: Hands
     if dask is None:
         hands = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
@@ -74,7 +74,7 @@ def sweep_command(
     return AS_EXPECTED
 
 
-def need_parquet() -> None:
+def _need_parquet() -> None:
     """Refuse what could not be written in the end, before anything is played."""
     if find_spec("pyarrow") is None:
         msg = (

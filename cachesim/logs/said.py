@@ -84,7 +84,7 @@ def _tried(o: Observed) -> str:
 def _parting(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
     """Where the prompt and what was held stop being the same."""
     at, whole = common.value, lengths.prompt.value
-    held = _held_by(o, common)
+    held = held_by(o, common)
     if at is None or held is None or at >= held or (whole is not None and at >= whole):
         return
     lines = f"The prompt and the slot's {_roughly(held)} tokens diverge at token {at:,}"
@@ -101,7 +101,7 @@ def _roughly(held: float) -> str:
     return f"{held:,}" if isinstance(held, int) else f"{held:,.0f} or so"
 
 
-def _held_by(o: Observed, common: Known) -> float | None:
+def held_by(o: Observed, common: Known) -> float | None:
     """How many tokens the slot held when the prompt came."""
     if o.depth is not None:
         return o.depth[1]

@@ -79,7 +79,7 @@ LINES: Final = (
 )
 
 
-def has_lines(text: str) -> bool:
+def _has_lines(text: str) -> bool:
     """Whether the first line is an object by itself, as in a trace."""
     first, _, rest = text.strip().partition("\n")
     try:
@@ -103,7 +103,7 @@ def _parsed(
     except RecursionError:
         msg = f"is nested too deeply for {language}"
     except ValueError as error:  # what both parsers raise, and Python for endless digits
-        msg = f"is not {language}: {error}{LINES if has_lines(text) else ''}"
+        msg = f"is not {language}: {error}{LINES if _has_lines(text) else ''}"
     else:
         return content
     raise ScenarioError(msg)
