@@ -37,11 +37,15 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
     for each in worst:
         parts += [Text(), request(each)]
     if found["what_if"] and found["totals"]["processed"]:
-        exact = not found["agreement"]["differing"]
-        parts += [Text(), what_if(found["what_if"], exact=exact)]
+        parts += [Text(), what_if(found["what_if"], exact=is_exact(found))]
     for note in dict.fromkeys(n for server in found["servers"] for n in server["missing"]):
         parts += [Text(), Text(note, style="quiet")]
     return Group(*parts)
+
+
+def is_exact(found: Mapping[str, Any]) -> bool:
+    """Whether the replay answers every request as the log says."""
+    return not found["agreement"]["differing"]
 
 
 def _head(found: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -208,18 +212,27 @@ def _bounds(each: Mapping[str, Any], name: str) -> str:
     return f": at least {low:,}" if high is None else f": {low:,} to {high:,}"
 
 
+WHAT_IF: Final = ("what if", "prefilled", "than now", "hits", "wrong", "MiB held")
+"""What `what_if_rows` has in its columns."""
+
+
 def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType:
-    """The same requests elsewhere; the first row is the server of the log, or what replays it."""
+    """The same requests elsewhere."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("what if")
-    for head in ("prefilled", "than now", "hits", "wrong", "MiB held"):
-        table.add_column(head, justify="right")
+    for head in WHAT_IF:
+        table.add_column(head, justify="left" if head == WHAT_IF[0] else "right")
+    for row in what_if_rows(rows, exact=exact):
+        table.add_row(*row)
+    return table
+
+
+def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[tuple[str, ...]]:
+    """A row for each server; the first is that of the log, or what replays it where they differ."""
     cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
-    table.add_row(f"{cells[0][0]} ({'the log' if exact else 'replayed'})", *cells[0][1:])
+    yield (f"{cells[0][0]} ({'the log' if exact else 'replayed'})", *cells[0][1:])
     for alike in _neighbours(cells[1:]):
         name = alike[0][0] if len(alike) == 1 else f"{alike[0][0]} to {alike[-1][0]}"
-        table.add_row(name, *alike[0][1:])
-    return table
+        yield (name, *alike[0][1:])
 
 
 def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]:
@@ -228,10 +241,10 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
     held = f"{each['peak_bytes'] / MIB:,.1f}"
     wrong = each["wrong_answers"]
     judged = "not judged" if wrong is None else str(wrong)
-    return (f"{tokens_prefilled(each)}{failed}", difference, str(each["hits"]), judged, held)
+    return (f"{_tokens_prefilled(each)}{failed}", difference, str(each["hits"]), judged, held)
 
 
-def tokens_prefilled(each: Mapping[str, Any]) -> str:
+def _tokens_prefilled(each: Mapping[str, Any]) -> str:
     """The likeliest number, and the bounds that the log leaves."""
     low, high = each["processed_bounds"]
     bounds = "" if low == high else f" ({low:,} to {high:,})"

@@ -6,7 +6,14 @@ from html import escape
 from typing import Any, Final
 
 from cachesim.printable import printable
-from cachesim.report.why import MIB, kind_of, shown, tokens_prefilled, totals_in_words
+from cachesim.report.why import (
+    WHAT_IF,
+    is_exact,
+    kind_of,
+    shown,
+    totals_in_words,
+    what_if_rows,
+)
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -65,11 +72,9 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         yield "<h2>Why</h2>" + _table(
             ("tokens", "requests", "cause", "what helps"), map(_cause, found["causes"])
         )
-    if found["what_if"]:
-        yield "<h2>What if</h2>" + _table(
-            ("", "prefilled", "hits", "wrong answers", "MiB held"),
-            map(_row, found["what_if"]),
-        )
+    if found["what_if"] and found["totals"]["processed"]:
+        rows = what_if_rows(found["what_if"], exact=is_exact(found))
+        yield "<h2>What if</h2>" + _table(("", *WHAT_IF[1:]), rows)
     yield "<h2>Requests</h2>" + _table(
         ("request", "prompt", "cached", "processed", "slot", "reused", "why"),
         map(_request, found["requests"]),
@@ -86,14 +91,9 @@ def _server(server: Mapping[str, Any]) -> str:
 
 def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
     words = f"{each['cause']} ({kind_of(each)}): {each['example']}."
-    cure = " ".join(filter(None, (each["cure"], each["upstream"], each["tried_says"])))
+    see = f"See {each['upstream']}." if each["upstream"] else ""
+    cure = " ".join(filter(None, (each["cure"], see, each["tried_says"])))
     return each["tokens"], len(each["requests"]), words, cure
-
-
-def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
-    wrong = "not judged" if each["wrong_answers"] is None else each["wrong_answers"]
-    held = round(each["peak_bytes"] / MIB, 1)
-    return each["name"], tokens_prefilled(each), each["hits"], wrong, held
 
 
 def _request(each: Mapping[str, Any]) -> tuple[object, ...]:
@@ -114,7 +114,7 @@ def _request(each: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-NUMBER: Final = re.compile(r"[\d,.]+( to [\d,.]+)?|-|not judged")
+NUMBER: Final = re.compile(r"[-+]?[\d,.]+( \([\d,.]+ to [\d,.]+\))?|-|not judged|")
 
 
 class Bar(float):
@@ -155,4 +155,5 @@ def _is_number(value: object) -> bool:
 
 
 def _text(text: str) -> str:
-    return escape(printable(text))
+    """As HTML; what stands between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(text)))

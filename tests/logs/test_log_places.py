@@ -1,5 +1,6 @@
 """Where prompts diverge over a whole log is said first; what the log leaves open stays open."""
 
+import re
 from io import BytesIO
 from typing import Any
 
@@ -9,6 +10,7 @@ from cachesim.errors import InputError
 from cachesim.logs.whole import Wanted, read_files, replays_of, why
 from cachesim.report.consoles import plain_text
 from cachesim.report.why import page
+from cachesim.report.why_page import html_page
 from tests.logs.test_threads import SWA, finished, launched
 
 JUNE = "0.10.000.000 I "
@@ -134,3 +136,23 @@ def test_a_log_without_any_count_says_so_and_plays_nothing_elsewhere() -> None:
 
     assert "No line says how many tokens a prompt had" in in_words(found)
     assert "what if" not in in_words(found)
+
+
+def test_the_page_has_the_place_the_same_rows_as_the_terminal_and_flags_as_code() -> None:
+    found = told(
+        START + "".join(june(n, shared=33, read=1000 + 50 * n) for n in range(4)),
+        model="hybrid",
+        profile="b9538",
+    )
+    row = {"hits": 0, "failed": 0, "peak_bytes": 0, "wrong_answers": 0, "processed_bounds": [7, 7]}
+    found["what_if"] = [
+        row | {"name": "b9538", "processed": 7},
+        row | {"name": "b9713", "processed": 9, "processed_bounds": [8, 9]},
+        row | {"name": "b9873", "processed": 9, "processed_bounds": [8, 9]},
+    ]
+    text = html_page(found)
+
+    assert "diverge from what was held at the same place, token 33" in text
+    assert "raise <code>--ctx-checkpoints</code>" in text
+    assert "<td>b9713 to b9873</td>" in re.sub(" data-head='[^']*'", "", text)
+    assert "<td class='n'>9 (8 to 9)</td>" in re.sub(" data-head='[^']*'", "", text)
