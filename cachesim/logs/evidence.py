@@ -135,11 +135,12 @@ def _before_shifts(request: Observed) -> int | None:
 
 
 def _cached(request: Observed, whole: int | None) -> Known:
+    """What was reused; where the launch is missing, the first cut may be one in mid-prompt."""
     if request.too_long:
         return UNKNOWN
     if request.refused_cut:
         return printed(0)
-    if request.first_cut is not None:
+    if request.first_cut is not None and not request.started_before:
         return printed(request.first_cut + (request.offset if request.first_cut else 0))
     if whole is not None and request.processed is not None:
         return computed(max(0, whole - request.processed))

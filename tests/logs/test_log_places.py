@@ -156,3 +156,15 @@ def test_the_page_has_the_place_the_same_rows_as_the_terminal_and_flags_as_code(
     assert "raise <code>--ctx-checkpoints</code>" in text
     assert "<td>b9713 to b9873</td>" in re.sub(" data-head='[^']*'", "", text)
     assert "<td class='n'>9 (8 to 9)</td>" in re.sub(" data-head='[^']*'", "", text)
+
+
+def test_a_cut_in_mid_prompt_is_not_what_was_reused_where_the_launch_is_missing() -> None:
+    lines = (
+        "slot update_slots: id  0 | task 6 | n_tokens = 1905, memory_seq_rm [1905, end)\n"
+        + finished(6, read=1909, said=80, held=1988)
+    )
+    (request,) = told(lines, model="hybrid", profile="b9093")["requests"]
+
+    assert (1909, 0, 1909) == (
+        request["prompt_tokens"], request["cached"], request["processed"],
+    )  # fmt: skip
