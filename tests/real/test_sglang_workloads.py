@@ -11,8 +11,7 @@ from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement
 from cachesim.real.sglang import structs, tensors
 from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.scenarios import config_of
-from cachesim.real.sglang.scheduler import SCHEDULER
+from cachesim.real.sglang.scheduler import SCHEDULER, config_of
 from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all

@@ -11,8 +11,7 @@ from cachesim.errors import ScenarioError
 from cachesim.real.schedules import StepPlayed
 from cachesim.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.scenarios import config_of, group_of
-from cachesim.real.vllm.scheduler import SCHEDULER
+from cachesim.real.vllm.scheduler import SCHEDULER, config_of, group_of
 from cachesim.scenario.format import Step
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all

@@ -1,15 +1,99 @@
-"""vLLM's real scheduler: Python files out of a release's wheel, in a process of its own."""
+"""vLLM's real scheduler: how it is started, and what a scenario asks of it."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
+from cachesim.engines.base import Engine
+from cachesim.engines.vllm.events import DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.real.schedules import RealScheduler
+from cachesim.engines.vllm.server import Vllm
+from cachesim.real.schedules import RealScheduler, wanted_of
 from cachesim.real.vllm.agents import draw_agents
 from cachesim.real.vllm.playing import play
-from cachesim.real.vllm.scenarios import config_of, group_of, hurdles
 from cachesim.real.vllm.workloads import draw, draw_async
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.session import Record
+from cachesim.typed import of_kind
+
+
+def config_of(server: Engine) -> dict[str, Any]:
+    """What the real scheduler is told of a simulated server."""
+    engine = of_kind(Vllm, server)
+    options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
+    return {
+        "groups": [
+            {
+                "kind": group.kind,
+                "block": group.block,
+                "window": group.window,
+                "chunk": group.chunk,
+                "mode": group.mode,
+                "speculative_blocks": group.speculative_blocks,
+                "eagle": group.eagle,
+            }
+            for group in manager.groups
+        ],
+        "blocks": options.num_gpu_blocks_override,
+        "hash_block": options.prefix_match_unit or None,
+        "retention": manager.coordinator.retention,
+        "budget": limits.budget,
+        "max_seqs": limits.max_seqs,
+        "max_len": limits.max_model_len,
+        "reserve_full": limits.reserve_full,
+        "policy": options.scheduling_policy,
+        "eagle": limits.use_eagle,
+        "drafts": limits.drafts,
+        "caching": options.enable_prefix_caching,
+        "store": engine.connector is not None,
+    }
+
+
+def hurdles(scenario: Scenario) -> dict[str, bool]:
+    """What the real scheduler is not led through."""
+    options = scenario.engine.options
+    return {
+        "n-grams propose in some steps only": options.get("speculative_method") == "ngram",
+        "its steps are never left half done": bool(options.get("async_scheduling"))
+        or any(step.do == "cancel" for step in scenario.step),
+        "it computes under no adapter": bool(options.get("lora")),
+        "it reads the cache for every request": any(
+            not step.cache_prompt for step in scenario.step
+        ),
+    }
+
+
+def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
+    """A group's steps as the workloads write them, each with the turn that it comes in.
+
+    What the store had of each request was found out by the simulated one; the real scheduler's is
+    told of it.
+    """
+    connector = of_kind(Vllm, server).connector
+    stored = {} if connector is None else connector.reach
+    turn, found = 0, list[dict[str, Any]]()
+    for record in records:
+        turn += (record.step.turns or 0) if found else 0
+        reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
+        more = {"after": turn} if turn else {}
+        found.append(_wanted(record) | more | ({"stored": reach} if reach else {}))
+    return found
+
+
+def _wanted(record: Record) -> dict[str, Any]:
+    """A step as the workloads write it."""
+    accepted = [
+        each.accepted
+        for each in record.events
+        if isinstance(each, DraftsVerified) and each.task == record.ticket
+    ]
+    wanted: dict[str, Any] = {"accept": accepted}
+    asked = record.step.options
+    wanted |= {"salt": asked["cache_salt"]} if asked.get("cache_salt") else {}
+    wanted |= {"priority": asked["priority"]} if asked.get("priority") else {}
+    return wanted_of(record, wanted)
+
 
 SCHEDULER: Final = RealScheduler(
     family=FAMILY,
