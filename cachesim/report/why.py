@@ -38,6 +38,8 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
         parts += [Text(), request(each)]
     if found["what_if"] and found["totals"]["processed"]:
         parts += [Text(), what_if(found["what_if"], exact=is_exact(found))]
+        if wrong := wrong_in_words(found["what_if"]):
+            parts += [Text(wrong, style="wrong")]
     for note in dict.fromkeys(n for server in found["servers"] for n in server["missing"]):
         parts += [Text(), Text(note, style="quiet")]
     return Group(*parts)
@@ -233,6 +235,21 @@ def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[
     for alike in _neighbours(cells[1:]):
         name = alike[0][0] if len(alike) == 1 else f"{alike[0][0]} to {alike[-1][0]}"
         yield (name, *alike[0][1:])
+
+
+def wrong_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Answers that are wrong where the log's own server is replayed, and what has none."""
+    own, *others = rows
+    if not own["wrong_answers"]:
+        return ""
+    wrong = counted(own["wrong_answers"], "answer")
+    differs = "differs" if own["wrong_answers"] == 1 else "differ"
+    sound = [each for each in others if each["wrong_answers"] == 0 and not each["failed"]]
+    named = f" With {sound[0]['name']} none does." if sound else ""
+    return (
+        f"In the replay {wrong} {differs} from a cold run's: the server may have answered wrongly"
+        f" too.{named}"
+    )
 
 
 def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from cachesim.report.why import (
     shown,
     totals_in_words,
     what_if_rows,
+    wrong_in_words,
 )
 
 STYLE: Final = """
@@ -75,6 +76,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
     if found["what_if"] and found["totals"]["processed"]:
         rows = what_if_rows(found["what_if"], exact=is_exact(found))
         yield "<h2>What if</h2>" + _table(("", *WHAT_IF[1:]), rows)
+        if wrong := wrong_in_words(found["what_if"]):
+            yield f"<p class='wrong'>{_text(wrong)}</p>"
     yield "<h2>Requests</h2>" + _table(
         ("request", "prompt", "cached", "processed", "slot", "reused", "why"),
         map(_request, found["requests"]),

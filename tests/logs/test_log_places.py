@@ -1,5 +1,6 @@
 """Where prompts diverge over a whole log is said first; what the log leaves open stays open."""
 
+import html
 import re
 from io import BytesIO
 from typing import Any
@@ -156,6 +157,32 @@ def test_the_page_has_the_place_the_same_rows_as_the_terminal_and_flags_as_code(
     assert "raise <code>--ctx-checkpoints</code>" in text
     assert "<td>b9713 to b9873</td>" in re.sub(" data-head='[^']*'", "", text)
     assert "<td class='n'>9 (8 to 9)</td>" in re.sub(" data-head='[^']*'", "", text)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "says"),
+    [
+        (0, [1, 0], ""),
+        (None, [0, 0], ""),
+        (1, [2, 1], "In the replay 1 answer differs from a cold run's: the server may have"),
+        (2, [1, 0], "With b9873 none does."),
+    ],
+)
+def test_a_wrong_answer_in_the_replay_is_said_and_where_there_is_none(
+    own: int | None, others: list[int], says: str
+) -> None:
+    found = told(
+        START + "".join(june(n, shared=33, read=1000 + 50 * n) for n in range(4)),
+        model="hybrid",
+        profile="b9538",
+    )
+    row = {"hits": 0, "failed": 0, "peak_bytes": 0, "processed_bounds": [7, 7], "processed": 7}
+    counts = zip(("b9538", "b9713", "b9873"), (own, *others), strict=True)
+    found["what_if"] = [row | {"name": name, "wrong_answers": wrong} for name, wrong in counts]
+
+    for text in (in_words(found), html.unescape(html_page(found))):
+        assert says in text
+        assert bool(says) == ("In the replay" in text)
 
 
 def test_a_cut_in_mid_prompt_is_not_what_was_reused_where_the_launch_is_missing() -> None:
