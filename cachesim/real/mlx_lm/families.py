@@ -28,6 +28,7 @@ class ModelClass:
     arguments: Callable[[ModelSpec], Arguments]
     tensors: Callable[[ModelSpec, Weights], Weights] | None  # None: weights of its own
     changes: Mapping[str, Any]  # what the class has otherwise than the preset
+    fades: bool = False  # its own weights forget a spoiled state sooner than the toy's
 
 
 def _transformer(spec: ModelSpec, weights: Weights) -> Weights:
@@ -271,7 +272,7 @@ OTHERS: Final[Mapping[str, ModelClass]] = {
     "plamo2": ModelClass("hybrid", arguments.plamo2, None, {"groups": 1}),
     "gemma3n": ModelClass("swa", arguments.gemma3n, None, {}),
     "deepseek_v41": ModelClass("swa", arguments.deepseek_v41, None, {}),
-    "jamba": ModelClass("hybrid", arguments.jamba, None, {"groups": 1}),
+    "jamba": ModelClass("hybrid", arguments.jamba, None, {"groups": 1}, fades=True),
 }
 """Classes whose layers no toy of ours has: other weights, the same caches and the same rules."""
 

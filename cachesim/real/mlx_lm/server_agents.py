@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachesim.real.agents import Agents, Row, Sizes, Talk
+from cachesim.real.mlx_lm.families import OTHERS
 from cachesim.real.mlx_lm.server_workloads import (
     END_MARK,
     VOCABULARY,
@@ -19,9 +20,6 @@ LONGEST: Final = (300, 800, 2400)
 
 FIRST_WORD: Final = 24
 """Tokens from here on are plain words of every template."""
-
-FORGETFUL: Final = ("jamba",)
-"""Classes with recurrent layers and weights of their own, and with wrong states."""
 
 LARGER: Final = {"prefill_step_size": 32, "prompt_cache_bytes": 30}
 """By how much these options are larger than for short chats."""
@@ -73,10 +71,11 @@ def draw_agents(release: str, seed: int, number: int) -> Workload:
     """One workload: a fresh server of a release, and what users' agents ask of it.
 
     A state that padding spoiled is as good as right after hundreds of tokens, the sooner the faster
-    the weights forget; of a class whose weights are not the toy's, its neighbour is drawn instead.
+    the weights forget; in place of a class with other weights than the toy's the next is drawn.
     """
     workload = draw_workload(release, seed, number, groups=14, drawer=AgentDrawer)
-    if workload["model"]["family"] in FORGETFUL:
+    known = OTHERS.get(workload["model"]["family"])
+    if known is not None and known.fades:
         return draw_agents(release, seed, number + 1)
     for name in LARGER.keys() & workload["options"].keys():
         workload["options"][name] *= LARGER[name]
