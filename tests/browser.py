@@ -283,7 +283,7 @@ def _(tab: Any) -> None:
 def _(tab: Any) -> None:
     tab.keyboard.press("Home")
     tab.keyboard.press("ArrowRight")
-    address = tab.url
+    address = tab.evaluate("location.href")  # `tab.url` follows a moment later
     tab.goto("about:blank")
     tab.goto(address)
     holds(place(tab).startswith("Step A event 2 of"), place(tab))
