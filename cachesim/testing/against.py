@@ -7,7 +7,7 @@ from itertools import islice
 from cachesim.engines.profile import Profile
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
-from cachesim.testing.search import WHOLE, look, weighs, workloads
+from cachesim.testing.search import look, workloads
 from cachesim.testing.trial import Trial, playable
 from cachesim.testing.workloads import DEFAULT, Shape
 
@@ -76,9 +76,8 @@ def compare(
             break
         if not playable(scenario, other):
             continue
-        whole = found.workloads % WHOLE == 0 or weighs(one, shape) or weighs(other, shape)
         trials = [
-            look(scenario, profile, arithmetic=arithmetic, whole=whole, stop_early=False)
+            look(found.workloads, scenario, profile, arithmetic=arithmetic, stop_early=False)
             for profile in (one, other)
         ]
         found.workloads += 1

@@ -24,6 +24,9 @@ WHOLE: Final = 16
 BYTES: Final = ("bytes", "MiB")
 """Units of flags that set how much memory there is."""
 
+UNLIMITED: Final = (None, 0, -1)
+"""Such a flag left out, nothing kept, no limit: whatever the bytes, the decisions are the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterexample:
@@ -90,12 +93,10 @@ def search(
     """Play workloads until one shows something wrong, all are played, or told to stop."""
     report = Report(profile=profile, model=model)
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
-    whole = weighs(profile, shape)
     for number, scenario in enumerate(drawn, first):
         if not going(report):
             break
-        each = whole or number % WHOLE == 0
-        trial = look(scenario, profile, arithmetic=arithmetic, whole=each)
+        trial = look(number, scenario, profile, arithmetic=arithmetic)
         report.add(scenario, trial)
         if trial.finding is not None:
             report.counterexample = reduced(number, scenario, trial.finding, profile, arithmetic)
@@ -104,11 +105,11 @@ def search(
 
 
 def look(
+    number: int,
     scenario: Scenario,
     profile: Profile,
     *,
     arithmetic: ArithmeticName,
-    whole: bool,
     stop_early: bool = True,
     oracles: Oracles | None = None,
 ) -> Trial:
@@ -120,17 +121,21 @@ def look(
     played = partial(
         play, scenario, profile, arithmetic=arithmetic, stop_early=stop_early, oracles=oracles
     )
-    if not whole:
+    if number % WHOLE and not weighs(scenario, profile):
         trial = played(thin=True)
         if trial.finding is None:
             return trial
     return played()
 
 
-def weighs(profile: Profile, shape: Shape) -> bool:
-    """Whether a flag of every server is in bytes, so that the number of layers decides too."""
-    given = (each for each in family_of(profile.engine).table() if each.name in shape.fixed)
-    return any(each.kind == "size" or each.unit in BYTES for each in given)
+def weighs(scenario: Scenario, profile: Profile) -> bool:
+    """Whether a flag limits memory in bytes, so that the number of layers decides too."""
+    given = scenario.engine.options
+    return any(
+        given.get(each.name) not in UNLIMITED
+        for each in family_of(profile.engine).table()
+        if each.kind == "size" or each.unit in BYTES
+    )
 
 
 def reduced(

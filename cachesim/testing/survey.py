@@ -27,7 +27,7 @@ from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Culprit, Run, Step
 from cachesim.scenario.runner import run
-from cachesim.testing.search import WHOLE, Counterexample, Report, look, weighs, workloads
+from cachesim.testing.search import Counterexample, Report, look, workloads
 from cachesim.testing.shrink import shrink
 from cachesim.testing.trial import Finding, Kind, Trial, play
 from cachesim.testing.workloads import DEFAULT, Shape
@@ -115,17 +115,11 @@ def survey(
     """Play workloads until all are played or told to stop; nothing is made small yet."""
     found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
     drawn = islice(workloads(profile, model, seed=seed, first=first, shape=shape), examples)
-    heavy = weighs(profile, shape)
     for number, scenario in enumerate(drawn, first):
         if not going(found.report):
             break
         trial = look(
-            scenario,
-            profile,
-            arithmetic=arithmetic,
-            whole=heavy or number % WHOLE == 0,
-            stop_early=False,
-            oracles=oracles,
+            number, scenario, profile, arithmetic=arithmetic, stop_early=False, oracles=oracles
         )
         found.report.add(scenario, trial)
         if find == "wrong" and trial.finding is None:
