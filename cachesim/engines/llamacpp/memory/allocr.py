@@ -1,6 +1,6 @@
 """Validation of batches (`llama_batch_allocr::init`) and the fields it fills in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,22 +41,46 @@ class BatchAllocr:
         if not (min(batch.tokens) >= 0 and max(batch.tokens) < self.vocabulary):
             wrong = next(token for token in batch.tokens if not 0 <= token < self.vocabulary)
             return Refusal(reason=f"invalid token {wrong}")
-        distinct = set(seqs)
+        alike = seqs.count(seqs[0]) == len(seqs)
+        distinct = {seqs[0]} if alike else set(seqs)
         for ids in distinct:
             for s in ids:
                 if not 0 <= s < self.n_ids:
                     return Refusal(reason=f"invalid seq_id {s} >= {self.n_ids}")
+        if alike and len(seqs[0]) == 1:
+            return self._init_alike(batch, seqs, memory)
         if self.rules.hashed_ids and max(map(len, distinct)) > 1:
             # Trap: the order of ids on a token decides whose state survives a coupling.
             kept = {ids: hash_set_order(ids) for ids in distinct}
             seqs = tuple(kept[ids] for ids in seqs)
             distinct = set(seqs)
         positions = batch.positions or self.continued(seqs, memory)
-        outputs = batch.outputs or (False,) * (len(batch) - 1) + (True,)
         reason = self.refusal(positions, seqs, distinct, memory)
         if reason:
             return Refusal(reason=reason)
-        return Splitter(positions, seqs, outputs)
+        return Splitter(positions, seqs, outputs_of(batch))
+
+    def _init_alike(
+        self, batch: Batch, seqs: tuple[Ids, ...], memory: Memory
+    ) -> Splitter | Refusal:
+        """The rest of `init` where every token has the same single id.
+
+        Of consecutive positions only the first can be refused: none is missing between them, none
+        decreases, and no other sequence is coupled to theirs.
+        """
+        seq = seqs[0][0]
+        positions = batch.positions or self.continued(seqs, memory)
+        run = range(positions[0], positions[0] + len(positions))
+        if positions != run and positions != tuple(run):
+            reason = self.refusal(positions, seqs, {seqs[0]}, memory)
+            return (
+                Refusal(reason=reason) if reason else Splitter(positions, seqs, outputs_of(batch))
+            )
+        if self.rules.checks_positions:
+            reason = (behind if self.sections else apart)(seq, run.start, memory)
+            if reason:
+                return Refusal(reason=reason)
+        return Splitter(run, seqs, outputs_of(batch), seq)
 
     def continued(self, seqs: Iterable[Ids], memory: Memory) -> tuple[int, ...]:
         """Positions for a batch that names none: each sequence goes on behind its last one."""
@@ -73,7 +97,7 @@ class BatchAllocr:
 
     def refusal(
         self,
-        positions: tuple[int, ...],
+        positions: Sequence[int],
         seqs: tuple[Ids, ...],
         distinct: set[Ids],
         memory: Memory,
@@ -82,12 +106,9 @@ class BatchAllocr:
         if not self.rules.checks_positions:
             return ""
         by_seq: dict[int, list[int]] = {}
-        if len(distinct) == 1:
-            by_seq = {s: list(positions) for s in seqs[0]}
-        else:
-            for pos, ids in zip(positions, seqs, strict=True):
-                for s in ids:
-                    by_seq.setdefault(s, []).append(pos)
+        for pos, ids in zip(positions, seqs, strict=True):
+            for s in ids:
+                by_seq.setdefault(s, []).append(pos)
         return (
             (not_ahead if self.sections else not_consecutive)(by_seq, memory)
             or diverged(distinct, memory)
@@ -95,6 +116,27 @@ class BatchAllocr:
             # id, sets that all contain the id, so it never fires: {0,1} then {1,2} is accepted.
             or (decreasing(by_seq) if self.rules.refuses_decreasing else "")
         )
+
+
+def outputs_of(batch: Batch) -> tuple[bool, ...]:
+    """Whose logits are wanted: the last token's alone where the batch does not say."""
+    return batch.outputs or (False,) * (len(batch) - 1) + (True,)
+
+
+def apart(s: int, low: int, memory: Memory) -> str:
+    """A sequence that holds something goes on right behind its last position."""
+    last = memory.seq_pos_max(s)
+    if last >= 0 and low != last + 1:
+        return f"sequence {s} has last position {last} and the batch starts at {low}"
+    return ""
+
+
+def behind(s: int, low: int, memory: Memory) -> str:
+    """A sequence that holds something goes on anywhere behind its last position."""
+    last = memory.seq_pos_max(s)
+    if last >= 0 and low <= last:
+        return f"sequence {s} has last position {last} and the batch is not ahead of it"
+    return ""
 
 
 def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
@@ -105,9 +147,9 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """
     for s, positions in sorted(by_seq.items()):
         low, high = min(positions), max(positions)
-        last = memory.seq_pos_max(s)
-        if last >= 0 and low != last + 1:
-            return f"sequence {s} has last position {last} and the batch starts at {low}"
+        reason = apart(s, low, memory)
+        if reason:
+            return reason
         if high - low + 1 > len(set(positions)):
             return f"sequence {s} positions are not continuous"
     return ""
@@ -115,11 +157,8 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
 
 def not_ahead(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """Positions of several sections (M-RoPE) need only lie behind the last one; gaps may be."""
-    for s in sorted(by_seq):
-        last = memory.seq_pos_max(s)
-        if last >= 0 and min(by_seq[s]) <= last:
-            return f"sequence {s} has last position {last} and the batch is not ahead of it"
-    return ""
+    reasons = (behind(s, min(by_seq[s]), memory) for s in sorted(by_seq))
+    return next(filter(None, reasons), "")
 
 
 def diverged(distinct: set[Ids], memory: Memory) -> str:

@@ -136,9 +136,10 @@ class AttentionCache:
 
         Trap: until the next decode comes here, positions are new and keys are old.
         """
-        copies, self.copies = self.copies, []
-        for src, dst in copies:
-            self.rows[dst].copy_from(self.rows[src])
+        if self.copies:
+            copies, self.copies = self.copies, []
+            for src, dst in copies:
+                self.rows[dst].copy_from(self.rows[src])
         if not self.streams.has_shift:
             return
         if not self.can_shift:
@@ -165,9 +166,9 @@ class AttentionCache:
         """Follows `llama_kv_cache::init_batch`."""
         del all_outputs  # only memories with recurrent rows care
         if self.streams.unified:
-            pieces = split.cut(lambda: split.simple(n_ubatch))
+            pieces = split.all_simple(n_ubatch)
         else:
-            pieces = split.cut(lambda: split.equal(n_ubatch, sequential=True))
+            pieces = split.all_equal(n_ubatch, sequential=True)
         if pieces is None:
             return None
         slots = self.prepare(pieces)
@@ -225,7 +226,7 @@ class Writer:
         self.layers = cache.layers
         self.slot = slot
         self.ubatch = ubatch
-        self._parts: list[tuple[Rows, slice | Integers, slice]] = []
+        self._parts: list[tuple[Rows, slice | Integers, slice]] = []  # buffers, where, which rows
         self._plans: list[tuple[LanePlan, Rows]] = []
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
@@ -243,9 +244,12 @@ class Writer:
         for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
             rows, n = self.cache.rows[stream], len(cells)
             low, last = int(cells[0]), int(cells[-1])
-            run = last - low == n - 1  # found cells ascend but for one turn at the stream's end
-            rows.cover(last if run else int(cells.max()))
-            to = slice(low + MARGIN, last + 1 + MARGIN) if run else cells + MARGIN
+            if last - low == n - 1:  # found cells ascend but for one turn at the stream's end
+                rows.cover(last)
+                to: slice | Integers = slice(low + MARGIN, last + 1 + MARGIN)
+            else:
+                to = np.asarray(cells) + MARGIN
+                rows.cover(int(to.max()) - MARGIN)
             self._parts.append((rows, to, slice(first, first + n)))
             first += n
         for plan in plan_lanes(self.cache.streams, self.ubatch):

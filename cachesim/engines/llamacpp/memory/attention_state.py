@@ -130,7 +130,7 @@ def _read_sequence(cache: "AttentionCache", reader: Reader, seq: int, count: int
         msg = "there are not enough free cells for the state"
         raise BlobError(msg)
     apply_ubatch(cache.streams, slot, ubatch)
-    _read_rows(cache, reader, seq, stream, slot.cells[0])
+    _read_rows(cache, reader, seq, stream, np.asarray(slot.cells[0]))
 
 
 def _read_whole_stream(cache: "AttentionCache", reader: Reader, stream: int, count: int) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cachesim.units import Array
 
@@ -11,6 +11,9 @@ Ids: TypeAlias = tuple[int, ...]
 
 MAX_SEQUENCES: Final = 256
 """Upstream's LLAMA_MAX_SEQ."""
+
+MIXED: Final = -1
+"""Stands for the one sequence of a run where tokens are no run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,7 @@ class Batch:
     """
 
     tokens: tuple[int, ...]
-    positions: tuple[int, ...] | None = None
+    positions: Sequence[int] | None = None
     seqs: tuple[Ids, ...] | None = None
     outputs: tuple[bool, ...] | None = None
     hidden: Array | None = None  # (n, width): what a companion reads beside the tokens
@@ -63,15 +66,17 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ubatch:
+class Ubatch(NamedTuple):
     """A piece of a batch (`llama_ubatch`): rows grouped by sequence set, equally many of each."""
 
-    rows: tuple[int, ...]  # which token of the batch each row is
+    rows: Sequence[int]  # which token of the batch each row is
     n_seqs: int  # sequence sets; every row is its own after a simple split
     n_seq_tokens: int
-    positions: tuple[int, ...]
+    positions: Sequence[int]
     seqs: tuple[Ids, ...]
+    run: int = MIXED
+    """The one sequence that all tokens are of, where it is known that rows and positions follow
+    one another; what is done with a run is what would be done without knowing it."""
 
     @property
     def n_tokens(self) -> int:
@@ -81,6 +86,8 @@ class Ubatch:
     @property
     def ids(self) -> list[int]:
         """Every sequence in it, in increasing order (`seq_id_unq`)."""
+        if self.run >= 0:
+            return [self.run]
         if len(self.seqs) == 1:
             return sorted(self.seqs[0])
         return sorted({s for ids in set(self.seqs) for s in ids})

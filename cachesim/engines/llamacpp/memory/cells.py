@@ -72,7 +72,9 @@ class Cells:
 
     def track(self, seq: int) -> Track:
         """Where the sequence's tokens lie, up to date."""
-        track = self._own_track(seq)
+        track = self.tracks.get(seq)
+        if track is None:
+            track = self.tracks[seq] = Track()
         if track.stale:
             cells = np.flatnonzero(self.members(seq))
             track.read(self.pos[cells], cells)
@@ -81,7 +83,7 @@ class Cells:
     def pos_min(self, seq: int) -> int:
         """Lowest position of the sequence, -1 if none."""
         low = self.track(seq).lo if seq in self.tracks else EMPTY
-        ghosts = self.phantoms.get(seq)
+        ghosts = self.phantoms.get(seq) if self.phantoms else None
         if not ghosts:
             return low
         return min(ghosts) if low < 0 else min(low, *ghosts)
@@ -89,7 +91,7 @@ class Cells:
     def pos_max(self, seq: int) -> int:
         """Highest position of the sequence, -1 if none."""
         high = self.track(seq).hi if seq in self.tracks else EMPTY
-        ghosts = self.phantoms.get(seq)
+        ghosts = self.phantoms.get(seq) if self.phantoms else None
         return max(high, *ghosts) if ghosts else high
 
     def select(self, seq: int, p0: int, p1: int) -> Integers:
@@ -136,7 +138,7 @@ class Cells:
 
     # --- changing many cells
 
-    def fill_run(self, cells: Integers, pos: int, seq: int) -> None:
+    def fill_run(self, cells: Integers | range, pos: int, seq: int) -> None:
         """Put tokens of one sequence at `pos`, `pos + 1`, ... into empty cells.
 
         The cells ascend but for one turn.
@@ -144,12 +146,18 @@ class Cells:
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
         count, first = len(cells), int(cells[0])
+        self.used += count
+        if count == 1:
+            self.pos[first] = pos
+            self.bits[word, first] = 1 << bit
+            self.owners[first] = 1
+            self._own_track(seq).put(pos, first)
+            return
         straight = int(cells[-1]) - first == count - 1
-        where = slice(first, first + count) if straight else cells
+        where = slice(first, first + count) if straight else np.asarray(cells)
         self.pos[where] = np.arange(pos, pos + count)
         self.bits[word, where] = 1 << bit
         self.owners[where] = 1
-        self.used += count
         self._own_track(seq).put_run(pos, cells)
 
     def share(self, cells: Integers, seq: int) -> None:

@@ -16,7 +16,7 @@ from cachesim.errors import BlobError, ContractError, UpstreamAbort
 from cachesim.model import store as network_side
 from cachesim.model.arithmetic import Network, Output
 from cachesim.model.build import arithmetic_of
-from cachesim.units import Array
+from cachesim.units import Array, Integers
 
 OK: Final = 0
 NO_SLOT: Final = 1
@@ -134,8 +134,9 @@ class Context:
             self.reached.append((ubatch, store))
             if code is not None:
                 return self._give_up(ubatch, code)
-            output = self.network.run(network_ubatch(ubatch, tokens, wanted, batch.hidden), store)
-            self._keep_outputs(ubatch, wanted, output)
+            asked = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
+            output = self.network.run(network_ubatch(ubatch, tokens, asked, batch.hidden), store)
+            self._keep_outputs(ubatch, asked, output)
         return OK
 
     def advance(self, runs: Sequence[Advance], *, piece: int = 0) -> bool:
@@ -170,9 +171,9 @@ class Context:
         self._hidden: dict[int, Array] = {}
         self._unseen = False  # the last tokens went past the network
 
-    def _keep_outputs(self, ubatch: Ubatch, wanted: tuple[bool, ...], output: Output) -> None:
-        rows = [row for row in ubatch.rows if wanted[row]]
-        self._logits.update(zip(rows, output.logits, strict=True))
+    def _keep_outputs(self, ubatch: Ubatch, asked: list[int], output: Output) -> None:
+        for i, logits in zip(asked, output.logits, strict=True):
+            self._logits[ubatch.rows[i]] = logits
         if output.hidden is not None:
             self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
 
@@ -295,15 +296,21 @@ class Context:
 
 
 def network_ubatch(
-    ubatch: Ubatch, tokens: Array, wanted: tuple[bool, ...], hidden: Array | None
+    ubatch: Ubatch, tokens: Array, asked: list[int], hidden: Array | None
 ) -> network_side.Ubatch:
     """A ubatch as the network sees it: tokens and positions, no ids."""
-    rows = np.array(ubatch.rows, dtype=np.int64)
-    outputs = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
+    rows: slice | Integers
+    if ubatch.run >= 0:
+        start, first, n = ubatch.positions[0], ubatch.rows[0], ubatch.n_tokens
+        rows = slice(first, first + n)
+        positions = np.arange(start, start + n, dtype=np.int64)
+    else:
+        rows = np.array(ubatch.rows, dtype=np.int64)
+        positions = np.array(ubatch.positions, dtype=np.int64)
     return network_side.Ubatch(
         tokens=tokens[rows],
-        positions=np.array(ubatch.positions, dtype=np.int64),
+        positions=positions,
         sets=ubatch.n_seqs,
-        outputs=np.array(outputs, dtype=np.int64),
+        outputs=np.array(asked, dtype=np.int64),
         hidden=None if hidden is None else hidden[rows],
     )

@@ -1,5 +1,6 @@
 """Finding cells for a ubatch, filling them, and the dry run over a whole batch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -12,13 +13,17 @@ from cachesim.errors import UpstreamAbort
 from cachesim.units import Array, Integers
 
 _GLANCE: Final = 4  # cells looked at one by one before all are looked at together
+_NONE: Final[Integers] = np.zeros(0, dtype=np.int64)
 
 
 class SlotInfo(NamedTuple):
-    """Where a ubatch goes: per list of tokens a stream and as many cells."""
+    """Where a ubatch goes: per list of tokens a stream and as many cells.
+
+    A range stands for cells that are empty and follow one another.
+    """
 
     streams: tuple[int, ...]
-    cells: tuple[Integers, ...]
+    cells: tuple[Integers | range, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
     ids = ubatch.ids
     n = ubatch.n_tokens // len(ids)
     lists: list[int] = []
-    cells: list[Integers] = []
+    cells: list[Integers | range] = []
     for k, seq in enumerate(ids):
         if ubatch.seqs[k * n] != (seq,):
             where = "llama_kv_cache::find_slot"
@@ -66,7 +71,7 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
     return SlotInfo(tuple(lists), tuple(cells))
 
 
-def _search(streams: Streams, stream: int, n: int) -> Integers | None:
+def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
     """The first `n` usable cells from the head on, wrapping once around.
 
     Trap: first usable, not oldest: cells that the window hides are taken in index order, mixed
@@ -79,10 +84,12 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | None:
         return None
     end = start + n
     if n > 1 and end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
-        return np.arange(start, end)
+        return range(start, end)
     if n == 1:
         for cell in range(start, min(start + _GLANCE, cells.size)):
-            if _usable(streams, cells, cell):
+            if cells.pos[cell] == EMPTY:
+                return range(cell, cell + 1)
+            if _reclaimable(streams, cells, cell):
                 return np.array([cell])
     usable = _usable_cells(streams, cells)
     found = np.flatnonzero(usable[start:])[:n] + start
@@ -91,18 +98,16 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | None:
     return found if len(found) == n else None
 
 
-def _usable(streams: Streams, cells: Cells, cell: int) -> bool:
-    """Empty, or held by one sequence whose next token its window hides it from."""
-    if cells.pos[cell] == EMPTY:
-        return True
-    if cells.owners[cell] != 1:
+def _reclaimable(streams: Streams, cells: Cells, cell: int) -> bool:
+    """Whether one sequence alone holds the cell, whose next token its window hides it from."""
+    if streams.mask.kind == "none" or cells.owners[cell] != 1:
         return False
     (seq,) = cells.seqs_of(cell)
     return streams.mask.hides(int(cells.pos[cell]), cells.pos_max(seq) + 1)
 
 
 def _usable_cells(streams: Streams, cells: Cells) -> Array:
-    """`_usable` for all cells.
+    """All cells that are empty or reclaimable.
 
     Trap: the sequence may be any, not only the one that is being written: a busy conversation
     reclaims the old cells of an idle one. Shared cells are never reclaimed.
@@ -128,11 +133,16 @@ def fill_straight(streams: Streams, stream: int, seq: int, start: int, count: in
     """Put a run of a sequence's tokens into empty cells; False where there are too few."""
     found = _search(streams, stream, count)
     cells = streams.cells[stream]
-    if found is None or (cells.pos[found] != EMPTY).any():
+    if found is None or len(_full(cells, found)):
         return False
     cells.fill_run(found, start, seq)
     streams.heads[stream] = int(found[-1]) + 1
     return True
+
+
+def _full(cells: Cells, found: Integers | range) -> Integers:
+    """Those of the cells just found that hold something."""
+    return _NONE if isinstance(found, range) else found[cells.pos[found] != EMPTY]
 
 
 def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
@@ -145,7 +155,10 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     first = 0
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]
-        full = found[cells.pos[found] != EMPTY]
+        if ubatch.run >= 0 and isinstance(found, range):
+            cells.fill_run(found, ubatch.positions[0], ubatch.run)
+            continue
+        full = _full(cells, found)
         owner = cells.sole_owner(full) if len(full) > _GLANCE else None
         if owner is not None:
             overwritten[owner] = max(overwritten.get(owner, EMPTY), int(cells.pos[full].max()))
@@ -167,17 +180,19 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
         streams.heads[stream] = int(found[-1]) + 1
 
 
-def _fill(cells: Cells, found: Integers, positions: tuple[int, ...], seqs: tuple[Ids, ...]) -> None:
+def _fill(
+    cells: Cells, found: Integers | range, positions: Sequence[int], seqs: tuple[Ids, ...]
+) -> None:
     """Put tokens into empty cells; a plain run of one sequence goes in as a whole.
 
     Upstream: `llama_kv_cache::apply_ubatch`.
     """
     n, ids, start = len(found), seqs[0], positions[0]
     alike = n > 1 and len(ids) == 1 and seqs.count(ids) == n
-    if alike and positions == tuple(range(start, start + n)):
+    if alike and tuple(positions) == tuple(range(start, start + n)):
         cells.fill_run(found, start, ids[0])
         return
-    for cell, pos, own in zip(found.tolist(), positions, seqs, strict=True):
+    for cell, pos, own in zip(map(int, found), positions, seqs, strict=True):
         cells.place(cell, pos)
         for seq in own:
             cells.add(cell, seq)
@@ -197,7 +212,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
             return None
         if len(streams) == 1:  # what the dry run would leave, the ubatch's own apply does too
             return [slot]
-        if not any(map(len, _full_cells(streams, slot))):  # it would only leave the heads
+        if not any(map(len, _reclaimed(streams, slot))):  # it would only leave the heads
             _put_back_heads(streams, slot, tuple(streams.heads))
             return [slot]
     slots: list[SlotInfo] = []
@@ -217,7 +232,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
     """What the found cells hold, list by list."""
     kept = []
-    for stream, full in zip(slot.streams, _full_cells(streams, slot), strict=True):
+    for stream, full in zip(slot.streams, _reclaimed(streams, slot), strict=True):
         cells = streams.cells[stream]
         owner = cells.sole_owner(full) if len(full) > _GLANCE else None
         seqs = [cells.seqs_of(cell) for cell in full.tolist()] if owner is None else []
@@ -225,10 +240,10 @@ def _contents(streams: Streams, slot: SlotInfo) -> tuple[_Content, ...]:
     return tuple(kept)
 
 
-def _full_cells(streams: Streams, slot: SlotInfo) -> list[Integers]:
-    """Those of the found cells that hold something, list by list."""
+def _reclaimed(streams: Streams, slot: SlotInfo) -> list[Integers]:
+    """Those of the cells just found that hold something, list by list."""
     return [
-        found[streams.cells[stream].pos[found] != EMPTY]
+        _full(streams.cells[stream], found)
         for stream, found in zip(slot.streams, slot.cells, strict=True)
     ]
 
@@ -240,9 +255,9 @@ def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) ->
 
 
 def _put_back(streams: Streams, step: _Saved) -> None:
-    filled = _full_cells(streams, step.slot)  # a later purge may have emptied some
-    for k, (stream, full) in enumerate(zip(step.slot.streams, filled, strict=True)):
-        cells = streams.cells[stream]
+    for k, (stream, found) in enumerate(zip(step.slot.streams, step.slot.cells, strict=True)):
+        cells, filled = streams.cells[stream], np.array(found)
+        full = filled[cells.pos[filled] != EMPTY]  # a later purge may have emptied some
         if len(full) > _GLANCE:
             cells.wipe(full)
         else:

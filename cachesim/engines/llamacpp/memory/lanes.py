@@ -42,22 +42,28 @@ def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list
     """One lane per primary sequence of the ubatch, as `set_input_kq_mask` sees it. Trap: only the
     primary id of a row counts.
     """
+    if ubatch.run >= 0 and causal:
+        return [_lane_of_run(streams, ubatch.run, ubatch.positions[0], ubatch.n_tokens)]
     at = np.array(ubatch.positions, dtype=np.int64)
     plans = []
     for seq, rows in _rows_by_sequence(ubatch):
         stream = streams.of(seq, "set_input_kq_mask")
         low, high = streams.mask.interval(at[rows], causal=causal)
-        ends = _ends(low, high)
+        ends = int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
         positions, picked = _lay_out(streams.cells[stream], seq, *ends)
         plans.append(LanePlan(stream, Frame(rows, positions, low, high), picked))
     return plans
 
 
-def _ends(low: Integers, high: Integers) -> tuple[int, int]:
-    """The lowest and the highest position that any row sees."""
-    if len(low) == 1:  # a decoded token
-        return int(low[0]), int(high[0])
-    return int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
+def _lane_of_run(streams: Streams, seq: int, start: int, count: int) -> LanePlan:
+    """The lane of one sequence's rows at consecutive positions.
+
+    Whatever the window, no row sees less far down than the first or further up than the last.
+    """
+    stream = streams.of(seq, "set_input_kq_mask")
+    low, high = streams.mask.interval(np.arange(start, start + count, dtype=np.int64))
+    positions, picked = _lay_out(streams.cells[stream], seq, int(low[0]), int(high[-1]))
+    return LanePlan(stream, Frame(np.arange(count), positions, low, high), picked)
 
 
 def _rows_by_sequence(ubatch: Ubatch) -> list[tuple[int, Integers]]:
@@ -88,18 +94,18 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
 
 def _blocks(track: Track, low: int, high: int) -> tuple[Integers, slice | Integers]:
     """The regular part: entry `i` belongs to position `base + i`."""
-    base = low // BLOCK * BLOCK
+    base, lo, hi = low // BLOCK * BLOCK, track.lo, track.hi
     n = (high // BLOCK + 1) * BLOCK - base
     at = base - track.origin
     positions = np.arange(base, base + n, dtype=np.int64)
-    if track.straight_from() <= max(base, track.lo):
-        distance = int(track.table[track.hi - track.origin]) - track.hi
-        if track.count == track.hi - track.lo + 1:
-            positions[: max(0, track.lo - base)] = ABSENT
-            positions[max(0, track.hi + 1 - base) :] = ABSENT
+    if track.straight_from() <= max(base, lo):
+        if track.count == hi - lo + 1:
+            if base < lo:
+                positions[: lo - base] = ABSENT
+            positions[hi + 1 - base :] = ABSENT
         else:
             positions[track.table[at : at + n] == ABSENT_CELL] = ABSENT
-        start = base + distance + MARGIN
+        start = base + int(track.table[hi - track.origin]) - hi + MARGIN
         return positions, slice(start, start + n)
     held = track.table[at : at + n]
     positions[held == ABSENT_CELL] = ABSENT

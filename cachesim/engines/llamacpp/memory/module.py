@@ -19,7 +19,7 @@ class Plan(NamedTuple):
 
     ubatches: list[Ubatch]
     slots: tuple[list[SlotInfo], ...] = ()  # per attention cache: one for each ubatch
-    found: Sequence[Found] = ()  # the recurrent cells with each ubatch in
+    found: Sequence[Found | None] = ()  # the recurrent cells with each ubatch in; None: its own
 
 
 class CacheWriter(Protocol):
@@ -39,17 +39,17 @@ class UbatchStore:
     """The `Store` a network sees while one ubatch goes through a memory of any kind."""
 
     def __init__(self, caches: Sequence[CacheWriter], recurrent: PlaneWriter | None = None) -> None:
-        self._homes = {layer: cache for cache in caches for layer in cache.layers}
+        self._caches = caches
         self.recurrent = recurrent
         self.planes = 1 if recurrent is None else recurrent.planes
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Put the ubatch's keys and values into its cells, and look."""
-        home = self._homes.get(layer)
-        if home is None:
-            msg = f"no cache keeps the keys of layer {layer}"
-            raise ContractError(msg)
-        return home.attend(layer, keys, values)
+        for cache in self._caches:
+            if layer in cache.layers:
+                return cache.attend(layer, keys, values)
+        msg = f"no cache keeps the keys of layer {layer}"
+        raise ContractError(msg)
 
     def states(self, layer: int) -> Array:
         """The state that each set starts from."""

@@ -179,11 +179,11 @@ class RecurrentMemory:
 
     def seq_pos_min(self, seq: int) -> int:
         """The position of the state, -1 if none."""
-        return min(self.cells.positions_of(seq), default=-1)
+        return self.cells.position_of(seq)
 
     def seq_pos_max(self, seq: int) -> int:
         """The position of the state, never below -1."""
-        return max(-1, max(self.cells.positions_of(seq), default=-1))
+        return max(-1, self.cells.position_of(seq))
 
     # --- decode
 
@@ -199,14 +199,14 @@ class RecurrentMemory:
         ubatch of their own, and the planes behind them are then not what a rollback needs.
         """
         if all_outputs:
-            return split.cut(lambda: split.by_sequence(n_ubatch))
+            return split.all_by_sequence(n_ubatch)
         keep_tail = 0
         if self.n_rs_seq > 0:
             if self.rules.rollback_split == "sequence":
-                return split.cut(lambda: split.by_sequence(n_ubatch))
+                return split.all_by_sequence(n_ubatch)
             if self.rules.rollback_split == "keep-tail":
                 keep_tail = self.n_rs_seq + 1
-        return split.cut(lambda: split.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
+        return split.all_equal(n_ubatch, sequential=sequential, keep_tail=keep_tail)
 
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
         """Follows `llama_memory_recurrent::init_batch`."""
@@ -214,9 +214,14 @@ class RecurrentMemory:
         found = None if pieces is None else self.prepare(pieces)
         return None if pieces is None or found is None else Plan(pieces, found=found)
 
-    def prepare(self, ubatches: list[Ubatch]) -> list[Found] | None:
-        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly."""
-        before, found = self.cells.held(), []
+    def prepare(self, ubatches: list[Ubatch]) -> list[Found | None] | None:
+        """Follows `llama_memory_recurrent::prepare`: a dry run, put back exactly.
+
+        A single ubatch that finds its sequence alone in a cell (None) needs no dry run.
+        """
+        if len(ubatches) == 1 and self.cells.stays(ubatches[0].run):
+            return [None]
+        before, found = self.cells.held(), list[Found | None]()
         for ubatch in ubatches:
             self.cells.change_copies()
             if not self.cells.find_slot(ubatch):
@@ -227,7 +232,11 @@ class RecurrentMemory:
 
     def apply(self, plan: Plan, k: int) -> None:
         """Find the cells of ubatch `k`, for good: those that the dry run found."""
-        self.cells.take(plan.found[k])
+        found, ubatch = plan.found[k], plan.ubatches[k]
+        if found is None:
+            self.cells.go_on(ubatch.run, ubatch.positions[-1])
+        else:
+            self.cells.take(found)
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
         """What the network reads from and writes to; uses up the pending rollbacks it meets."""
@@ -244,10 +253,12 @@ class RecurrentMemory:
 
     def source_rows(self) -> tuple[int, ...]:
         """Follows `s_copy`: the row each cell of the window is read from."""
-        cells, rows = self.cells, []
+        cells, rows = self.cells, list[int]()
+        if not self.n_rs_seq:
+            return tuple(cells.src0[cells.head : cells.head + cells.n])
         for cell in range(cells.head, cells.head + cells.n):
             plane = 0
-            if self.n_rs_seq and cells.seqs[cell]:
+            if cells.seqs[cell]:
                 first = min(cells.seqs[cell])
                 plane, self.rs_idx[first] = self.rs_idx[first], 0
             rows.append(plane * self.size + cells.src0[cell])

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from cachesim.engines.llamacpp.memory.batch import Ids, Ubatch
+from cachesim.engines.llamacpp.memory.batch import MIXED, Ids, Ubatch
 from cachesim.errors import UpstreamAbort
 
 
@@ -14,13 +14,19 @@ class Splitter:
     """
 
     def __init__(
-        self, positions: tuple[int, ...], seqs: tuple[Ids, ...], outputs: tuple[bool, ...]
+        self,
+        positions: Sequence[int],
+        seqs: tuple[Ids, ...],
+        outputs: tuple[bool, ...],
+        run: int = MIXED,
     ) -> None:
+        """`run`: the one sequence whose consecutive positions these are, where that is known."""
         self.positions = positions
         self.seqs = seqs
         self.outputs = outputs
-        self.distinct = set(seqs)
-        self.coupled = max(map(len, self.distinct)) > 1
+        self.run = run
+        self.distinct = {seqs[0]} if run >= 0 else set(seqs)
+        self.coupled = run < 0 and max(map(len, self.distinct)) > 1
         self._sets: list[frozenset[int]] = []
         self.reset()
 
@@ -48,6 +54,35 @@ class Splitter:
                 return None
             pieces.append(piece)
         return pieces
+
+    def all_simple(self, n_ubatch: int) -> list[Ubatch] | None:
+        """The whole batch by `simple`."""
+        n = len(self.positions)
+        if self._is_one_run(n_ubatch):
+            return [Ubatch(range(n), n, 1, self.positions, self.seqs, self.run)]
+        return self.cut(lambda: self.simple(n_ubatch))
+
+    def all_by_sequence(self, n_ubatch: int) -> list[Ubatch] | None:
+        """The whole batch by `by_sequence`."""
+        if self._is_one_run(n_ubatch):
+            return self._one_set()
+        return self.cut(lambda: self.by_sequence(n_ubatch))
+
+    def all_equal(
+        self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0
+    ) -> list[Ubatch] | None:
+        """The whole batch by `equal`."""
+        if self._is_one_run(n_ubatch) and n_ubatch > keep_tail:
+            return self._one_set()
+        return self.cut(lambda: self.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
+
+    def _is_one_run(self, n_ubatch: int) -> bool:
+        """One sequence's run that fits into a ubatch: every way to cut leaves it whole."""
+        return self.run >= 0 and len(self.positions) <= n_ubatch
+
+    def _one_set(self) -> list[Ubatch]:
+        n = len(self.positions)
+        return [Ubatch(range(n), 1, n, self.positions, self.seqs, self.run)]
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
         """Follows `split_simple`: the next tokens in batch order, sequences mixed freely."""
@@ -142,19 +177,13 @@ class Splitter:
         return [max(1, min(shortest, n_ubatch // len(pools)))] * len(pools)
 
     def _ubatch(self, rows: tuple[int, ...], n_seqs: int) -> Ubatch:
-        first, end = rows[0], rows[0] + len(rows)
+        first, end, n_seq_tokens = rows[0], rows[0] + len(rows), len(rows) // n_seqs
         if rows == tuple(range(first, end)):
             positions, seqs = self.positions[first:end], self.seqs[first:end]
-        else:
-            positions = tuple(self.positions[row] for row in rows)
-            seqs = tuple(self.seqs[row] for row in rows)
-        return Ubatch(
-            rows=rows,
-            n_seqs=n_seqs,
-            n_seq_tokens=len(rows) // n_seqs,
-            positions=positions,
-            seqs=seqs,
-        )
+            return Ubatch(rows, n_seqs, n_seq_tokens, positions, seqs, self.run)
+        positions = tuple(self.positions[row] for row in rows)
+        seqs = tuple(self.seqs[row] for row in rows)
+        return Ubatch(rows, n_seqs, n_seq_tokens, positions, seqs)
 
     def _sequence_sets(self) -> list[frozenset[int]]:
         if not self._sets:

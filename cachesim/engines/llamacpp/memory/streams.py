@@ -1,5 +1,6 @@
 """The cells of all streams of an attention cache, and the operations on whole sequences."""
 
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,8 @@ from cachesim.units import Integers
 
 MAX: Final = 2**31 - 1
 """The open end of a range of positions."""
+
+_HAS_SHIFT: Final = attrgetter("has_shift")
 
 
 def normalised(p0: int, p1: int) -> tuple[int, int]:
@@ -43,7 +46,7 @@ class Streams:
     @property
     def has_shift(self) -> bool:
         """Whether a cell of any stream waits for its key to be turned."""
-        return any(cells.has_shift for cells in self.cells)
+        return any(map(_HAS_SHIFT, self.cells))
 
     def of(self, seq: int, caller: str) -> int:
         """The stream of a sequence (`seq_to_stream`); the real process aborts on a wrong id."""

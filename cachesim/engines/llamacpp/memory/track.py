@@ -27,6 +27,7 @@ class Track:
         "cells",
         "count",
         "hi",
+        "irregular",
         "lo",
         "origin",
         "spare",
@@ -46,14 +47,10 @@ class Track:
         self.lo = self.hi = -1
         self.count = 0  # positions in the table
         self.straight: int | None = 0  # from here on cell and position keep one distance
+        self.irregular = False  # the table does not tell everything
         self.spare: Integers = _NOTHING  # cells whose position another cell already has
         self.sparse: Integers | None = None  # positions, if too far apart for a table
         self.cells: Integers = _NOTHING  # their cells
-
-    @property
-    def irregular(self) -> bool:
-        """Whether the table does not tell everything."""
-        return self.sparse is not None or self.spare.size > 0
 
     def clear(self) -> None:
         """Forget everything."""
@@ -83,7 +80,7 @@ class Track:
         else:
             self.stale = True
 
-    def put_run(self, pos: int, cells: Integers) -> None:
+    def put_run(self, pos: int, cells: Integers | range) -> None:
         """Cells with the positions `pos`, `pos + 1`, ...; they ascend but for one turn."""
         if self.stale or self.irregular or pos < 0 or (self.count and pos <= self.hi):
             self.stale = True
@@ -96,7 +93,8 @@ class Track:
             self.stale = True
             return
         at = pos - self.origin
-        self.table[at : at + len(cells)] = cells
+        run = np.arange(cells.start, cells.stop) if isinstance(cells, range) else cells
+        self.table[at : at + len(cells)] = run
         self.hi = last
         self.count += len(cells) - 1
         if int(cells[-1]) - int(cells[0]) != len(cells) - 1:
@@ -149,12 +147,13 @@ class Track:
         first = np.ones(len(held), dtype=np.bool_)
         first[1:] = held[1:] != held[:-1]
         self.spare = np.sort(at[~first])
+        self.irregular = self.spare.size > 0
         held, at = held[first], at[first]
         self.lo, self.hi = int(held[0]), int(held[-1])
         self.count = len(held)
         self.straight = None
         if self.lo < 0 or self.hi - self.lo > 8 * self.count + _HOLES:
-            self.sparse, self.cells = held, at
+            self.sparse, self.cells, self.irregular = held, at, True
             return
         self._start(self.lo)
         self._reach(self.hi, self.count)
@@ -167,12 +166,10 @@ class Track:
         if not self._reach(pos, self.count + 1):
             self.stale = True
             return
-        bent = self.straight is not None and (
-            self.table[self.hi - self.origin] - self.hi != cell - pos
-        )
-        self.table[pos - self.origin] = cell
-        if bent:
+        table, origin = self.table, self.origin
+        if self.straight is not None and int(table[self.hi - origin]) - self.hi != cell - pos:
             self.straight = pos
+        table[pos - origin] = cell
         self.hi = pos
         self.count += 1
 

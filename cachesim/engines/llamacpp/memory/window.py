@@ -79,11 +79,11 @@ class WindowPair:
         del all_outputs
         unified = self.streams.unified
         if unified:
-            pieces = split.cut(lambda: split.simple(n_ubatch))
+            pieces = split.all_simple(n_ubatch)
             slots = None if pieces is None else self.prepare(pieces)
             if pieces is not None and slots is not None:
                 return Plan(pieces, slots)
-        pieces = split.cut(lambda: split.equal(n_ubatch, sequential=not unified))
+        pieces = split.all_equal(n_ubatch, sequential=not unified)
         slots = None if pieces is None else self.prepare(pieces)
         return None if pieces is None or slots is None else Plan(pieces, slots)
 

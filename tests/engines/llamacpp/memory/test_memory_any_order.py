@@ -1,5 +1,6 @@
 """Operations in any order, sensible or not: the books agree until upstream's process would end."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesim.engines.llamacpp.memory.lanes import plan_lanes, visible_cells
+from cachesim.engines.llamacpp.memory.allocr import BatchAllocr, Refusal, outputs_of
+from cachesim.engines.llamacpp.memory.batch import Batch, Ids
+from cachesim.engines.llamacpp.memory.lanes import LanePlan, plan_lanes, visible_cells
+from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.rows import MARGIN
+from cachesim.engines.llamacpp.memory.split import Splitter
 from cachesim.errors import UpstreamAbort
 from cachesim.real.vectors.memory import MemoryPlayer
 
@@ -114,3 +119,95 @@ def test_any_order_of_operations_keeps_the_books(
             return
         if step["op"] == "decode":
             check_lanes(player)
+
+
+class NoRuns(BatchAllocr):
+    """Never says that a batch is one sequence's run, so that the general way is gone everywhere."""
+
+    def _init_alike(
+        self, batch: Batch, seqs: tuple[Ids, ...], memory: Memory
+    ) -> Splitter | Refusal:
+        positions = tuple(batch.positions or self.continued(seqs, memory))
+        reason = self.refusal(positions, seqs, {seqs[0]}, memory)
+        return Refusal(reason=reason) if reason else Splitter(positions, seqs, outputs_of(batch))
+
+
+def without_runs(player: MemoryPlayer, *, sections: bool) -> MemoryPlayer:
+    known = player.context.allocr
+    player.context.allocr = NoRuns(
+        known.rules,
+        n_seq_max=known.n_ids,
+        unified=False,
+        vocabulary=known.vocabulary,
+        sections=sections,
+    )
+    return player
+
+
+def lanes(player: MemoryPlayer) -> list[tuple[list[int], ...]]:
+    """What the rows of the last ubatch look at in each cache."""
+    if not player.context.reached or player.context.cleanup:
+        return []
+    ubatch, _ = player.context.reached[-1]
+
+    def told(plan: LanePlan) -> tuple[list[int], ...]:
+        numbers = (np.r_[plan.picked], *plan.frame)
+        return tuple(each.tolist() for each in numbers)
+
+    return [
+        told(plan)
+        for cache in player.parts.caches.values()
+        for plan in plan_lanes(cache.streams, ubatch)
+    ]
+
+
+ONE_RUN = st.fixed_dictionaries(
+    {
+        "op": st.just("decode"),
+        "n_ubatch": st.integers(4, 9),
+        "runs": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "seqs": st.lists(ids, min_size=1, max_size=1),
+                    "start": st.one_of(st.integers(0, 12), st.integers(58, 68)),
+                    "count": st.integers(1, 6),
+                }
+            ),
+            min_size=1,
+            max_size=1,
+        ),
+        "follow": st.sampled_from([True, True, False]),
+    },
+    optional={"fail": FAIL, "all_outputs": st.booleans()},
+)
+
+
+@pytest.mark.parametrize("kind", sorted(MEMORIES))
+@given(
+    st.lists(st.one_of(ONE_RUN, ONE_RUN, OPERATIONS), max_size=30),
+    st.booleans(),
+    st.sampled_from(["b9094", "b9509", "b11434"]),
+    st.booleans(),
+)
+def test_a_run_does_straight_what_the_general_way_does(
+    kind: str, steps: list[dict[str, Any]], unified: bool, build: str, sections: bool
+) -> None:
+    layers = {part: 1 for part, needs in PARTS.items() if needs in MEMORIES[kind]}
+    memory = {"kind": kind, "n_seq_max": 3, "unified": unified, "layers": layers}
+    straight = MemoryPlayer(build, {**memory, **MEMORIES[kind]})
+    straight.context.allocr.sections = sections
+    general = without_runs(MemoryPlayer(build, {**memory, **MEMORIES[kind]}), sections=sections)
+    for step in steps:
+        if step["op"] == "load" and step["slot"] not in straight.slots:
+            continue
+        op = followed(straight, step)
+        try:
+            expected = general.play(op)
+        except UpstreamAbort as end:
+            with pytest.raises(UpstreamAbort, match=re.escape(str(end))):
+                straight.play(op)
+            return
+        assert expected == straight.play(op)
+        assert general.context.refusal == straight.context.refusal
+        if op["op"] == "decode":
+            assert lanes(general) == lanes(straight)
