@@ -6,7 +6,7 @@ Engines, oracle and scenarios know only what stands here.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from cachesim.model import ArithmeticName
 from cachesim.model.spec import ModelSpec
@@ -37,8 +37,7 @@ class LayerShape:
     conv: int = 0  # how many numbers at the row's start are the convolution's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(NamedTuple):
     """What one ubatch gives: logits of the rows asked for, and what an MTP head reads."""
 
     logits: Array  # (rows asked for, vocabulary); ring: (rows asked for, 1) words

@@ -226,13 +226,15 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
 
 
 def _outside(numbers: Integers, most: int) -> int | None:
-    """The first number that is negative or past the most, if any."""
-    if len(numbers) == 1:  # a decoded token: a comparison is enough
-        only = int(numbers[0])
-        return None if 0 <= only <= most else only
-    if int(np.maximum.reduce(numbers.astype(np.uint64))) <= most:  # a negative one is enormous
+    """The first number that is negative or past the most, if any.
+
+    No number is larger than the bits of all of them together, which one negative makes negative.
+    """
+    together = numbers if len(numbers) == 1 else np.bitwise_or.reduce(numbers)
+    if 0 <= together.item() <= most:
         return None
-    return int(numbers[(numbers < 0) | (numbers > most)][0])
+    wrong = numbers[(numbers < 0) | (numbers > most)]
+    return int(wrong[0]) if len(wrong) else None
 
 
 def _shape(spec: ModelSpec, number: int) -> LayerShape:

@@ -78,14 +78,8 @@ class _Cells:
         self._keys.append(keys)
         self._values.append(values)
         seen, positions, low, high = self._view.of(first, len(keys))
-        return Lane(
-            rows=rows_from(first_row, len(keys)),
-            keys=self._keys.data[seen],
-            values=self._values.data[seen],
-            positions=positions,
-            low=low,
-            high=high,
-        )
+        rows = rows_from(first_row, len(keys))
+        return Lane(rows, self._keys.data[seen], self._values.data[seen], positions, low, high)
 
 
 class _View:

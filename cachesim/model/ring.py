@@ -23,22 +23,18 @@ import numpy as np
 
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output, Place
-from cachesim.model.network import check
+from cachesim.model.network import check, is_one
 from cachesim.model.ring_layers import Attention, Layer, Passage
 from cachesim.model.ring_recurrent import Recurrent
-from cachesim.model.ring_sight import Sights
-from cachesim.model.ring_words import Words, mix, mixed, powers, salt
+from cachesim.model.ring_words import Powers, Words, mix, mixed, powers, salt
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec
 from cachesim.model.store import Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
 BASE: Final = 0xD1342543DE82EF95  # 5 modulo 8: its powers differ for 2^62 positions
 
-HANDFUL: Final = 12
-"""Tokens up to which plain numbers are quicker than arrays."""
-
-THERE_AND_BACK: Final[Integers] = np.array([[1], [-1]])
-"""The signs of a key's exponents and of a query's, (2, 1)."""
+FEW: Final = 4
+"""Rows up to which plain numbers are quicker than arrays."""
 
 
 class WordNetwork:
@@ -72,34 +68,53 @@ class RingNetwork(WordNetwork):
         self._mtp = mtp
         count = len(spec.layers)
         numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
-        self._layers = tuple(_layer(spec, number) for number in numbers)
         self._powers = powers(1 if spec.rope == "none" else BASE)
+        layers = [_layer(spec, number, self._powers) for number in numbers]
+        *self._body, self._last = layers
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
-        self._shapes = tuple(layer.shape for layer in self._layers)
+        self._shapes = tuple(layer.shape for layer in layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
+        self._head_number = int(self._head[0])
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
         check(ubatch, self._spec)
-        words = self._enter(ubatch)
-        rotation = self._powers(ubatch.positions * THERE_AND_BACK)
-        passage = Passage(ubatch, store, rotation, Sights())
-        if len(words) <= HANDFUL and ubatch.padding is None:
-            words = np.array(self._walk(words.tolist(), passage), np.uint64)
-        else:
-            for layer in self._layers:
-                words = mix(words + layer.sweep(words, passage))
-        wanted = words if ubatch.outputs is None else words[ubatch.outputs]
+        return self._run_one(ubatch, store) if is_one(ubatch) else self._run_rows(ubatch, store)
+
+    def _run_one(self, ubatch: Ubatch, store: Store) -> Output:
+        """One token through all layers, in plain numbers."""
+        outputs, hidden = ubatch.outputs, bool(self._spec.mtp_depth)
+        word: int = self._enter(ubatch).item()
+        position: int = ubatch.positions.item()
+        for layer in self._body:
+            word = mixed(word + layer.step(word, position, store, read=True))
+        asked = outputs is None or len(outputs) > 0
+        word = mixed(word + self._last.step(word, position, store, read=asked or hidden))
+        return Output(
+            logits=self._logits([word] if asked else []),
+            hidden=np.array([[word]], np.uint64) if hidden else None,
+        )
+
+    def _run_rows(self, ubatch: Ubatch, store: Store) -> Output:
+        words, outputs = self._enter(ubatch), ubatch.outputs
+        passage = Passage(ubatch, store, self._powers)
+        for layer in self._body:
+            words = mix(words + layer.sweep(words, passage))
+        if outputs is not None and len(outputs) <= FEW and not self._spec.mtp_depth:
+            rows: list[int] = outputs.tolist()
+            added = self._last.add_to(rows, words, passage)
+            said = [mixed(words.item(row) + each) for row, each in zip(rows, added, strict=True)]
+            return Output(logits=self._logits(said))
+        words = mix(words + self._last.sweep(words, passage))
+        wanted = words if outputs is None else words[outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(logits=mix(wanted + self._head)[:, None], hidden=hidden)
 
-    def _walk(self, words: list[int], passage: Passage) -> list[int]:
-        """A handful of tokens through all layers, in plain numbers."""
-        for layer in self._layers:
-            added = layer.walk(words, passage)
-            words = [mixed(word + each) for word, each in zip(words, added, strict=True)]
-        return words
+    def _logits(self, words: list[int]) -> Words:
+        """The logits (n, 1) of a few rows whose last words these are."""
+        said = [mixed(word + self._head_number) for word in words]
+        return np.array(said, np.uint64)[:, None]
 
     def _enter(self, ubatch: Ubatch) -> Words:
         """The word of each token; the MTP head adds what the target's last layer said."""
@@ -126,10 +141,10 @@ class RingNetwork(WordNetwork):
         return None if self._mtp or not self._spec.mtp_depth else RingNetwork(self._spec, mtp=True)
 
 
-def _layer(spec: ModelSpec, number: int) -> Layer:
+def _layer(spec: ModelSpec, number: int, powers: Powers) -> Layer:
     kind = spec.kind(number)
     salts = salt(spec.seed, f"layer {number} {kind}", 3)
     if kind in RECURRENT_KINDS:
         return Recurrent(number, kind, spec.conv_size, salts[:2])
     place: Place = "window" if kind == "window" else "attention"
-    return Attention(number, place, salts, turns=spec.turns(number))
+    return Attention(number, place, salts, powers if spec.turns(number) else None)

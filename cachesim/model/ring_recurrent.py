@@ -8,10 +8,13 @@ from cachesim.model.arithmetic import LayerShape
 from cachesim.model.ring_layers import Passage
 from cachesim.model.ring_words import MASK, ONE, SCRAMBLER, Words, fold, mix, mixed
 from cachesim.model.spec import LayerKind
-from cachesim.model.store import Ending, Padding
+from cachesim.model.store import Ending, Padding, Store
 
 CHAINS: Final[dict[LayerKind, int]] = {"conv": 0, "ssm": 1, "delta": 2}
 """How many chains a recurrent layer keeps beside the last inputs of its convolution."""
+
+HANDFUL: Final = 12
+"""Tokens up to which plain numbers are quicker than arrays."""
 
 
 def _faded(state: int, word: int) -> int:
@@ -28,8 +31,10 @@ class Recurrent:
     def __init__(self, layer: int, kind: LayerKind, taps: int, salts: Words) -> None:
         self._past = taps - 1
         self._chains = CHAINS[kind]
-        self._salt, self._tap = np.array(salts[0]), np.array(salts[1] | ONE)
-        self._salt_number, self._tap_number = int(self._salt), int(self._tap)
+        self._salt = np.array(salts[0])
+        self._salt_number, self._tap_number = int(salts[0]), int(salts[1]) | 1
+        powers = [pow(self._tap_number, i, 1 << 64) for i in range(taps)]
+        self._taps = np.array(powers[::-1], np.uint64)
         row = self._past + self._chains
         self.shape = LayerShape(
             layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
@@ -38,52 +43,63 @@ class Recurrent:
     def sweep(self, hidden: Words, passage: Passage) -> Words:
         """Fold each set's tokens into its row."""
         store, padding = passage.store, passage.ubatch.padding
-        inputs = mix(hidden + self._salt).reshape(passage.ubatch.sets, -1)  # (S, n)
         before = store.states(self.shape.layer)
-        if padding is not None:
-            word, states = self._walk_padded(inputs, before, padding)
+        if padding is None and len(hidden) <= HANDFUL:
+            word, states = self._walk(hidden, before, store.planes)
         else:
-            word, states = self._sweep(inputs, before, store.planes)
+            inputs = mix(hidden + self._salt).reshape(len(before), -1)  # (S, n)
+            if padding is not None:
+                word, states = self._walk_padded(inputs, before, padding)
+            else:
+                word, states = self._sweep(inputs, before, store.planes)
         store.keep_states(self.shape.layer, states)
         return word.reshape(-1)
 
-    def walk(self, hidden: list[int], passage: Passage) -> list[int]:
-        """The same, token by token."""
-        store, planes = passage.store, passage.store.planes
-        rows = store.states(self.shape.layer).tolist()
-        count = len(hidden) // len(rows)
-        said: list[int] = []
-        kept = []
-        for one, row in enumerate(rows):
-            after = self._steps(hidden[one * count : (one + 1) * count], row, said)
-            kept.append(after[: -planes - 1 : -1])
-        store.keep_states(self.shape.layer, np.array(kept, np.uint64))
+    def add_to(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
+        """The same: what a token says comes of what is kept after it."""
+        said = self.sweep(hidden, passage)
+        return [said.item(row) for row in rows]
+
+    def step(self, word: int, position: int, store: Store, *, read: bool) -> int:
+        """The same of one token, wherever it stands."""
+        del position, read
+        (row,) = store.states(self.shape.layer).tolist()
+        said, row = self._fold_in(word, row)
+        store.keep_states(self.shape.layer, np.array([[row]], np.uint64))
         return said
 
-    def _steps(self, hidden: list[int], row: list[int], said: list[int]) -> list[list[int]]:
-        """The rows that one set's tokens leave, one after the other; their words are `said`.
+    def _walk(self, hidden: Words, before: Words, planes: int) -> tuple[Words, Words]:
+        """A handful of tokens one by one: what each adds, and the rows to keep."""
+        count = len(hidden) // len(before)
+        words, said, kept = hidden.tolist(), [], []
+        for one, start in enumerate(before.tolist()):
+            after = [start]
+            for each in words[one * count : (one + 1) * count]:
+                word, row = self._fold_in(each, after[-1])
+                said.append(word)
+                after.append(row)
+            kept.append(after[:0:-1][:planes])
+        return np.array(said, np.uint64), np.array(kept, np.uint64)
+
+    def _fold_in(self, word: int, row: list[int]) -> tuple[int, list[int]]:
+        """What one token adds, and the row after it.
 
         `mixed` is spelled out three times: here the calls would take longer than what they do.
         """
-        salt, tap, past = self._salt_number, self._tap_number, self._past
-        after = []
-        for each in hidden:
-            token = (each + salt) * SCRAMBLER & MASK
-            inputs = [*row[:past], token ^ token >> 32]
-            word = 0
-            for one in inputs:
-                word = word * tap + one
-            word = word * SCRAMBLER & MASK
-            word ^= word >> 32
-            kept = inputs[1:]
-            for state in row[past:]:
-                gate = word * SCRAMBLER & MASK
-                word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
-                kept.append(word)
-            said.append(word)
-            after.append(kept)
-            row = kept
-        return after
+        past, tap = self._past, self._tap_number
+        token = (word + self._salt_number) * SCRAMBLER & MASK
+        inputs = [*row[:past], token ^ token >> 32]
+        word = 0
+        for one in inputs:
+            word = word * tap + one
+        word = word * SCRAMBLER & MASK
+        word ^= word >> 32
+        kept = inputs[1:]
+        for state in row[past:]:
+            gate = word * SCRAMBLER & MASK
+            word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
+            kept.append(word)
+        return word, kept
 
     def _walk_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:
         """As `_walk` where some rows are padding: words (S, n), rows to keep (S, 1, row)."""
@@ -91,7 +107,7 @@ class Recurrent:
         joined = np.concatenate(
             [before[:, : self._past], np.where(padding.real, inputs, np.uint64(0))], axis=1
         )
-        convolved = self._convolve(joined, inputs.shape[1]).tolist()
+        convolved = self._convolve(joined).tolist()
         ends = np.full(len(inputs), inputs.shape[1])
         if padding.conv_ends is not None:
             ends = np.clip(padding.conv_ends, 0, inputs.shape[1])
@@ -140,19 +156,16 @@ class Recurrent:
     def _sweep(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
         """All tokens at once in arrays: what each adds, (S, n), and the rows to keep."""
         past = np.concatenate([before[:, : self._past], inputs], axis=1)
-        word = self._convolve(past, inputs.shape[1])
+        word = self._convolve(past)
         chains = []
         for start in before[:, self._past :].T:
             word = fold(start, mix(word) | ONE, word)
             chains.append(word)
         return word, self._planes(past, chains, planes)
 
-    def _convolve(self, past: Words, count: int) -> Words:
+    def _convolve(self, past: Words) -> Words:
         """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
-        word = past[:, :count]
-        for i in range(1, self._past + 1):
-            word = word * self._tap + past[:, i : i + count]
-        return mix(word)
+        return mix(np.array([np.correlate(each, self._taps, "valid") for each in past]))
 
     def _planes(self, past: Words, chains: list[Words], planes: int) -> Words:
         """The rows after the last token, the last but one, and so on, (S, planes, row)."""

@@ -3,32 +3,47 @@
 import numpy as np
 
 from cachesim.model.ring_words import Words
-from cachesim.model.store import Lane
+from cachesim.model.store import Lane, Lanes
 from cachesim.units import Integers
+
+
+def seen_by(place: int, lane: Lane) -> int:
+    """The sum of key times value over the cells that one row of a lane sees, in any order."""
+    low, high = lane.low.item(place), lane.high.item(place)
+    inside = lane.positions <= high
+    if low > 0:  # no position lies below 0
+        inside &= lane.positions >= low
+    return int(lane.keys[:, 0][inside].dot(lane.values[:, 0][inside]))
+
+
+def place_of(row: int, lanes: Lanes) -> tuple[int, Lane]:
+    """The lane that a row lies in, and its place there."""
+    if len(lanes) == 1 and lanes[0].rows.item(row) == row:  # one sequence, its rows in order
+        return row, lanes[0]
+    places = ((np.flatnonzero(lane.rows == row), lane) for lane in lanes)
+    return next((found.item(), lane) for found, lane in places if found.size)
 
 
 class Sight:
     """A lane's cells in the order of their positions: what a row sees is a stretch of them.
 
-    A cell that is not there has the highest position of all, which no row sees. Of a row that is
-    alone the cells that it sees are enough, in any order.
+    A cell that is not there has the highest position of all, which no row sees.
     """
 
-    __slots__ = ("_alone", "_below", "_order", "_upto", "lane")
+    __slots__ = ("_below", "_order", "_upto", "lane")
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         positions, low, high = lane.positions, lane.low, lane.high
-        self._alone = len(low) == 1
         self._order: slice | Integers = slice(None)
-        if self._alone:
-            self._order = ((positions >= low) & (positions <= high)).nonzero()[0]
-            return
         if np.count_nonzero(positions[1:] < positions[:-1]):
             self._order = positions.argsort(kind="stable")
             positions = positions[self._order]
-        self._below = positions.searchsorted(low, side="left")
-        self._upto = np.maximum(positions.searchsorted(high, side="right"), self._below)
+        self._upto = positions.searchsorted(high, side="right")
+        self._below: Integers | None = None
+        if np.count_nonzero(low):
+            self._below = positions.searchsorted(low, side="left")
+            self._upto = np.maximum(self._upto, self._below)
 
     def sums(self, keys: Words, values: Words) -> Words:
         """For each row the sum of key times value (n,) over the cells it sees, (q,).
@@ -36,13 +51,10 @@ class Sight:
         Running sums take linear time, however many rows there are.
         """
         keys, values = keys[self._order], values[self._order]
-        if self._alone:
-            alone: Words = keys.dot(values)
-            return alone
         totals = np.zeros(len(keys) + 1, np.uint64)
         np.add.accumulate(keys * values, out=totals[1:])
-        sums: Words = totals[self._upto] - totals[self._below]
-        return sums
+        sums: Words = totals[self._upto]
+        return sums if self._below is None else sums - totals[self._below]
 
 
 class Sights:

@@ -88,6 +88,12 @@ class Powers:
         product: Words = self._low[exponents & ((1 << DIGIT) - 1)] * self._high[exponents >> DIGIT]
         return product
 
+    def of(self, exponent: int) -> int:
+        """The same of one exponent, as a plain number."""
+        low: int = self._low.item(exponent & ((1 << DIGIT) - 1))
+        high: int = self._high.item(exponent >> DIGIT)
+        return low * high & MASK
+
 
 @lru_cache(maxsize=8)
 def powers(base: int) -> Powers:

@@ -31,8 +31,7 @@ FAR: Final = int(ABSENT) - 1
 """A `high` bound for queries that may look into the future (calls without causality)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(NamedTuple):
     """The keys that some rows of an ubatch may look at, in position order.
 
     Row `rows[i]` sees the keys whose position lies in `[low[i], high[i]]`, both ends included:
@@ -75,14 +74,7 @@ class Frame(NamedTuple):
 
     def lane(self, keys: Array, values: Array) -> Lane:
         """The lane of a layer whose keys and values lie at the frame's positions."""
-        return Lane(
-            rows=self.rows,
-            keys=keys,
-            values=values,
-            positions=self.positions,
-            low=self.low,
-            high=self.high,
-        )
+        return Lane(self.rows, keys, values, self.positions, self.low, self.high)
 
 
 def lowest(queries: Integers, window: int, *, chunked: bool = False) -> Integers:

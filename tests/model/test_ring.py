@@ -14,7 +14,7 @@ from cachesim.errors import ContractError, PositionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.plain import PlainStore
-from cachesim.model.ring_sight import Sight, Sights
+from cachesim.model.ring_sight import Sight, Sights, seen_by
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch
 from cachesim.units import Array
@@ -114,7 +114,49 @@ def test_each_row_adds_up_the_cells_between_its_bounds_on_any_lane(
         for low, high in zip(lane.low, lane.high, strict=True)
     ]
 
-    assert expected == np.atleast_1d(Sight(lane).sums(*cells)).tolist()
+    assert expected == Sight(lane).sums(*cells).tolist()
+    assert expected == [seen_by(place, lane) for place in range(rows)]
+
+
+class Shuffled(PlainStore):
+    """Lanes that name their rows in an order of their own."""
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        return tuple(
+            lane._replace(rows=lane.rows[::-1], low=lane.low[::-1], high=lane.high[::-1])
+            for lane in super().attend(layer, keys, values)
+        )
+
+
+@pytest.mark.parametrize("store", [PlainStore, Shuffled])
+@given(networks, st.lists(st.integers(0, 511), min_size=12, max_size=12), st.data())
+def test_however_few_rows_are_asked_for_they_are_those_of_all(
+    store: type[PlainStore], network: Network, ids: list[int], data: st.DataObject
+) -> None:
+    sets = data.draw(st.sampled_from([1, 2, 3, 12]))
+    asked = data.draw(st.lists(st.integers(0, 11), max_size=7))
+    ubatch = Ubatch(tokens=np.array(ids), positions=np.tile(np.arange(12 // sets), sets), sets=sets)
+    some = replace(ubatch, outputs=np.array(asked, np.int64))
+
+    of_all = network.run(ubatch, store(network, sets=sets)).logits
+
+    assert np.array_equal(of_all[asked], network.run(some, store(network, sets=sets)).logits)
+
+
+@given(networks, tokens, st.booleans())
+def test_a_token_that_nobody_asks_about_is_kept_like_others(
+    network: Network, ids: list[int], asks: bool
+) -> None:
+    store = PlainStore(network)
+    for place, each in enumerate(ids):
+        outputs = None if asks else np.zeros(0, np.int64)
+        network.run(
+            Ubatch(tokens=np.array([each]), positions=np.array([place]), outputs=outputs), store
+        )
+
+    answer = feed(network, store, [400], len(ids)).logits
+
+    assert np.array_equal(cold(network, [*ids, 400])[-1:], answer)
 
 
 def test_lanes_with_the_same_positions_and_bounds_are_looked_at_once() -> None:
@@ -123,8 +165,8 @@ def test_lanes_with_the_same_positions_and_bounds_are_looked_at_once() -> None:
     lane = Lane(rows=ends, keys=keys, values=keys, positions=ends, low=ends, high=ends)
     sights = Sights()
 
-    assert sights.of(lane) is sights.of(replace(lane, keys=other))
-    assert sights.of(lane) is not sights.of(replace(lane, low=ends.copy()))
+    assert sights.of(lane) is sights.of(lane._replace(keys=other))
+    assert sights.of(lane) is not sights.of(lane._replace(low=ends.copy()))
 
 
 @every_network

@@ -65,7 +65,7 @@ class Run:
         places[lane.rows] = np.arange(len(lane.rows))
         mine = places[self.asked]
         (rows,) = np.nonzero(mine >= 0)
-        return replace(lane, rows=rows, low=lane.low[mine[rows]], high=lane.high[mine[rows]])
+        return lane._replace(rows=rows, low=lane.low[mine[rows]], high=lane.high[mine[rows]])
 
 
 class InAndOut:

@@ -1,7 +1,5 @@
 """Sights: what is seen of a lane, worked out once however many layers show it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,7 +61,7 @@ class Sharing(PlainStore):
         known: dict[tuple[int, int, int], Lane] = self.__dict__.setdefault("known", {})
         first = known.setdefault((int(shown.low[-1]), int(shown.high[-1]), len(shown.low)), shown)
         bounds = {name: getattr(first, name) for name in ("positions", "low", "high")}
-        return (replace(shown, **bounds),)
+        return (shown._replace(**bounds),)
 
 
 def test_a_lane_that_many_layers_show_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
