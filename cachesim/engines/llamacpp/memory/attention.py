@@ -226,7 +226,7 @@ class Writer:
         self.layers = cache.layers
         self.slot = slot
         self.ubatch = ubatch
-        self._parts: list[tuple[Rows, slice | Integers, slice]] = []  # buffers, where, which rows
+        self._parts: list[tuple[Rows, slice | Integers, slice | None]] = []
         self._plans: list[tuple[LanePlan, Rows]] = []
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
@@ -234,23 +234,17 @@ class Writer:
         if not self._plans:
             self._plan()
         for rows, to, part in self._parts:
-            rows.keys[layer][to] = keys[part]
-            rows.values[layer][to] = values[part]
+            rows.keys[layer][to] = keys if part is None else keys[part]
+            rows.values[layer][to] = values if part is None else values[part]
         return tuple([plan.pick(rows, layer) for plan, rows in self._plans])
 
     def _plan(self) -> None:
         """Where to write and what to look at, the same for every layer; here buffers grow."""
-        first = 0
+        first, one = 0, len(self.slot.streams) == 1  # one list takes all rows of the ubatch
         for stream, cells in zip(self.slot.streams, self.slot.cells, strict=True):
             rows, n = self.cache.rows[stream], len(cells)
-            low, last = int(cells[0]), int(cells[-1])
-            if last - low == n - 1:  # found cells ascend but for one turn at the stream's end
-                rows.cover(last)
-                to: slice | Integers = slice(low + MARGIN, last + 1 + MARGIN)
-            else:
-                to = np.asarray(cells) + MARGIN
-                rows.cover(int(to.max()) - MARGIN)
-            self._parts.append((rows, to, slice(first, first + n)))
+            part = None if one else slice(first, first + n)
+            self._parts.append((rows, rows.places(cells), part))
             first += n
         for plan in plan_lanes(self.cache.streams, self.ubatch):
             rows = self.cache.rows[plan.stream]

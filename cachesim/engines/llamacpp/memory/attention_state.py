@@ -18,7 +18,6 @@ from cachesim.engines.llamacpp.memory.blob import (
     chunks_of,
 )
 from cachesim.engines.llamacpp.memory.find_slot import apply_ubatch, fill_straight, find_slot
-from cachesim.engines.llamacpp.memory.rows import MARGIN
 from cachesim.engines.llamacpp.memory.streams import MAX
 from cachesim.errors import BlobError
 from cachesim.units import Integers
@@ -38,34 +37,44 @@ def write(cache: "AttentionCache", seq: int) -> list[Field]:
     fields: list[Field] = [Word(len(cache.streams))]
     for stream, cells in enumerate(cache.streams.cells):
         saved = _saved_cells(cache, stream, seq)
-        fields.append(Word(len(saved)))
-        if not len(saved):
+        count = len(saved)
+        fields.append(Word(count))
+        if not count:
             continue
         if seq == -1:
             ids = tuple(
                 tuple(s for s in cells.seqs_of(cell) if s < cache.n_seq_max)
-                for cell in saved.tolist()
+                for cell in map(int, saved)
             )
         else:
             # Trap: an id that the cache accepts but the blob cannot name leaves no ids at all.
-            ids = ((seq,) if seq < cache.n_seq_max else (),) * len(saved)
-        fields.append(CellList(cells.pos[saved], ids, cache.ext))
-        fields.append(cache.header)
-        rows = cache.rows[stream]
-        rows.cover(int(saved[-1]))
-        chunks = chunks_of(saved)
-        at = saved + MARGIN
+            ids = ((seq,) if seq < cache.n_seq_max else (),) * count
+        if isinstance(saved, range):
+            positions = cells.pos[saved.start : saved.stop].copy()
+        else:
+            positions = cells.pos[saved]
+        fields += [CellList.of(positions, ids, cache.ext), cache.header]
+        rows, chunks = cache.rows[stream], chunks_of(saved)
+        at = rows.places(saved)
         for part, layer, kind, size in cache.blocks:
             data = (rows.keys if part == "key" else rows.values)[layer][at]
-            fields.append(RowBlock(kind, size, len(saved), data, chunks))
+            data = data.copy() if isinstance(at, slice) else data
+            fields.append(RowBlock(kind, size, count, data, chunks))
     return fields
 
 
-def _saved_cells(cache: "AttentionCache", stream: int, seq: int) -> Integers:
+def _saved_cells(cache: "AttentionCache", stream: int, seq: int) -> Integers | range:
     """Cells in index order: all of them, or one sequence's that the window does not hide."""
     cells = cache.streams.cells[stream]
     if seq == -1:
         return np.flatnonzero(cells.pos >= 0)
+    run = cells.stretch(seq, 0, MAX)
+    if run is not None:
+        if not cache.rules.saves_unmasked_window or cache.mask.kind == "none":
+            return run
+        held = cells.pos[run.start : run.stop]
+        hidden = cache.mask.hides_each(held, cells.pos_max(seq))  # from the lowest on
+        return run[int(np.count_nonzero(hidden)) :]
     held = np.sort(cells.select(seq, 0, MAX))
     if cache.rules.saves_unmasked_window and held.size:
         held = held[~cache.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
@@ -113,11 +122,11 @@ def _read_sequence(cache: "AttentionCache", reader: Reader, seq: int, count: int
     if not listed.has_one_owner_each:
         msg = "a cell of the state does not have exactly one sequence"
         raise BlobError(msg)
-    if listed.is_straight and fill_straight(
-        cache.streams, stream, seq, int(listed.positions[0]), count
-    ):
-        _read_rows(cache, reader, seq, stream, cache.streams.cells[stream].select(seq, 0, MAX))
-        return
+    if listed.is_straight:
+        cells = fill_straight(cache.streams, stream, seq, int(listed.positions[0]), count)
+        if cells is not None:
+            _read_rows(cache, reader, seq, stream, cells)
+            return
     ubatch = Ubatch(
         rows=tuple(range(count)),
         n_seqs=1,
@@ -130,7 +139,7 @@ def _read_sequence(cache: "AttentionCache", reader: Reader, seq: int, count: int
         msg = "there are not enough free cells for the state"
         raise BlobError(msg)
     apply_ubatch(cache.streams, slot, ubatch)
-    _read_rows(cache, reader, seq, stream, np.asarray(slot.cells[0]))
+    _read_rows(cache, reader, seq, stream, slot.cells[0])
 
 
 def _read_whole_stream(cache: "AttentionCache", reader: Reader, stream: int, count: int) -> None:
@@ -158,11 +167,11 @@ def _read_whole_stream(cache: "AttentionCache", reader: Reader, stream: int, cou
                 raise BlobError(msg)
             cells.add(cell, s)
     cache.streams.heads[stream] = 0
-    _read_rows(cache, reader, -1, stream, np.arange(count))
+    _read_rows(cache, reader, -1, stream, range(count))
 
 
 def _read_rows(
-    cache: "AttentionCache", reader: Reader, seq: int, stream: int, cells: Integers
+    cache: "AttentionCache", reader: Reader, seq: int, stream: int, cells: Integers | range
 ) -> None:
     """Queue the rows behind a header that must be equal.
 
@@ -182,12 +191,13 @@ def _read_rows(
         raise
 
 
-def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Integers) -> None:
+def _queue_rows(
+    cache: "AttentionCache", reader: Reader, stream: int, cells: Integers | range
+) -> None:
     if reader.take(Header) != cache.header:
         msg = "the state has other layers, or lays out its values differently"
         raise MisreadError(msg)
     rows = cache.rows[stream]
-    rows.cover(int(cells.max()))
     chunks = chunks_of(cells)
     for part, layer, kind, size in cache.blocks:
         data = reader.rows(kind, size, len(cells), chunks=chunks)
@@ -195,11 +205,11 @@ def _queue_rows(cache: "AttentionCache", reader: Reader, stream: int, cells: Int
         reader.queue.append(partial(put, layer, cells, data))
 
 
-def _take_back(cache: "AttentionCache", seq: int, stream: int, cells: Integers) -> None:
+def _take_back(cache: "AttentionCache", seq: int, stream: int, cells: Integers | range) -> None:
     """Undo a restore that failed: all cells of a whole one, those of the sequence otherwise."""
     if seq == -1:
         cache.clear(data=True)
         return
     cache.seq_rm(seq, -1, -1)
     if cache.rules.clears_failed_restore:
-        cache.rows[stream].zero(cells)
+        cache.rows[stream].zero(np.asarray(cells))

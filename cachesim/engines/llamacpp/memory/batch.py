@@ -86,8 +86,6 @@ class Ubatch(NamedTuple):
     @property
     def ids(self) -> list[int]:
         """Every sequence in it, in increasing order (`seq_id_unq`)."""
-        if self.run >= 0:
-            return [self.run]
         if len(self.seqs) == 1:
             return sorted(self.seqs[0])
         return sorted({s for ids in set(self.seqs) for s in ids})

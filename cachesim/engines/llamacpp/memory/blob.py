@@ -56,23 +56,22 @@ class Header(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CellList:
+class CellList(NamedTuple):
     """Positions and ids of the saved cells; without any ids, one sequence's recurrent state."""
 
     positions: Integers
     ids: tuple[tuple[int, ...], ...]
-    ext: int = 0
-    size: int = field(init=False)  # real bytes: position, number of ids, extra data, ids
-    has_one_owner_each: bool = field(init=False)
+    ext: int
+    size: int  # real bytes: position, number of ids, extra data, ids
+    has_one_owner_each: bool
 
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(cls, positions: Integers, ids: tuple[tuple[int, ...], ...], ext: int = 0) -> "CellList":
         """Count once: an entry of the prompt cache is asked for its size again and again."""
-        alike = bool(self.ids) and self.ids.count(self.ids[0]) == len(self.ids)
-        owners = len(self.ids) * len(self.ids[0]) if alike else sum(map(len, self.ids))
-        single = len(self.ids[0]) == 1 if alike else all(len(ids) == 1 for ids in self.ids)
-        object.__setattr__(self, "size", len(self.ids) * (8 + self.ext) + 4 * owners)
-        object.__setattr__(self, "has_one_owner_each", single)
+        alike = bool(ids) and ids.count(ids[0]) == len(ids)
+        owners = len(ids) * len(ids[0]) if alike else sum(map(len, ids))
+        single = len(ids[0]) == 1 if alike else all(len(own) == 1 for own in ids)
+        return cls(positions, ids, ext, len(ids) * (8 + ext) + 4 * owners, single)
 
     @property
     def is_straight(self) -> bool:
@@ -119,7 +118,8 @@ class Blob:
     @property
     def rows_elsewhere(self) -> bool:
         """Whether the rows stayed on the device."""
-        return any(isinstance(part, RowBlock) and part.data is None for part in self.fields)
+        blocks = [part for part in self.fields if isinstance(part, RowBlock)]
+        return any(block.data is None for block in blocks)
 
     def on_device(self) -> "Blob":
         """What the host gets when the rows stay on the device: numbers only."""
@@ -207,8 +207,10 @@ class Reader:
         self.queue.clear()
 
 
-def chunks_of(cells: Integers) -> int:
+def chunks_of(cells: Integers | range) -> int:
     """Into how many runs of neighbours cells fall."""
+    if isinstance(cells, range):
+        return 1
     return 1 + int(np.count_nonzero(cells[1:] - cells[:-1] != 1))
 
 
@@ -312,7 +314,7 @@ def _cell_list(source: _Source) -> CellList:
     ends = np.cumsum(source.array("<u4", count)).tolist()
     flat = source.array("<i4", ends[-1] if ends else 0).tolist()
     ids = tuple(tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False))
-    return CellList(positions, ids, ext)
+    return CellList.of(positions, ids, ext)
 
 
 def _row_block(source: _Source) -> RowBlock:

@@ -106,6 +106,19 @@ class Cells:
             return _NONE
         return track.cells_in(p0, p1)
 
+    def stretch(self, seq: int, p0: int, p1: int) -> range | None:
+        """What `select` finds, where these are neighbours in the order of their positions."""
+        track = self.tracks.get(seq)
+        if track is None:
+            return None
+        if track.stale:
+            track = self.track(seq)
+        low, high = max(p0, track.lo), min(p1, track.hi + 1)
+        if low >= high or not track.has_no_gaps or track.straight_from() > low:
+            return None
+        distance = track.cell_of(track.hi) - track.hi
+        return range(low + distance, high + distance)
+
     # --- changing single cells
 
     def place(self, cell: int, pos: int) -> None:
@@ -143,8 +156,9 @@ class Cells:
 
         The cells ascend but for one turn.
         """
-        self._widen(seq)
         word, bit = divmod(seq, _WORD)
+        if word >= len(self.bits):
+            self._widen(seq)
         count, first = len(cells), int(cells[0])
         self.used += count
         if count == 1:
@@ -183,6 +197,20 @@ class Cells:
         freed: Integers = cells[self.owners[cells] == 0]
         self._vacate(freed)
         return freed
+
+    def release_run(self, cells: range, seq: int, p0: int, p1: int) -> bool:
+        """`release` of neighbours that nobody else sees, all of which become empty; else False."""
+        where = slice(cells.start, cells.stop)
+        if np.count_nonzero(self.owners[where] != 1):
+            return False
+        self.bits[:, where] = 0
+        self.owners[where] = 0
+        self.pos[where] = EMPTY
+        if self.has_shift:
+            self.shift[where] = 0
+        self.used -= len(cells)
+        self.tracks[seq].drop_range(p0, p1)
+        return True
 
     def sole_owner(self, cells: Integers) -> int | None:
         """The one sequence that sees these cells, if nobody else sees any of them."""

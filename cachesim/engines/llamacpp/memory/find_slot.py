@@ -52,8 +52,12 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
     stream. The first list that finds no room fails the whole ubatch.
     """
     if streams.unified:
-        found = _search(streams, 0, ubatch.n_tokens)
+        found = _search(streams, 0, len(ubatch.rows))
         return None if found is None else SlotInfo((0,), (found,))
+    if ubatch.run >= 0:
+        stream = streams.of(ubatch.run, "find_slot")
+        found = _search(streams, stream, len(ubatch.rows))
+        return None if found is None else SlotInfo((stream,), (found,))
     ids = ubatch.ids
     n = ubatch.n_tokens // len(ids)
     lists: list[int] = []
@@ -129,15 +133,17 @@ def free_cells(streams: Streams, stream: int) -> int:
     return streams.size - streams.cells[stream].used
 
 
-def fill_straight(streams: Streams, stream: int, seq: int, start: int, count: int) -> bool:
-    """Put a run of a sequence's tokens into empty cells; False where there are too few."""
+def fill_straight(
+    streams: Streams, stream: int, seq: int, start: int, count: int
+) -> Integers | range | None:
+    """Put a run of a sequence's tokens into empty cells; None where there are too few."""
     found = _search(streams, stream, count)
     cells = streams.cells[stream]
     if found is None or len(_full(cells, found)):
-        return False
+        return None
     cells.fill_run(found, start, seq)
     streams.heads[stream] = int(found[-1]) + 1
-    return True
+    return found
 
 
 def _full(cells: Cells, found: Integers | range) -> Integers:
@@ -151,13 +157,15 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     Cells that were taken over leave their sequence; what it has below the highest position
     overwritten is purged (#13746), so that the rest stays without holes at its low end.
     """
+    neighbours = slot.cells[0]
+    if ubatch.run >= 0 and isinstance(neighbours, range):
+        streams.cells[slot.streams[0]].fill_run(neighbours, ubatch.positions[0], ubatch.run)
+        streams.heads[slot.streams[0]] = neighbours.stop
+        return
     overwritten: dict[int, int] = {}
     first = 0
     for stream, found in zip(slot.streams, slot.cells, strict=True):
         cells = streams.cells[stream]
-        if ubatch.run >= 0 and isinstance(found, range):
-            cells.fill_run(found, ubatch.positions[0], ubatch.run)
-            continue
         full = _full(cells, found)
         owner = cells.sole_owner(full) if len(full) > _GLANCE else None
         if owner is not None:
@@ -212,7 +220,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
             return None
         if len(streams) == 1:  # what the dry run would leave, the ubatch's own apply does too
             return [slot]
-        if not any(map(len, _reclaimed(streams, slot))):  # it would only leave the heads
+        if not sum(map(len, _reclaimed(streams, slot))):  # it would only leave the heads
             _put_back_heads(streams, slot, tuple(streams.heads))
             return [slot]
     slots: list[SlotInfo] = []

@@ -27,7 +27,13 @@ class Planes:
             for layer, shape in self.shapes.items()
         }
 
-    def put(self, layer: int, where: tuple[list[int], slice], data: Array) -> None:
+    def copy_of(self, layer: int, rows: list[int]) -> Array:
+        """What some rows hold now."""
+        if len(rows) == 1:  # mostly: a slice is quicker than a list
+            return self.rows[layer][rows[0] : rows[0] + 1].copy()
+        return self.rows[layer][np.array(rows, dtype=np.int64)]
+
+    def put(self, layer: int, where: tuple[slice, slice], data: Array) -> None:
         """Write a part of some rows."""
         self.rows[layer][where] = data
 
@@ -53,7 +59,7 @@ class PlaneWriter:
     __slots__ = ("kept", "planes", "rows", "short_ubatch", "start", "ubatch", "unreached", "window")
 
     def __init__(
-        self, rows: Planes, *, window: StateWindow, ubatch: Ubatch, short_ubatch: ShortUbatch
+        self, rows: Planes, window: StateWindow, ubatch: Ubatch, short_ubatch: ShortUbatch
     ) -> None:
         self.rows = rows
         self.planes = rows.count  # states kept per sequence
@@ -61,6 +67,11 @@ class PlaneWriter:
         self.ubatch = ubatch
         self.short_ubatch = short_ubatch
         self.start: dict[int, Array] = {}
+        self.kept: list[slice]
+        self.unreached: list[slice]
+        if self.planes == 1:
+            self.kept, self.unreached = [slice(window.head, window.head + ubatch.n_seqs)], []
+            return
         firsts = range(window.head, window.head + self.planes * rows.cells, rows.cells)
         places = [slice(first, first + ubatch.n_seqs) for first in firsts]  # plane by plane
         reached = min(ubatch.n_seq_tokens, self.planes)

@@ -240,12 +240,8 @@ class RecurrentMemory:
 
     def keeper(self, plan: Plan, k: int) -> PlaneWriter:
         """What the network reads from and writes to; uses up the pending rollbacks it meets."""
-        return PlaneWriter(
-            self.planes,
-            window=StateWindow(self.cells.head, self.cells.rs_z, self.source_rows()),
-            ubatch=plan.ubatches[k],
-            short_ubatch=self.rules.short_ubatch,
-        )
+        window = StateWindow(self.cells.head, self.cells.rs_z, self.source_rows())
+        return PlaneWriter(self.planes, window, plan.ubatches[k], self.rules.short_ubatch)
 
     def set_inputs(self, plan: Plan, k: int) -> UbatchStore:
         """The store of ubatch `k`."""

@@ -15,7 +15,6 @@ from cachesim.engines.llamacpp.memory.blob import (
     RowBlock,
     TruncatedError,
     Word,
-    chunks_of,
 )
 from cachesim.errors import BlobError, UpstreamAbort
 
@@ -36,13 +35,14 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
     if seq != -1 and memory.rs_idx[seq] and not memory.rules.saves_rolled_back:
         where = "llama_memory_recurrent::state_write"
         raise UpstreamAbort(where, "state read/write is not supported with partial rollback")
-    ids = tuple(tuple(sorted(cells.seqs[c])) if seq == -1 else () for c in chosen)
+    count = len(chosen)
+    ids = tuple([tuple(sorted(cells.seqs[c])) if seq == -1 else () for c in chosen])
     positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
-    rows = np.array([_plane(memory, seq, c) * memory.size + c for c in chosen], dtype=np.int64)
-    fields: list[Field] = [Word(len(chosen)), CellList(positions, ids), memory.header]
-    held = {layer: memory.planes.rows[layer][rows] for layer in memory.layers}
+    rows = [_plane(memory, seq, c) * memory.size + c for c in chosen]
+    fields: list[Field] = [Word(count), CellList.of(positions, ids), memory.header]
+    held = {layer: memory.planes.copy_of(layer, rows) for layer in memory.layers}
     for layer, kind, size, part in memory.blocks:
-        fields.append(RowBlock(kind, size, len(chosen), held[layer][:, part]))
+        fields.append(RowBlock(kind, size, count, held[layer][:, part]))
     return fields
 
 
@@ -145,10 +145,10 @@ def _queue_rows(memory: "RecurrentMemory", reader: Reader, cells: list[int]) -> 
     if reader.take(Header) != memory.header:
         msg = "the state has other layers"
         raise MisreadError(msg)
-    chunks = chunks_of(np.array(cells))
+    where = slice(cells[0], cells[-1] + 1) if cells else slice(0, 0)
     for layer, kind, size, part in memory.blocks:
-        data = reader.rows(kind, size, len(cells), chunks=chunks)
-        reader.queue.append(partial(memory.planes.put, layer, (cells, part), data))
+        data = reader.rows(kind, size, len(cells), chunks=1)  # the cells are neighbours
+        reader.queue.append(partial(memory.planes.put, layer, (where, part), data))
 
 
 def _take_back(memory: "RecurrentMemory", seq: int, cells: list[int]) -> None:

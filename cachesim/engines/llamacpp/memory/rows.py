@@ -48,15 +48,28 @@ class Rows:
                 buffers[layer] = grown(old, reach + 2 * MARGIN)
         self.reach = reach
 
-    def put_keys(self, layer: int, cells: Integers, data: Array) -> None:
-        """Write the keys of some cells."""
-        self.cover(int(cells.max()))
-        self.keys[layer][cells + MARGIN] = data
+    def places(self, cells: Integers | range) -> slice | Integers:
+        """The rows of some cells, which are there from now on; a slice where cells are neighbours.
 
-    def put_values(self, layer: int, cells: Integers, data: Array) -> None:
+        The cells ascend but for one turn.
+        """
+        low, last = int(cells[0]), int(cells[-1])
+        if last - low == len(cells) - 1:
+            self.cover(last)
+            return slice(low + MARGIN, last + 1 + MARGIN)
+        turned = np.asarray(cells)
+        self.cover(int(turned.max()))
+        return turned + MARGIN
+
+    def put_keys(self, layer: int, cells: Integers | range, data: Array) -> None:
+        """Write the keys of some cells."""
+        places = self.places(cells)
+        self.keys[layer][places] = data
+
+    def put_values(self, layer: int, cells: Integers | range, data: Array) -> None:
         """Write the values of some cells."""
-        self.cover(int(cells.max()))
-        self.values[layer][cells + MARGIN] = data
+        places = self.places(cells)
+        self.values[layer][places] = data
 
     def zero(self, cells: Integers) -> None:
         """Zero the rows of some cells."""

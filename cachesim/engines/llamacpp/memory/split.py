@@ -55,34 +55,30 @@ class Splitter:
             pieces.append(piece)
         return pieces
 
+    # A run that fits into one ubatch is left whole by every way to cut.
+
     def all_simple(self, n_ubatch: int) -> list[Ubatch] | None:
         """The whole batch by `simple`."""
         n = len(self.positions)
-        if self._is_one_run(n_ubatch):
+        if self.run >= 0 and n <= n_ubatch:
             return [Ubatch(range(n), n, 1, self.positions, self.seqs, self.run)]
         return self.cut(lambda: self.simple(n_ubatch))
 
     def all_by_sequence(self, n_ubatch: int) -> list[Ubatch] | None:
         """The whole batch by `by_sequence`."""
-        if self._is_one_run(n_ubatch):
-            return self._one_set()
+        n = len(self.positions)
+        if self.run >= 0 and n <= n_ubatch:
+            return [Ubatch(range(n), 1, n, self.positions, self.seqs, self.run)]
         return self.cut(lambda: self.by_sequence(n_ubatch))
 
     def all_equal(
         self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0
     ) -> list[Ubatch] | None:
         """The whole batch by `equal`."""
-        if self._is_one_run(n_ubatch) and n_ubatch > keep_tail:
-            return self._one_set()
-        return self.cut(lambda: self.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
-
-    def _is_one_run(self, n_ubatch: int) -> bool:
-        """One sequence's run that fits into a ubatch: every way to cut leaves it whole."""
-        return self.run >= 0 and len(self.positions) <= n_ubatch
-
-    def _one_set(self) -> list[Ubatch]:
         n = len(self.positions)
-        return [Ubatch(range(n), 1, n, self.positions, self.seqs, self.run)]
+        if self.run >= 0 and n <= n_ubatch > keep_tail:
+            return [Ubatch(range(n), 1, n, self.positions, self.seqs, self.run)]
+        return self.cut(lambda: self.equal(n_ubatch, sequential=sequential, keep_tail=keep_tail))
 
     def simple(self, n_ubatch: int) -> Ubatch | None:
         """Follows `split_simple`: the next tokens in batch order, sequences mixed freely."""

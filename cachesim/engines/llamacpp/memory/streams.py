@@ -84,6 +84,10 @@ class Streams:
             return
         stream = self.of(seq, "seq_rm")
         cells = self.cells[stream]
+        run = cells.stretch(seq, p0, p1)
+        if run is not None and cells.release_run(run, seq, p0, p1):
+            self.heads[stream] = min(self.heads[stream], run.start)
+            return
         inside = cells.select(seq, p0, p1)
         if inside.size:
             self._lower_head(stream, cells.release(inside, seq, p0, p1))

@@ -52,6 +52,15 @@ class Track:
         self.sparse: Integers | None = None  # positions, if too far apart for a table
         self.cells: Integers = _NOTHING  # their cells
 
+    @property
+    def has_no_gaps(self) -> bool:
+        """Whether every position from lowest to highest has one cell."""
+        return self.count == self.hi - self.lo + 1 and not self.irregular
+
+    def cell_of(self, pos: int) -> int:
+        """The cell of a position that is held; only of a regular track."""
+        return int(self.table[pos - self.origin])
+
     def clear(self) -> None:
         """Forget everything."""
         self.table.fill(ABSENT_CELL)
@@ -116,9 +125,16 @@ class Track:
         if self.stale or self.irregular:
             self.stale = True
             return
-        part = self.table[max(p0, self.lo) - self.origin : min(p1, self.hi + 1) - self.origin]
-        self.count -= int(np.count_nonzero(part != ABSENT_CELL))
+        low, high = max(p0, self.lo), min(p1, self.hi + 1)
+        part = self.table[low - self.origin : high - self.origin]
+        whole = self.has_no_gaps
+        self.count -= len(part) if whole else int(np.count_nonzero(part != ABSENT_CELL))
         part.fill(ABSENT_CELL)
+        if whole and self.lo < low < high == self.hi + 1:  # the end is cut off
+            self.hi = low - 1
+            if self.straight is not None and self.straight > self.hi:
+                self.straight = None
+            return
         self._settle()
 
     def cells_in(self, p0: int, p1: int) -> Integers:
@@ -192,7 +208,6 @@ class Track:
     def _settle(self) -> None:
         """Move the ends to the next positions that are held."""
         if self.count == 0:
-            self.table.fill(ABSENT_CELL)
             self._empty()
             return
         table, origin = self.table, self.origin

@@ -196,6 +196,8 @@ def test_cells_do_what_a_walk_over_all_of_them_does(
         assert naive.head == streams.heads[0]
         for seq in range(SEQUENCES):
             assert naive.ends(seq) == (cells.pos_min(seq), cells.pos_max(seq))
+            run = cells.stretch(seq, 2, 9)
+            assert run is None or cells.select(seq, 2, 9).tolist() == list(run)
 
 
 def test_a_position_below_the_others_may_lie_anywhere() -> None:
