@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.nearest import did_you_mean, near_release
-from cachesim.engines.option import Option, options_of
+from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.engines.release import Patch, Release
 from cachesim.errors import OptionError, ProfileError, SpecError
 from cachesim.typed import Value
@@ -218,9 +218,12 @@ class Family(Generic[R, S]):
 
     def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
         """The options of a server: what is given, checked, and the release's own defaults."""
-        known = {each.name: each for each in self.declared}
+        made: Any = self.options
+        known = options_by_name(made)
         values = {
-            name: self.default(each, profile.release) for name, each in known.items() if each.later
+            each.name: self.default(each, profile.release)
+            for each in known.values()
+            if each.later and each.name not in given
         }
         for name, value in given.items():
             values[name] = self._read_one(profile, known, name, value, "option")
@@ -228,6 +231,8 @@ class Family(Generic[R, S]):
 
     def read_fields(self, profile: "Profile", given: Mapping[str, Any]) -> dict[str, Any]:
         """The further fields of a request, checked."""
+        if not given:
+            return {}
         known = {each.name: each for each in self.fields}
         return {
             name: self._read_one(profile, known, name, value, "request field")
@@ -265,6 +270,8 @@ class Family(Generic[R, S]):
         """Whether a profile has an option, or this choice of it."""
         if option.patch:
             return option.patch in profile.patches
+        if not (option.since or option.until or option.arrived):
+            return True  # it came and went with no release
         return self.current_name(profile.release) in self.having(option, value)
 
     def _read_one(

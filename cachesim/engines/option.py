@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.errors import OptionError
@@ -162,6 +163,12 @@ def options_of(options: type) -> tuple[Option, ...]:
         for each in fields(options)
         if Option in each.metadata
     )
+
+
+@cache
+def options_by_name(options: type) -> Mapping[str, Option]:
+    """The same by their names."""
+    return MappingProxyType({each.name: each for each in options_of(options)})
 
 
 def listed(text: str) -> tuple[str, ...]:

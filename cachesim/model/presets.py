@@ -56,6 +56,9 @@ PRESETS: Final[Mapping[str, ModelSpec]] = MappingProxyType(
 )
 """The presets, by name."""
 
+FIELDS: Final = frozenset(each.name for each in fields(ModelSpec))
+"""What may be changed of a preset."""
+
 ABOUT: Final[Mapping[str, str]] = {
     "dense": "Llama: full attention",
     "swa": "Gemma 3: every second layer sees a window of 32",
@@ -73,12 +76,14 @@ def preset(name: str, /, **changes: Any) -> ModelSpec:
     if name not in PRESETS:
         msg = f"there is no preset {name!r}; there are {', '.join(PRESETS)}"
         raise SpecError(msg)
-    known = {field.name for field in fields(ModelSpec)}
+    base = PRESETS[name]
     for field in changes:
-        if field not in known:
-            msg = f"a model has no {field!r}; it has {', '.join(sorted(known))}"
+        if field not in FIELDS:
+            msg = f"a model has no {field!r}; it has {', '.join(sorted(FIELDS))}"
             raise SpecError(msg)
-    return replace(PRESETS[name], **changes)
+    if all(getattr(base, field) == value for field, value in changes.items()):
+        return base
+    return replace(base, **changes)
 
 
 @lru_cache(maxsize=64)

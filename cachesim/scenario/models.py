@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Final
 
 from cachesim.errors import SpecError
 from cachesim.model.presets import preset
@@ -12,14 +12,16 @@ from cachesim.scenario.format import Model
 WORD = 8
 """Bytes of one number."""
 
+MEASURES: Final = tuple(
+    each.name for each in fields(Model) if each.name not in {"preset", "layers", "sizes"}
+)
+"""What a scenario may replace of a preset."""
+
 
 def spec_of(model: Model) -> ModelSpec:
     """The preset or the layers of a scenario, with the measures it replaces."""
-    changes: dict[str, Any] = {
-        each.name: getattr(model, each.name)
-        for each in fields(Model)
-        if each.name not in {"preset", "layers", "sizes"} and getattr(model, each.name) is not None
-    }
+    given = {name: getattr(model, name) for name in MEASURES}
+    changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
     if model.sizes:
         changes["sizes"] = _sizes(model.sizes)
     if model.preset is not None:

@@ -129,6 +129,7 @@ class Session:
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
         if isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
+        self._names = scenario.step_names
         self.seen = 0  # events that already belong to a step
         self.turns = 0
         self.known: tuple[tuple[str, Tokens], ...] = ()  # what is held, by name, at the last look
@@ -189,9 +190,7 @@ class Session:
             yield record
 
     def _record(self, index: int) -> Record:
-        return Record(
-            index=index, name=self.scenario.step_names[index], step=self.scenario.step[index]
-        )
+        return Record(index=index, name=self._names[index], step=self.scenario.step[index])
 
     def _not_run(self, index: int) -> Record:
         record = self._record(index)

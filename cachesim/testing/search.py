@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import count, islice
 from typing import Final
 
@@ -131,11 +131,14 @@ def look(
 def weighs(scenario: Scenario, profile: Profile) -> bool:
     """Whether a flag limits memory in bytes, so that the number of layers decides too."""
     given = scenario.engine.options
-    return any(
-        given.get(each.name) not in UNLIMITED
-        for each in family_of(profile.engine).table()
-        if each.kind == "size" or each.unit in BYTES
-    )
+    return any(given.get(name) not in UNLIMITED for name in _limits(profile.engine))
+
+
+@cache
+def _limits(engine: str) -> tuple[str, ...]:
+    """The flags of a server that set how much memory there is."""
+    table = family_of(engine).table()
+    return tuple(each.name for each in table if each.kind == "size" or each.unit in BYTES)
 
 
 def reduced(

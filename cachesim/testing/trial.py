@@ -1,12 +1,13 @@
 """One workload played and judged: what was found, and what was exercised on the way."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.base import Reply
-from cachesim.engines.family import Family, family_of
+from cachesim.engines.events import Event
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -80,7 +81,7 @@ def play(
     oracle, family = (oracles or Oracles()).of(session.engine.network), family_of(profile.engine)
     try:
         for record in session.run():
-            finding = _look(record, oracle, trial, family)
+            finding = _look(record, oracle, trial)
             if finding is not None:
                 trial.findings.append(finding)
                 if stop_early:
@@ -89,12 +90,12 @@ def play(
     except ContractError as error:
         broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
         trial.findings.insert(0, broken)
+    _count(session.engine.events, trial.exercised, family.exercised)
     return trial
 
 
-def _look(record: Record, oracle: Oracle, trial: Trial, family: Family[Any, Any]) -> Finding | None:
-    """Count what a step exercised, and hold its answer against a cold run."""
-    _count(record, trial.exercised, family.exercised)
+def _look(record: Record, oracle: Oracle, trial: Trial) -> Finding | None:
+    """Hold the answer of a step against a cold run."""
     step = record.index
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
@@ -129,11 +130,13 @@ def _broken_batch(record: Record, reply: Reply | None) -> Finding | None:
     return Finding(kind="broken invariant", step=record.index, detail=reply.message)
 
 
-def _count(record: Record, exercised: Counter[str], words: Mapping[str, str]) -> None:
-    for event in record.events:
-        word = words.get(event.name())
+def _count(events: Iterable[Event], exercised: Counter[str], words: Mapping[str, str]) -> None:
+    """Count what the workload exercised."""
+    kinds: Counter[type[Event]] = Counter(map(type, events))
+    for kind, count in kinds.items():
+        word = words.get(kind.name())
         if word is not None:
-            exercised[word] += 1
+            exercised[word] += count
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:

@@ -5,7 +5,7 @@ Upstream: the conditions of two loops in `update_slots`, and `create_checkpoint`
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cachesim.engines.llamacpp.checkpoint_events import (
     CheckpointCreated,
@@ -22,8 +22,7 @@ from cachesim.engines.words import in_numbers
 from cachesim.units import Count, Pos
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class Prefix(NamedTuple):
     """Upstream's locals, against which checkpoints are measured."""
 
     n_past: int
@@ -31,6 +30,10 @@ class Prefix:
     prefix_end: int  # `pos_next` before any checkpoint
     pos_min_thold: int  # the largest pos_min that is still deep enough, and one more
     n_prompt: int  # upstream: `slot.task->n_tokens()`
+
+    def resumed(self, n_past: int, pos_next: int) -> "Prefix":
+        """The same where decoding resumes earlier."""
+        return self._replace(n_past=n_past, pos_next=pos_next)
 
 
 Test: TypeAlias = Callable[[Checkpoint, Prefix], bool]
@@ -327,7 +330,7 @@ def checkpoint_at_the_end(server: ServerContext, slot: Slot, task: Task) -> None
     Trap: its last tokens are often the template's opening of the reply, which the next prompt of
     the same chat does not have.
     """
-    if gets_checkpoints(server, task) and not server.rules.checkpoints.before_the_end:
+    if not server.rules.checkpoints.before_the_end and gets_checkpoints(server, task):
         checkpoint_here(server, slot, task, int(slot.prompt.n_tokens))
 
 

@@ -11,7 +11,6 @@ but the tokens that are held. The turn in which the first of them may end is tak
 from cachesim.engines.llamacpp.events import BatchDecoded
 from cachesim.engines.llamacpp.generation import budget_left
 from cachesim.engines.llamacpp.memory.advance import Advance
-from cachesim.engines.llamacpp.ngram_cache import CACHED
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.rope import Rope, as_rope
@@ -20,9 +19,7 @@ from cachesim.engines.rope import Rope, as_rope
 def pass_over_replies(server: ServerContext) -> None:
     """Take all turns at once that only write down what is known."""
     target = server.contexts.target
-    drafts = server.drafter is not None or server.options.maps_ngrams
-    drafts = drafts or server.options.spec_type == CACHED
-    if target.computes or drafts or server.queue:
+    if target.computes or server.may_draft or server.queue:
         return
     busy = [slot for slot in server.slots if slot.is_processing]
     turns = min((_turns(server, slot) for slot in busy), default=0)

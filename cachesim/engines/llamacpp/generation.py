@@ -52,7 +52,6 @@ def budget_left(server: ServerContext, slot: Slot) -> int | None:
     """
     params = slot.running.params
     most = params.n_predict if params.n_predict != -1 else server.options.predict
-    limits = [most] if most != -1 else []
-    if params.reply is not None:
-        limits.append(len(params.reply))
-    return min(limits) - slot.n_decoded if limits else None
+    if params.reply is not None and not -1 != most < len(params.reply):
+        most = len(params.reply)
+    return None if most == -1 else most - len(slot.generated)

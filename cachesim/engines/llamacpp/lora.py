@@ -15,7 +15,7 @@ from cachesim.engines.llamacpp.server_events import AdaptersChanged, AdaptersSet
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import Task
 from cachesim.errors import OptionError
-from cachesim.model.adapters import Strengths, adapted_in
+from cachesim.model.adapters import Strengths
 
 
 def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
@@ -73,9 +73,8 @@ def set_lora(server: ServerContext, task: Task) -> None:
 
 def apply(server: ServerContext, strengths: Strengths) -> None:
     """What is decoded next is computed under these (upstream: `common_set_adapter_lora`)."""
-    adapters = adapted_in(server.network)
-    if adapters is not None:
-        adapters.strengths = strengths
+    if server.adapters is not None:
+        server.adapters.strengths = strengths
 
 
 def as_field(strengths: Sequence[float]) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ its names. Text only: a position is an index, so `pos_next` is a number of token
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from cachesim.engines.causes import Cause
@@ -79,9 +78,10 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
 
 def can_split(server: ServerContext, task: Task) -> bool:
     """Whether a prompt may be read in pieces, and after what is there (upstream's name)."""
+    if not task.is_embedded:
+        return True
     pooling = server.options.pooling
-    last = pooling == "last" or (pooling == "rank" and server.rules.requests.rank_is_last)
-    return not task.is_embedded or last
+    return pooling == "last" or (pooling == "rank" and server.rules.requests.rank_is_last)
 
 
 def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
@@ -235,7 +235,7 @@ def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) 
     if it is None or do_reset:
         server.emit(FullReprocessing(slot=slot.id, task=task.id))
         task.ledger.apply(causes.FULL_REPROCESSING, 0, **why, checkpoints=refused)
-        return replace(prefix, n_past=0, pos_next=0)
+        return prefix.resumed(0, 0)
     task.ledger.apply(causes.MEMORY_DEPTH, 0, **why, checkpoints=refused)
     return _resume_from(server, slot, task, it, prefix)
 
@@ -325,7 +325,7 @@ def _resume_from(
     task.ledger.apply(causes.CHECKPOINT_RESTORED, n_past, **it.as_dict())
     if server.rules.checkpoints.split_at_prefix and n_past < prefix.prefix_end:
         slot.split_at = prefix.prefix_end
-    return replace(prefix, n_past=n_past, pos_next=pos_next)
+    return prefix.resumed(n_past, pos_next)
 
 
 def _commit(slot: Slot, n_past: int) -> None:

@@ -71,6 +71,8 @@ def to_task(
 
 
 def _check_counts(request: Request) -> None:
+    if request.predict >= -1 and request.completions >= 1 and request.slot >= -1:
+        return
     for name, value, least in (
         ("predict", request.predict, -1),
         ("completions", request.completions, 1),

@@ -121,7 +121,8 @@ class LlamaCpp(Engine):
         server = self._server
         if not server.queue and not server.is_busy:
             return False
-        self._hang_up()
+        if server.given_up:
+            self._hang_up()
         self.take_in()
         update_slots(server)
         return True
@@ -259,12 +260,9 @@ class LlamaCpp(Engine):
         if slot is None or slot.is_processing:
             self._defer(task, slot)
             return
-        children = self._free_slots(len(task.children), slot)
-        if len(children) < len(task.children):
+        if task.is_parent and not self._launch_children(task, slot):
             self._defer(task, slot)
             return
-        for child, place in zip(task.children, children, strict=True):
-            self._launch(child, place, SlotState.WAIT_OTHER)
         self._launch(task, slot, SlotState.STARTED)
         save_idle_slots(server)
 
@@ -285,10 +283,14 @@ class LlamaCpp(Engine):
         self._server.deferred.append(task)
         self._server.emit(TaskDeferred(slot=-1 if slot is None else slot.id, task=task.id))
 
-    def _free_slots(self, most: int, taken: Slot) -> list[Slot]:
-        """The lowest idle slots other than the parent's (upstream: `get_free_slots`)."""
+    def _launch_children(self, task: Task, taken: Slot) -> bool:
+        """Into the lowest idle slots but the parent's, if all fit (upstream: `get_free_slots`)."""
         free = [s for s in self._server.slots if not s.is_processing and s is not taken]
-        return free[:most]
+        if len(free) < len(task.children):
+            return False
+        for child, place in zip(task.children, free, strict=False):
+            self._launch(child, place, SlotState.WAIT_OTHER)
+        return True
 
     def _launch(self, task: Task, slot: Slot, state: SlotState) -> None:
         take_over(self._server, slot, task)

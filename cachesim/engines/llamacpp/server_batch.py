@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cachesim.engines.llamacpp.memory.advance import Advance
-from cachesim.engines.llamacpp.memory.batch import Batch, Ids
+from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.slot import Slot
 from cachesim.engines.llamacpp.task import EMBEDDED, TaskKind
 from cachesim.engines.rope import LONGEST, as_rope
@@ -12,7 +12,7 @@ from cachesim.model.adapters import Strengths
 from cachesim.units import Token
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Run:
     """Tokens of one slot, in a batch."""
 
@@ -21,6 +21,18 @@ class Run:
     tokens: Sequence[Token]
     output: bool  # the logits of all of them are wanted
     last: bool = False  # those of the last one are
+
+    def piece(self, low: int, high: int) -> Batch:
+        """Some of its tokens, as decode takes them."""
+        count = high - low
+        ends = self.last and high == len(self.tokens)
+        outputs = (self.output,) * (count - ends) + (True,) * ends
+        return Batch(
+            tokens=tuple(self.tokens[low:high]),
+            positions=range(self.start + low, self.start + high),
+            seqs=((self.seq,),) * count,
+            outputs=outputs,
+        )
 
     @property
     def is_named(self) -> bool:
@@ -42,9 +54,11 @@ class ServerBatch:
 
     def admits(self, slot: Slot) -> bool:
         """Whether a slot may join those in it (upstream: `can_batch_with`)."""
+        kind = slot.running.kind
         if self.lora is None:
-            self.lora, self.kind = slot.lora, slot.running.kind
-        return (self.lora, self.kind) == (slot.lora, slot.running.kind)
+            self.lora, self.kind = slot.lora, kind
+            return True
+        return self.lora == slot.lora and self.kind == kind
 
     @property
     def embeds(self) -> bool:
@@ -56,11 +70,10 @@ class ServerBatch:
 
     def add(self, slot: Slot, tokens: Sequence[Token], *, output: bool) -> int:
         """Append tokens after the slot's own, which they join; the index of the first."""
-        first = self.length
-        start = len(slot.prompt.tokens)
-        self.runs.append(Run(seq=int(slot.id), start=start, tokens=tokens, output=output))
+        first, held = self.length, slot.prompt.tokens
+        self.runs.append(Run(slot.id, len(held), tokens, output))
         self.length += len(tokens)
-        slot.prompt.tokens += tokens
+        held += tokens
         return first
 
     def want_last(self) -> None:
@@ -81,27 +94,15 @@ class ServerBatch:
 
     def slots(self, begin: int, end: int) -> tuple[int, ...]:
         """The slots in a piece of it."""
-        return tuple(sorted({run.seq for run, _, _ in self.between(begin, end)}))
+        parts = self.between(begin, end)
+        if len(parts) == 1:
+            return (parts[0][0].seq,)
+        return tuple(sorted({run.seq for run, _, _ in parts}))
 
     def view(self, begin: int, end: int) -> Batch:
         """A piece of it, as decode takes it."""
-        tokens: list[Token] = []
-        positions: list[int] = []
-        seqs: list[Ids] = []
-        outputs: list[bool] = []
-        for run, low, high in self.between(begin, end):
-            tokens += run.tokens[low:high]
-            positions += range(run.start + low, run.start + high)
-            seqs += [(run.seq,)] * (high - low)
-            outputs += [run.output] * (high - low)
-            if run.last and high == len(run.tokens):
-                outputs[-1] = True
-        return Batch(
-            tokens=tuple(tokens),
-            positions=tuple(positions),
-            seqs=tuple(seqs),
-            outputs=tuple(outputs),
-        )
+        parts = [run.piece(low, high) for run, low, high in self.between(begin, end)]
+        return parts[0] if len(parts) == 1 else Batch.joined(parts)
 
     def named(self, begin: int, end: int) -> list[Advance] | None:
         """A piece of it as runs, where all its tokens are only names."""

@@ -13,12 +13,13 @@ from cachesim.engines.llamacpp.contexts import Contexts
 from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import PromptCleared, RequestRefused, SlotReleased
 from cachesim.engines.llamacpp.memory.capability import SeqRm
+from cachesim.engines.llamacpp.ngram_cache import CACHED
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.slot import Slot, SlotState
 from cachesim.engines.llamacpp.task import Task
-from cachesim.model.adapters import Strengths
+from cachesim.model.adapters import Adapted, Strengths, adapted_in
 from cachesim.model.arithmetic import Network
 from cachesim.units import Array, Count
 
@@ -53,24 +54,24 @@ class ServerContext:
     most_turns: int = 1 << 30  # that may be taken as one
     n_batch: int = field(init=False)  # the options', asked for many times a turn
     n_ubatch: int = field(init=False)
+    is_exact: bool = field(init=False)  # a state is usable only at the position it was saved at
+    shifts_context: bool = field(init=False)  # context shift is on, and the memory can do it
+    may_draft: bool = field(init=False)  # a companion or n-grams propose tokens
+    adapters: Adapted | None = field(init=False)  # what strengths are set on
 
     def __post_init__(self) -> None:
-        self.n_batch, self.n_ubatch = self.options.n_batch, self.options.n_ubatch
+        options = self.options
+        self.n_batch, self.n_ubatch = options.n_batch, options.n_ubatch
+        self.is_exact = self.seq_rm_type in {SeqRm.FULL, SeqRm.RS}
+        self.shifts_context = options.context_shift and self.can_shift
+        ngrams = options.maps_ngrams or options.spec_type == CACHED
+        self.may_draft = self.drafter is not None or ngrams
+        self.adapters = adapted_in(self.network)
 
     @property
     def is_busy(self) -> bool:
         """True while a slot is at work."""
         return any(slot.state is not SlotState.IDLE for slot in self.slots)
-
-    @property
-    def is_exact(self) -> bool:
-        """True where a state is usable only at the position it was saved at."""
-        return self.seq_rm_type in {SeqRm.FULL, SeqRm.RS}
-
-    @property
-    def shifts_context(self) -> bool:
-        """Context shift is on, and the memory can do it."""
-        return self.options.context_shift and self.can_shift
 
     @property
     def no_logits(self) -> Array:

@@ -110,6 +110,8 @@ class SlotState(Enum):
     DONE_PROMPT = "done-prompt"
     GENERATING = "generating"
 
+    __hash__ = object.__hash__  # there is one of each; an enum hashes its name, in Python
+
 
 MOVES: Final[dict[SlotState, frozenset[SlotState]]] = {
     SlotState.IDLE: frozenset({SlotState.STARTED, SlotState.WAIT_OTHER}),

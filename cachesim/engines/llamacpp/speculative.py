@@ -26,6 +26,8 @@ def make_drafts(server: ServerContext) -> None:
 
     Upstream: "generate the drafts" in `update_slots`.
     """
+    if not server.may_draft:
+        return
     for slot in server.slots:
         if slot.state is not SlotState.GENERATING or slot.draft:
             continue

@@ -65,7 +65,7 @@ def update_slots(server: ServerContext) -> None:
     _count_empty(server, batch)
     off, n_batch = 0, server.n_batch
     try:
-        while off < len(batch):
+        while off < batch.length:
             off_next, n_batch = decode(server, batch, off, n_batch)
             if off_next > off:
                 post_decode(server, off, off_next)
@@ -82,8 +82,10 @@ def _count_empty(server: ServerContext, batch: ServerBatch) -> None:
     wheels). Trap: from b9873 on the test stands where an empty batch never gets. Such a server
     loops forever and answers nothing, which is reported after some passes.
     """
-    empty = not len(batch) and server.is_busy
-    server.n_empty_consecutive = server.n_empty_consecutive + 1 if empty else 0
+    if batch.length or not server.is_busy:
+        server.n_empty_consecutive = 0
+        return
+    server.n_empty_consecutive += 1
     where = "update_slots"
     if server.n_empty_consecutive > EMPTY_TURNS and server.rules.loop.empty_batches_abort:
         raise UpstreamAbort(where, "too many consecutive empty batches")
@@ -108,7 +110,7 @@ def pre_decode(server: ServerContext) -> ServerBatch:
         if slot.state is SlotState.GENERATING and batch.admits(slot):
             _check_room(server, batch, slot)
             slot.i_batch = batch.add(slot, [slot.sampled, *slot.draft], output=True)
-    if server.options.cont_batching or not len(batch):
+    if server.options.cont_batching or not batch.length:
         add_prompts(server, batch)
     return batch
 
@@ -180,7 +182,7 @@ def add_prompts(server: ServerContext, batch: ServerBatch) -> None:
             if whole and len(batch) + task.n_tokens > server.n_batch:
                 continue  # the next pass has room for all of it
             add_prompt(server, slot, batch)
-        if slot.is_processing and len(batch) >= server.n_batch:
+        if batch.length >= server.n_batch and slot.is_processing:
             break
 
 
@@ -199,18 +201,18 @@ def add_prompt(server: ServerContext, slot: Slot, batch: ServerBatch) -> None:
     n_tokens_start = len(slot.prompt.tokens)
     n_tokens = min(
         break_at(server, slot, task, do_checkpoint=do_checkpoint),
-        n_tokens_start + max(0, n_batch - len(batch)),
+        n_tokens_start + max(0, n_batch - batch.length),
     )
     batch.add(slot, task.tokens[n_tokens_start:n_tokens], output=task.is_embedded)
     slot.n_prompt_tokens_processed += n_tokens - n_tokens_start
     if n_tokens == task.n_tokens:
-        if not len(batch):  # what was swapped into a busy slot may hold the whole prompt
+        if not batch.length:  # what was swapped into a busy slot may hold the whole prompt
             where = "update_slots"
             raise UpstreamAbort(where, "batch.n_tokens > 0 when a prompt is done")
         slot.move(SlotState.DONE_PROMPT)
-        slot.i_batch = len(batch) - 1
+        slot.i_batch = batch.length - 1
         batch.want_last()
-    if do_checkpoint and _is_place(server, slot, task, n_tokens_start, len(batch)):
+    if do_checkpoint and _is_place(server, slot, task, n_tokens_start, batch.length):
         checkpoint_here(server, slot, task, n_tokens_start)
 
 
@@ -223,20 +225,21 @@ def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bo
     the last tokens, and where a user message begins. Nothing that it reads changes on the way, so
     the first of these numbers after the present one is where it breaks. A test walks the loop.
     """
-    n_tokens, whole = int(slot.prompt.n_tokens), int(task.n_tokens)
+    n_tokens, whole = len(slot.prompt.tokens), len(task.tokens)
     n_batch, n_ubatch = server.n_batch, server.n_ubatch
-    stops = {whole}
+    stops = [slot.split_at]
     if do_checkpoint:
-        checkpoint_offsets = (4 + n_ubatch, 4)
-        stops |= {whole - min(n_batch, offset) for offset in checkpoint_offsets}
+        stops += [whole - min(n_batch, 4 + n_ubatch), whole - min(n_batch, 4)]  # checkpoint_offsets
     match server.rules.checkpoints.placement:
         case "last-user":  # n_before_user; whether or not the request gets checkpoints
-            stops.add(int(task.params.last_user_start))
+            stops.append(int(task.params.last_user_start))
         case "user-starts" if do_checkpoint:
-            stops |= {int(at) for at in task.params.user_starts if _breaks(server, slot, task, at)}
-    if slot.split_at > 0:
-        stops.add(slot.split_at)
-    return min((stop for stop in stops if n_tokens < stop <= whole), default=n_tokens)
+            stops += [int(at) for at in task.params.user_starts if _breaks(server, slot, task, at)]
+    first = max(n_tokens, whole)
+    for stop in stops:
+        if n_tokens < stop < first:
+            first = stop
+    return first
 
 
 def _breaks(server: ServerContext, slot: Slot, task: Task, pos: int) -> bool:
@@ -285,7 +288,7 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
     Upstream: `decode`. No room: an idle slot is purged, or the piece is halved, and the same tokens
     come again.
     """
-    off_next = min(off + n_batch, len(batch))
+    off_next = min(off + n_batch, batch.length)
     ret = _decode(server, batch, off, off_next)
     if ret == 0:
         server.emit(BatchDecoded(n_tokens=off_next - off, slots=batch.slots(off, off_next)))

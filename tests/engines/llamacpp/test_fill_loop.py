@@ -6,7 +6,11 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cachesim.engines.base import Ticket
+from cachesim.engines.llamacpp.slot import Prompt
+from cachesim.engines.llamacpp.task import Task, TaskParams
 from cachesim.engines.llamacpp.update_slots import break_at
+from cachesim.units import Token
 
 number = st.integers(0, 30)
 
@@ -65,11 +69,11 @@ def jumped(case: dict[str, Any]) -> int:
             )
         ),
     )
-    checkpoints = [SimpleNamespace(n_tokens=each) for each in case["checkpoints"]]
-    prompt = SimpleNamespace(n_tokens=case["n_tokens"], checkpoints=checkpoints)
+    checkpoints: Any = [SimpleNamespace(n_tokens=each) for each in case["checkpoints"]]
+    prompt = Prompt([Token(0)] * case["n_tokens"], checkpoints)
     slot: Any = SimpleNamespace(prompt=prompt, split_at=case["split_at"])
-    params = SimpleNamespace(user_starts=case["starts"], last_user_start=case["last"])
-    task: Any = SimpleNamespace(n_tokens=case["whole"], params=params)
+    params = TaskParams(user_starts=frozenset(case["starts"]), last_user_start=case["last"])
+    task = Task(id=0, ticket=Ticket(0), tokens=(Token(0),) * case["whole"], params=params)
     return break_at(server, slot, task, do_checkpoint=case["do_checkpoint"])
 
 
