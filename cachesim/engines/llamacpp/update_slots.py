@@ -367,7 +367,8 @@ def post_decode(server: ServerContext, begin: int, end: int) -> None:
         row = server.contexts.target.logits(slot.i_batch - begin)
         slot.i_batch = NO_ROW
         process_token(server, slot, next_token(server, slot, row), row)
-    verify_drafts(server, begin, end)
+    if server.may_draft:
+        verify_drafts(server, begin, end)
 
 
 def copy_to_children(server: ServerContext) -> None:
