@@ -165,7 +165,8 @@ class Recurrent:
 
     def _convolve(self, past: Words) -> Words:
         """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
-        return mix(np.array([np.correlate(each, self._taps, "valid") for each in past]))
+        along = np.correlate(past.reshape(-1), self._taps, "full")[self._past :]
+        return mix(along.reshape(past.shape)[:, : -self._past])  # no window lies in two sets
 
     def _planes(self, past: Words, chains: list[Words], planes: int) -> Words:
         """The rows after the last token, the last but one, and so on, (S, planes, row)."""

@@ -19,6 +19,9 @@ Words: TypeAlias = NDArray[np.uint64]
 MASK: Final = (1 << 64) - 1
 """What wraps a plain number as words wrap by themselves."""
 
+SHORT: Final = 40
+"""Steps of chains up to which a loop is quicker than dividing."""
+
 SCRAMBLER: Final = 0x9E3779B97F4A7C15
 
 # Arrays without dimensions: NumPy meets them sooner than its scalars, and these are everywhere.
@@ -30,6 +33,9 @@ _SCRAMBLE: Final[Words] = np.array(SCRAMBLER, np.uint64)
 
 DIGIT: Final = 16
 """Bits of one lookup; two of them reach every position that the real servers can number."""
+
+_DIGIT: Final = np.array(DIGIT)
+_LOWER: Final = np.array((1 << DIGIT) - 1)
 
 
 def salt(seed: int, name: str, count: int = 1) -> Words:
@@ -64,11 +70,22 @@ def fold(start: Words, gates: Words, inputs: Words) -> Words:
     s[i] = gate[i] * s[i-1] + input[i], divided by the product of all gates up to i, is a running
     sum. Odd words have inverses, so the division is exact and the chain takes no loop.
     """
-    if gates.shape[1] == 1:
-        return gates * start[:, None] + inputs
+    if gates.size <= SHORT:
+        return _one_by_one(start, gates, inputs)
     products = np.multiply.accumulate(gates, axis=1)
     sums = np.add.accumulate(inputs * inverse(products), axis=1)
     return products * (start[:, None] + sums)
+
+
+def _one_by_one(start: Words, gates: Words, inputs: Words) -> Words:
+    """The same states one after the other, in plain numbers."""
+    states = []
+    for one, first in enumerate(start.tolist()):
+        state = first
+        for gate, word in zip(gates[one].tolist(), inputs[one].tolist(), strict=True):
+            state = (gate * state + word) & MASK
+            states.append(state)
+    return np.array(states, np.uint64).reshape(gates.shape)
 
 
 class Powers:
@@ -85,7 +102,7 @@ class Powers:
 
     def __call__(self, exponents: Integers) -> Words:
         """base^exponent, word by word: one lookup per digit, the upper one signed."""
-        product: Words = self._low[exponents & ((1 << DIGIT) - 1)] * self._high[exponents >> DIGIT]
+        product: Words = self._low[exponents & _LOWER] * self._high[exponents >> _DIGIT]
         return product
 
     def of(self, exponent: int) -> int:

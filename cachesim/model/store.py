@@ -171,8 +171,7 @@ class Ending:
         return not odd and not self.keeps_former
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ubatch:
+class Ubatch(NamedTuple):
     """The piece of a batch that goes through the network at once.
 
     `sets` runs of `len(tokens) // sets` rows each; each run belongs to one recurrent state.

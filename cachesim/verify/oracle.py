@@ -6,6 +6,7 @@ a cold run still: append-only, in a plain store, no token removed, moved or shar
 said is a value of their tokens, so a question that was asked before is not computed again.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -43,7 +44,12 @@ def cold_logits(
 ) -> Array:
     """The logits of every token of a cold run, or of the rows asked for, (rows, vocabulary)."""
     network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
-    return _ColdRun(network).extend(tuple(tokens), range(len(tokens)) if rows is None else rows)
+    run, ids = _ColdRun(network), tuple(tokens)
+    if rows is None:
+        return run.extend(ids, range(len(ids)))
+    wanted = list(rows)
+    ascending = sorted(set(wanted))
+    return run.extend(ids, ascending)[np.searchsorted(ascending, wanted)]
 
 
 class Oracle:
@@ -86,10 +92,16 @@ class Oracle:
         return found
 
     def _run_for(self, tokens: Tokens, rows: range) -> "_ColdRun":
-        able = [run for run in self._runs if run.can_answer(tokens, rows)]
-        longest = max(able, key=lambda run: len(run.tokens), default=None)
-        run = longest or _ColdRun(self.network)
-        self._runs = [run, *(other for other in self._runs if other is not run)][:KEPT]
+        run = None
+        for each in self._runs:
+            longer = run is None or len(each.tokens) > len(run.tokens)
+            if longer and each.can_answer(tokens, rows):
+                run = each
+        if run is None:
+            run = _ColdRun(self.network)
+        else:
+            self._runs.remove(run)
+        self._runs = [run, *self._runs[: KEPT - 1]]
         return run
 
 
@@ -118,36 +130,33 @@ class _ColdRun:
 
     def can_answer(self, tokens: Tokens, rows: range) -> bool:
         """Whether one history is the beginning of the other, and no row is wanted that was not."""
-        common = min(len(tokens), len(self.tokens))
-        known = all(row in self._rows for row in rows if row < len(self.tokens))
-        return known and tokens[:common] == self.tokens[:common]
+        held = len(self.tokens)
+        if tokens[:held] != self.tokens[: len(tokens)]:
+            return False
+        return rows.start >= held or all(row in self._rows for row in rows if row < held)
 
-    def extend(self, tokens: Tokens, rows: Iterable[int]) -> Array:
-        """Run on to the end of `tokens` and return the rows asked for."""
+    def extend(self, tokens: Tokens, rows: Sequence[int]) -> Array:
+        """Run on to the end of `tokens` and return the rows asked for, which ascend."""
         if not tokens:
             msg = "there is nothing to compute: a prompt has at least one token"
             raise TokenError(msg)
-        wanted = list(rows)
         first = len(self.tokens)
-        if len(tokens) > first:
-            self._run_on(tokens[first:], sorted({row for row in wanted if row >= first}))
-        return np.array([self._rows[row] for row in wanted])
+        if first < len(tokens) <= first + PIECE and first <= rows[0]:  # all at once, and all new
+            return self._run(tokens[first:], rows)
+        for begin in range(first, len(tokens), PIECE):
+            piece = tokens[begin : begin + PIECE]
+            self._run(piece, rows[bisect_left(rows, begin) : bisect_left(rows, begin + PIECE)])
+        return np.array([self._rows[row] for row in rows])
 
-    def _run_on(self, tokens: Tokens, rows: list[int]) -> None:
-        first = len(self.tokens)
-        for start in range(0, len(tokens), PIECE):
-            piece = tokens[start : start + PIECE]
-            begin = first + start
-            self._run(piece, [row for row in rows if begin <= row < begin + len(piece)])
-
-    def _run(self, tokens: Tokens, rows: list[int]) -> None:
-        """One ubatch; rows count from the run's first token."""
+    def _run(self, tokens: Tokens, rows: Sequence[int]) -> Array:
+        """The logits of one ubatch; rows count from the run's first token."""
         first = len(self.tokens)
         ubatch = Ubatch(
-            tokens=np.array(tokens, np.int64),
-            positions=np.arange(first, first + len(tokens)),
-            outputs=np.array(rows, np.int64) - first,
+            np.array(tokens, np.int64),
+            np.arange(first, first + len(tokens)),
+            outputs=np.array([row - first for row in rows], np.int64),
         )
         logits = self._network.run(ubatch, self._store).logits
         self._rows.update(zip(rows, logits, strict=True))
         self.tokens += tokens
+        return logits

@@ -3,7 +3,6 @@
 import platform
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,7 +113,7 @@ def test_rows_nobody_asked_for_are_remembered_all_the_same(name: str) -> None:
 
 
 def test_hidden_rows_come_for_all_where_an_mtp_head_reads_them() -> None:
-    asked = replace(ubatch(prompt(9)), outputs=np.array([8, 2]))
+    asked = ubatch(prompt(9))._replace(outputs=np.array([8, 2]))
     network = build(tiny("hybrid-mtp"))
 
     whole = network.run(ubatch(prompt(9)), PlainStore(network)).hidden

@@ -9,7 +9,6 @@ what it may look at; then the network computes the columns that are tokens and f
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -147,7 +146,7 @@ class _Call:
         group = self, rows, columns, positions
         self.several = self.network.run(ubatch, _GroupStore(*group)).logits
         if self.late:  # layers behind these turn their queries so, and keep no keys of their own
-            late = replace(ubatch, positions=ubatch.positions + self.late)
+            late = ubatch._replace(positions=ubatch.positions + self.late)
             self.several = self.network.run(late, _GroupStore(*group, writes=False)).logits
         self.logits = self.several[outputs - 1 :: outputs]
         if len(rows) < len(self.inputs):
