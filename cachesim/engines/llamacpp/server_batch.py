@@ -22,7 +22,7 @@ class Run:
     output: bool  # the logits of all of them are wanted
     last: bool = False  # those of the last one are
 
-    def piece(self, low: int, high: int) -> Batch:
+    def batch(self, low: int, high: int) -> Batch:
         """Some of its tokens, as decode takes them."""
         count = high - low
         ends = self.last and high == len(self.tokens)
@@ -80,33 +80,40 @@ class ServerBatch:
         """The logits of the last token are wanted."""
         self.runs[-1].last = True
 
-    def between(self, begin: int, end: int) -> list[tuple[Run, int, int]]:
-        """The runs in a piece of it, each with the part of it that is inside."""
+    def piece(self, begin: int, end: int) -> "Piece":
+        """Some of it: the runs there, each with the part of it that is inside."""
         if begin == 0 and end == self.length:
-            return [(run, 0, len(run.tokens)) for run in self.runs if run.tokens]
+            return Piece([(run, 0, len(run.tokens)) for run in self.runs if run.tokens])
         inside, at = [], 0
         for run in self.runs:
             low, high = max(begin - at, 0), min(end - at, len(run.tokens))
             if low < high:
                 inside.append((run, low, high))
             at += len(run.tokens)
-        return inside
+        return Piece(inside)
 
-    def slots(self, begin: int, end: int) -> tuple[int, ...]:
-        """The slots in a piece of it."""
-        parts = self.between(begin, end)
-        if len(parts) == 1:
-            return (parts[0][0].seq,)
-        return tuple(sorted({run.seq for run, _, _ in parts}))
 
-    def view(self, begin: int, end: int) -> Batch:
-        """A piece of it, as decode takes it."""
-        parts = [run.piece(low, high) for run, low, high in self.between(begin, end)]
-        return parts[0] if len(parts) == 1 else Batch.joined(parts)
+@dataclass(slots=True)
+class Piece:
+    """What is decoded at once: `[low, high)` of each run in it."""
 
-    def named(self, begin: int, end: int) -> list[Advance] | None:
-        """A piece of it as runs, where all its tokens are only names."""
-        parts = self.between(begin, end)
-        if any(not run.is_named for run, _, _ in parts):
+    parts: list[tuple[Run, int, int]]
+
+    def slots(self) -> tuple[int, ...]:
+        """The slots in it, in order of their ids."""
+        if len(self.parts) == 1:
+            return (self.parts[0][0].seq,)
+        return tuple(sorted({run.seq for run, _, _ in self.parts}))
+
+    def batch(self) -> Batch:
+        """The same as decode takes it."""
+        if len(self.parts) == 1:
+            run, low, high = self.parts[0]
+            return run.batch(low, high)
+        return Batch.joined(run.batch(low, high) for run, low, high in self.parts)
+
+    def named(self) -> list[Advance] | None:
+        """The same as runs, where all tokens are only names."""
+        if any(not run.is_named for run, _, _ in self.parts):
             return None
-        return [Advance(run.seq, run.start + low, high - low) for run, low, high in parts]
+        return [Advance(run.seq, run.start + low, high - low) for run, low, high in self.parts]

@@ -16,6 +16,7 @@ from cachesim.engines.llamacpp.checkpoints import (
     checkpoint_here,
     gets_checkpoints,
 )
+from cachesim.engines.llamacpp.drafter import Drafter
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
     BatchRetried,
@@ -28,7 +29,7 @@ from cachesim.engines.llamacpp.generation import next_token, process_token
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.ngram_cache import NgramCache
 from cachesim.engines.llamacpp.prompt_start import can_split, cut_memory, start_prompt
-from cachesim.engines.llamacpp.server_batch import ServerBatch
+from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState
 from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
@@ -289,9 +290,10 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
     come again.
     """
     off_next = min(off + n_batch, batch.length)
-    ret = _decode(server, batch, off, off_next)
+    piece = batch.piece(off, off_next)
+    ret = _decode(server, batch, piece)
     if ret == 0:
-        server.emit(BatchDecoded(n_tokens=off_next - off, slots=batch.slots(off, off_next)))
+        server.emit(BatchDecoded(n_tokens=off_next - off, slots=piece.slots()))
         return off_next, server.n_batch
     if n_batch == 1 and ret == 1:
         raise BatchError(SERVER_ERROR, "Context size has been exceeded.")
@@ -305,27 +307,25 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
     return off, n_batch
 
 
-def _decode(server: ServerContext, batch: ServerBatch, begin: int, end: int) -> int:
+def _decode(server: ServerContext, batch: ServerBatch, piece: Piece) -> int:
     """Put a piece into the target's memory, and then into its companion's (`llama_decode`)."""
     target = server.contexts.target
     if not target.computes and server.drafter is None:
-        named = batch.named(begin, end)
+        named = piece.named()
         if named is not None and target.advance(named):
             return 0
-    view = batch.view(begin, end)
+    view = piece.batch()
     lora.apply(server, batch.lora or ())
     target.all_outputs = batch.embeds
     ret = target.decode(view)
-    if ret == 0:
-        _feed_companion(server, view)
+    if ret == 0 and server.drafter is not None:
+        _feed_companion(server, server.drafter, view)
     return ret
 
 
-def _feed_companion(server: ServerContext, view: Batch) -> None:
+def _feed_companion(server: ServerContext, drafter: Drafter, view: Batch) -> None:
     """Run the companion over the same piece (upstream: `common_speculative_process`)."""
-    if server.drafter is None:
-        return
-    ret = server.drafter.process(view, server.contexts.target)
+    ret = drafter.process(view, server.contexts.target)
     if ret != 0:
         server.emit(CompanionFailed(ret=ret))
         fatal = server.rules.loop.process_failure_is_fatal
