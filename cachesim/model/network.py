@@ -41,6 +41,11 @@ MOST_POSITION: Final = (1 << 31) - 1
 """Positions are 32-bit numbers on the real servers."""
 
 
+ENORMOUS: Final = 1 << 64
+
+FEW: Final = 16
+"""Numbers that are looked through one by one quicker than as an array."""
+
 LARGE: Final = 24 << 20
 """Bytes: more than most arrays of a layer, and less than what glibc hands back without learning."""
 
@@ -202,8 +207,8 @@ def is_one(ubatch: Ubatch) -> bool:
     return alone and (outputs is None or len(outputs) <= 1)
 
 
-def check(ubatch: Ubatch, spec: ModelSpec) -> None:
-    """Refuse what no network can run."""
+def check(ubatch: Ubatch, spec: ModelSpec) -> int:
+    """Refuse what no network can run; no position lies above what is returned."""
     count = len(ubatch.tokens)
     if count == 0:
         msg = "an ubatch without tokens: hand in at least one"
@@ -211,28 +216,37 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
     if count > MOST_ROWS:
         msg = f"an ubatch of {count} rows is past the limit of {MOST_ROWS}"
         raise LimitError(msg)
-    if (wrong := _outside(ubatch.tokens, spec.vocabulary - 1)) is not None:
+    most = spec.vocabulary - 1
+    if _together(ubatch.tokens) > most and (wrong := _outside(ubatch.tokens, most)) is not None:
         msg = f"token {wrong} is not in the vocabulary: write ids from 0 to {spec.vocabulary - 1}"
         raise TokenError(msg)
     if len(ubatch.positions) != count:
         msg = f"{len(ubatch.positions)} positions for {count} tokens: write one for each"
         raise PositionError(msg)
-    if (wrong := _outside(ubatch.positions, MOST_POSITION)) is not None:
+    if (highest := _together(ubatch.positions)) > MOST_POSITION:
+        wrong = _outside(ubatch.positions, MOST_POSITION)
         msg = f"position {wrong} is out of range: positions run from 0 to {MOST_POSITION}"
         raise PositionError(msg)
     if ubatch.sets < 1 or count % ubatch.sets:
         msg = f"{count} tokens do not fall into {ubatch.sets} sets of one length"
         raise TokenError(msg)
+    return highest
+
+
+def _together(numbers: Integers) -> int:
+    """A number that none of these is above, and that is enormous where any is negative.
+
+    Of many it has the bits of all, which for a limit of 31 bits says as much as the highest does.
+    """
+    if len(numbers) <= FEW:
+        each: list[int] = numbers.tolist()
+        return max(each) if min(each) >= 0 else ENORMOUS
+    bits: int = np.bitwise_or.reduce(numbers).item()
+    return bits if bits >= 0 else ENORMOUS
 
 
 def _outside(numbers: Integers, most: int) -> int | None:
-    """The first number that is negative or past the most, if any.
-
-    No number is larger than the bits of all of them together, which one negative makes negative.
-    """
-    together = numbers if len(numbers) == 1 else np.bitwise_or.reduce(numbers)
-    if 0 <= together.item() <= most:
-        return None
+    """The first number that is negative or past the most, if any."""
     wrong = numbers[(numbers < 0) | (numbers > most)]
     return int(wrong[0]) if len(wrong) else None
 

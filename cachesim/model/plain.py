@@ -103,9 +103,11 @@ class _View:
 
     def _look(self, first: int, count: int) -> tuple[slice, Integers, Integers, Integers]:
         high = np.arange(first, count, dtype=np.int64)
-        low = np.maximum(high - self._window + 1, 0) if self._window else np.zeros_like(high)
+        low = np.zeros(len(high), np.int64)
         if self._window and self._chunked:
             low = high // self._window * self._window
+        elif self._window:
+            low = np.maximum(high - self._window + 1, 0)
         start = int(low[0]) // BLOCK * BLOCK
         stop = -(-count // BLOCK) * BLOCK
         positions = np.arange(start, stop, dtype=np.int64)

@@ -79,37 +79,33 @@ class RingNetwork(WordNetwork):
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Put one ubatch through all layers."""
-        check(ubatch, self._spec)
-        return self._run_one(ubatch, store) if is_one(ubatch) else self._run_rows(ubatch, store)
+        highest = check(ubatch, self._spec)
+        if is_one(ubatch):
+            return self._run_one(ubatch, store)
+        return self._run_rows(ubatch, Passage(ubatch, store, self._powers, highest))
 
     def _run_one(self, ubatch: Ubatch, store: Store) -> Output:
         """One token through all layers, in plain numbers."""
-        outputs, hidden = ubatch.outputs, bool(self._spec.mtp_depth)
+        outputs, mtp = ubatch.outputs, bool(self._spec.mtp_depth)
         word: int = self._enter(ubatch).item()
         position: int = ubatch.positions.item()
         for layer in self._body:
-            word = mixed(word + layer.step(word, position, store, read=True))
+            word = layer.step(word, position, store, read=True)
         asked = outputs is None or len(outputs) > 0
-        word = mixed(word + self._last.step(word, position, store, read=asked or hidden))
-        return Output(
-            logits=self._logits([word] if asked else []),
-            hidden=np.array([[word]], np.uint64) if hidden else None,
-        )
+        word = self._last.step(word, position, store, read=asked or mtp)
+        hidden = np.array([[word]], np.uint64) if mtp else None
+        return Output(self._logits([word] if asked else []), hidden)
 
-    def _run_rows(self, ubatch: Ubatch, store: Store) -> Output:
+    def _run_rows(self, ubatch: Ubatch, passage: Passage) -> Output:
         words, outputs = self._enter(ubatch), ubatch.outputs
-        passage = Passage(ubatch, store, self._powers)
         for layer in self._body:
-            words = mix(words + layer.sweep(words, passage))
+            words = layer.sweep(words, passage)
         if outputs is not None and len(outputs) <= FEW and not self._spec.mtp_depth:
-            rows: list[int] = outputs.tolist()
-            added = self._last.add_to(rows, words, passage)
-            said = [mixed(words.item(row) + each) for row, each in zip(rows, added, strict=True)]
-            return Output(logits=self._logits(said))
-        words = mix(words + self._last.sweep(words, passage))
+            return Output(self._logits(self._last.some(outputs.tolist(), words, passage)))
+        words = self._last.sweep(words, passage)
         wanted = words if outputs is None else words[outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
-        return Output(logits=mix(wanted + self._head)[:, None], hidden=hidden)
+        return Output(mix(wanted + self._head)[:, None], hidden)
 
     def _logits(self, words: list[int]) -> Words:
         """The logits (n, 1) of a few rows whose last words these are."""

@@ -1,4 +1,4 @@
-"""The layers of the ring network: each takes hidden words and says what it adds to them.
+"""The layers of the ring network: each takes hidden words and adds to them.
 
 Each goes two roads that lead to the same words. `sweep` takes all tokens at once in arrays (T,);
 `step` takes a token that is alone in plain numbers, which are quicker than arrays of one.
@@ -17,11 +17,12 @@ from cachesim.model.store import Lane, Store, Ubatch
 class Passage:
     """What all layers share while one ubatch goes through them."""
 
-    __slots__ = ("_back", "_powers", "_there", "sights", "store", "ubatch")
+    __slots__ = ("_back", "_highest", "_powers", "_there", "sights", "store", "ubatch")
 
-    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers) -> None:
+    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers, highest: int) -> None:
+        """No position of the ubatch is above the highest."""
         self.ubatch, self.store, self.sights = ubatch, store, Sights()
-        self._powers = powers
+        self._powers, self._highest = powers, highest
         self._there: Words | None = None
         self._back: Words | None = None
 
@@ -29,14 +30,14 @@ class Passage:
     def there(self) -> Words:
         """g^position of each row, which turns its key."""
         if self._there is None:
-            self._there = self._powers(self.ubatch.positions)
+            self._there = self._powers.there(self.ubatch.positions, self._highest)
         return self._there
 
     @property
     def back(self) -> Words:
         """g^-position of each row, which turns what its query sees."""
         if self._back is None:
-            self._back = self._powers(-self.ubatch.positions)
+            self._back = self._powers.back(self.ubatch.positions, self._highest)
         return self._back
 
 
@@ -46,10 +47,10 @@ class Layer(Protocol):
     shape: LayerShape
 
     def sweep(self, hidden: Words, passage: Passage) -> Words:
-        """What the layer adds to each row's word."""
+        """The rows' words with what the layer adds to them."""
         ...
 
-    def add_to(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
+    def some(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
         """The same of a few rows, in plain numbers, where nobody reads the others."""
         ...
 
@@ -65,6 +66,7 @@ class Attention:
         """`powers`: the powers of g, or None where keys do not know their positions."""
         self.shape = LayerShape(layer=layer, place=place, dtype="uint64", key=(1,), value=(1,))
         self._salts = salts[:, None]  # (3, 1)
+        self._kept_salts = self._salts[1:]
         self._query_salt, self._key_salt, self._value_salt = salts.tolist()
         self._powers = powers
 
@@ -76,12 +78,11 @@ class Attention:
         seen = np.empty(len(keys), np.uint64)
         for lane in passage.store.attend(self.shape.layer, keys[:, None], values[:, None]):
             seen[lane.rows] = passage.sights.of(lane).sums(lane.keys[:, 0], lane.values[:, 0])
-        out: Words = queries * seen
-        return out
+        return mix(hidden + queries * seen)
 
-    def add_to(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
+    def some(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
         """The same, but only the rows that somebody reads look at what the store shows."""
-        keys, values = mix(hidden + self._salts[1:]) | ONE
+        keys, values = mix(hidden + self._kept_salts) | ONE
         if self._powers is not None:
             keys = keys * passage.there
         lanes = passage.store.attend(self.shape.layer, keys[:, None], values[:, None])
@@ -99,11 +100,11 @@ class Attention:
         lanes = store.attend(
             self.shape.layer, np.array([[key]], np.uint64), np.array([[value]], np.uint64)
         )
-        return self._answer(word, position, 0, lanes[0]) if read else 0
+        return self._answer(word, position, 0, lanes[0]) if read else word
 
     def _answer(self, word: int, position: int, place: int, lane: Lane) -> int:
-        """What the layer adds to the word of the row at that place in a lane."""
+        """The word, with what the layer adds to it, of the row at that place in a lane."""
         query = mixed(word + self._query_salt) | 1
         if self._powers is not None:
             query *= self._powers.of(-position)
-        return query * seen_by(place, lane) & MASK
+        return mixed(word + query * seen_by(place, lane))

@@ -45,20 +45,21 @@ class Recurrent:
         store, padding = passage.store, passage.ubatch.padding
         before = store.states(self.shape.layer)
         if padding is None and len(hidden) <= HANDFUL:
-            word, states = self._walk(hidden, before, store.planes)
+            words, states = self._walk(hidden.tolist(), before.tolist(), store.planes)
+            store.keep_states(self.shape.layer, np.array(states, np.uint64))
+            return np.array(words, np.uint64)
+        inputs = mix(hidden + self._salt).reshape(len(before), -1)  # (S, n)
+        if padding is not None:
+            said, kept = self._walk_padded(inputs, before, padding)
         else:
-            inputs = mix(hidden + self._salt).reshape(len(before), -1)  # (S, n)
-            if padding is not None:
-                word, states = self._walk_padded(inputs, before, padding)
-            else:
-                word, states = self._sweep(inputs, before, store.planes)
-        store.keep_states(self.shape.layer, states)
-        return word.reshape(-1)
+            said, kept = self._sweep(inputs, before, store.planes)
+        store.keep_states(self.shape.layer, kept)
+        return mix(hidden + said.reshape(-1))
 
-    def add_to(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
+    def some(self, rows: list[int], hidden: Words, passage: Passage) -> list[int]:
         """The same: what a token says comes of what is kept after it."""
-        said = self.sweep(hidden, passage)
-        return [said.item(row) for row in rows]
+        words = self.sweep(hidden, passage)
+        return [words.item(row) for row in rows]
 
     def step(self, word: int, position: int, store: Store, *, read: bool) -> int:
         """The same of one token, wherever it stands."""
@@ -66,20 +67,22 @@ class Recurrent:
         (row,) = store.states(self.shape.layer).tolist()
         said, row = self._fold_in(word, row)
         store.keep_states(self.shape.layer, np.array([[row]], np.uint64))
-        return said
+        return mixed(word + said)
 
-    def _walk(self, hidden: Words, before: Words, planes: int) -> tuple[Words, Words]:
-        """A handful of tokens one by one: what each adds, and the rows to keep."""
+    def _walk(
+        self, hidden: list[int], before: list[list[int]], planes: int
+    ) -> tuple[list[int], list[list[list[int]]]]:
+        """A handful of tokens one by one: their words, and the rows to keep."""
         count = len(hidden) // len(before)
-        words, said, kept = hidden.tolist(), [], []
-        for one, start in enumerate(before.tolist()):
+        words, kept = [], []
+        for one, start in enumerate(before):
             after = [start]
-            for each in words[one * count : (one + 1) * count]:
-                word, row = self._fold_in(each, after[-1])
-                said.append(word)
+            for each in hidden[one * count : (one + 1) * count]:
+                said, row = self._fold_in(each, after[-1])
+                words.append(mixed(each + said))
                 after.append(row)
             kept.append(after[:0:-1][:planes])
-        return np.array(said, np.uint64), np.array(kept, np.uint64)
+        return words, kept
 
     def _fold_in(self, word: int, row: list[int]) -> tuple[int, list[int]]:
         """What one token adds, and the row after it.

@@ -98,6 +98,7 @@ class Powers:
         up = np.multiply.accumulate(np.repeat(step, size // 2))
         down = np.multiply.accumulate(np.repeat(inverse(step), size // 2))
         self._low = np.concatenate([[ONE], low[:-1]])
+        self._low_back = inverse(self._low)
         self._high = np.concatenate([[ONE], up[:-1], down[::-1]])  # from -1 back: negative digits
 
     def __call__(self, exponents: Integers) -> Words:
@@ -105,8 +106,16 @@ class Powers:
         product: Words = self._low[exponents & _LOWER] * self._high[exponents >> _DIGIT]
         return product
 
+    def there(self, positions: Integers, highest: int) -> Words:
+        """base^position, word by word; no position is above the highest or negative."""
+        return self._low[positions] if highest >> DIGIT == 0 else self(positions)
+
+    def back(self, positions: Integers, highest: int) -> Words:
+        """base^-position, likewise."""
+        return self._low_back[positions] if highest >> DIGIT == 0 else self(-positions)
+
     def of(self, exponent: int) -> int:
-        """The same of one exponent, as a plain number."""
+        """base^exponent of one exponent, as a plain number."""
         low: int = self._low.item(exponent & ((1 << DIGIT) - 1))
         high: int = self._high.item(exponent >> DIGIT)
         return low * high & MASK
