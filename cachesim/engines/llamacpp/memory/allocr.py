@@ -65,22 +65,20 @@ class BatchAllocr:
     ) -> Splitter | Refusal:
         """The rest of `init` where every token has the same single id.
 
-        Of consecutive positions only the first can be refused: none is missing between them, none
-        decreases, and no other sequence is coupled to theirs.
+        Nothing can be refused of consecutive positions that begin where the sequence ends.
         """
         seq = seqs[0][0]
         positions = batch.positions or self.continued(seqs, memory)
-        run = range(positions[0], positions[0] + len(positions))
-        if positions != run and positions != tuple(run):
+        start = positions[0]
+        run = range(start, start + len(positions))
+        is_run = positions == run or positions == tuple(run)
+        if not is_run or memory.seq_pos_max(seq) not in {start - 1, -1}:
             reason = self.refusal(positions, seqs, {seqs[0]}, memory)
-            return (
-                Refusal(reason=reason) if reason else Splitter(positions, seqs, outputs_of(batch))
-            )
-        if self.rules.checks_positions:
-            reason = (behind if self.sections else apart)(seq, run.start, memory)
             if reason:
                 return Refusal(reason=reason)
-        return Splitter(run, seqs, outputs_of(batch), seq)
+        if not is_run:
+            return Splitter(positions, seqs, outputs_of(batch))
+        return Splitter(run, seqs, batch.outputs or outputs_of(batch), seq)
 
     def continued(self, seqs: Iterable[Ids], memory: Memory) -> tuple[int, ...]:
         """Positions for a batch that names none: each sequence goes on behind its last one."""
@@ -123,22 +121,6 @@ def outputs_of(batch: Batch) -> tuple[bool, ...]:
     return batch.outputs or (False,) * (len(batch) - 1) + (True,)
 
 
-def apart(s: int, low: int, memory: Memory) -> str:
-    """A sequence that holds something goes on right behind its last position."""
-    last = memory.seq_pos_max(s)
-    if last >= 0 and low != last + 1:
-        return f"sequence {s} has last position {last} and the batch starts at {low}"
-    return ""
-
-
-def behind(s: int, low: int, memory: Memory) -> str:
-    """A sequence that holds something goes on anywhere behind its last position."""
-    last = memory.seq_pos_max(s)
-    if last >= 0 and low <= last:
-        return f"sequence {s} has last position {last} and the batch is not ahead of it"
-    return ""
-
-
 def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """Every sequence continues where memory ends, without gaps.
 
@@ -147,9 +129,9 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """
     for s, positions in sorted(by_seq.items()):
         low, high = min(positions), max(positions)
-        reason = apart(s, low, memory)
-        if reason:
-            return reason
+        last = memory.seq_pos_max(s)
+        if last >= 0 and low != last + 1:
+            return f"sequence {s} has last position {last} and the batch starts at {low}"
         if high - low + 1 > len(set(positions)):
             return f"sequence {s} positions are not continuous"
     return ""
@@ -157,8 +139,11 @@ def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
 
 def not_ahead(by_seq: dict[int, list[int]], memory: Memory) -> str:
     """Positions of several sections (M-RoPE) need only lie behind the last one; gaps may be."""
-    reasons = (behind(s, min(by_seq[s]), memory) for s in sorted(by_seq))
-    return next(filter(None, reasons), "")
+    for s in sorted(by_seq):
+        last = memory.seq_pos_max(s)
+        if last >= 0 and min(by_seq[s]) <= last:
+            return f"sequence {s} has last position {last} and the batch is not ahead of it"
+    return ""
 
 
 def diverged(distinct: set[Ids], memory: Memory) -> str:

@@ -247,6 +247,7 @@ class Writer:
             self._parts.append((rows, rows.places(cells), part))
             first += n
         for plan in plan_lanes(self.cache.streams, self.ubatch):
-            rows = self.cache.rows[plan.stream]
-            rows.cover(plan.top_cell)
+            rows, top = self.cache.rows[plan.stream], plan.top_cell
+            if top >= rows.reach:
+                rows.cover(top)
             self._plans.append((plan, rows))

@@ -177,11 +177,12 @@ class Reader:
         if not isinstance(part, kind):
             msg = f"the state holds {type(part).__name__}, not {kind.__name__}"
             raise MisreadError(msg)
-        if self.blob.available is not None and self.consumed + part.size > self.blob.available:
+        size = part.size
+        if self.blob.available is not None and self.consumed + size > self.blob.available:
             msg = "the state was cut short"
             raise TruncatedError(msg)
         self._next += 1
-        self.consumed += part.size
+        self.consumed += size
         return part
 
     def word(self) -> int:

@@ -28,7 +28,9 @@ class Cells:
         self.owners: Integers = np.zeros(size, dtype=np.int64)  # how many sequences see the cell
         self.bits: Array = np.zeros((1, size), dtype=np.uint64)
         self.has_shift = False
+        self.shared = False  # a cell may have several sequences
         self.used = 0
+        self.end = 0  # from here on all cells are empty
         self.tracks: dict[int, Track] = {}
         self.phantoms: dict[int, Counter[int]] = {}
 
@@ -38,8 +40,8 @@ class Cells:
         self.shift.fill(0)
         self.owners.fill(0)
         self.bits.fill(0)
-        self.has_shift = False
-        self.used = 0
+        self.has_shift = self.shared = False
+        self.used = self.end = 0
         for track in self.tracks.values():
             track.clear()
         self.phantoms.clear()
@@ -90,7 +92,8 @@ class Cells:
 
     def pos_max(self, seq: int) -> int:
         """Highest position of the sequence, -1 if none."""
-        high = self.track(seq).hi if seq in self.tracks else EMPTY
+        track = self.tracks.get(seq)
+        high = EMPTY if track is None else self.track(seq).hi if track.stale else track.hi
         ghosts = self.phantoms.get(seq) if self.phantoms else None
         return max(high, *ghosts) if ghosts else high
 
@@ -125,6 +128,7 @@ class Cells:
         """Put a token without sequences into an empty cell."""
         self.pos[cell] = pos
         self.used += 1
+        self.end = max(self.end, cell + 1)
 
     def add(self, cell: int, seq: int) -> None:
         """Let one more sequence see the cell."""
@@ -136,6 +140,7 @@ class Cells:
             return
         self.bits[word, cell] = seqs | own
         self.owners[cell] += 1
+        self.shared = self.shared or seqs > 0
         self._own_track(seq).put(int(self.pos[cell]), cell)
 
     def empty(self, cell: int) -> None:
@@ -157,10 +162,11 @@ class Cells:
         The cells ascend but for one turn.
         """
         word, bit = divmod(seq, _WORD)
-        if word >= len(self.bits):
+        if word:
             self._widen(seq)
         count, first = len(cells), int(cells[0])
         self.used += count
+        self.end = max(self.end, first + count, int(cells[-1]) + 1)
         if count == 1:
             self.pos[first] = pos
             self.bits[word, first] = 1 << bit
@@ -186,6 +192,7 @@ class Cells:
         fresh = cells[~known]
         self.bits[word, fresh] |= np.uint64(1 << bit)
         self.owners[fresh] += 1
+        self.shared = True
         self._spoil(seq)
 
     def release(self, cells: Integers, seq: int, p0: int, p1: int) -> Integers:
@@ -201,14 +208,16 @@ class Cells:
     def release_run(self, cells: range, seq: int, p0: int, p1: int) -> bool:
         """`release` of neighbours that nobody else sees, all of which become empty; else False."""
         where = slice(cells.start, cells.stop)
-        if np.count_nonzero(self.owners[where] != 1):
+        if self.shared and np.count_nonzero(self.owners[where] != 1):
             return False
-        self.bits[:, where] = 0
+        self.bits[seq // _WORD, where] = 0
         self.owners[where] = 0
         self.pos[where] = EMPTY
         if self.has_shift:
             self.shift[where] = 0
         self.used -= len(cells)
+        if cells.stop == self.end:
+            self.end = cells.start
         self.tracks[seq].drop_range(p0, p1)
         return True
 
@@ -236,6 +245,7 @@ class Cells:
         self.bits[word, cells] = np.uint64(1 << bit)
         self.owners[cells] = 1
         self.used += len(cells)
+        self.end = max(self.end, int(cells.max()) + 1)
         self._spoil(seq)
 
     def wipe(self, cells: Integers) -> None:
@@ -326,6 +336,12 @@ class Cells:
             raise ContractError(msg)
         if np.count_nonzero(self.owners != _bit_counts(self.bits)):
             msg = "owner counts differ from the bit sets"
+            raise ContractError(msg)
+        if np.count_nonzero(self.pos[self.end :] != EMPTY):
+            msg = f"a cell from {self.end} on is in use"
+            raise ContractError(msg)
+        if not self.shared and np.count_nonzero(self.owners > 1):
+            msg = "a cell has several sequences, but none is said to be shared"
             raise ContractError(msg)
         marked = (self.owners | self.shift) != 0
         if np.count_nonzero(marked & (self.pos == EMPTY)):

@@ -108,22 +108,23 @@ class Context:
         """
         self._forget_outputs()
         self.cleanup, self.reached = [], []
-        if not len(batch):
+        n_tokens = len(batch.tokens)
+        if not n_tokens:
             self.refusal = "n_tokens == 0"
             return INVALID
         split = self.allocr.init(batch, self.memory)
         if isinstance(split, Refusal):
             self.refusal = split.reason
             return INVALID
-        if len(batch) > self.n_batch:
+        if n_tokens > self.n_batch:
             where = "llama_context::decode"
-            raise UpstreamAbort(where, f"{len(batch)} tokens > n_batch")
+            raise UpstreamAbort(where, f"{n_tokens} tokens > n_batch")
         self.memory.update()  # also if a later step fails
         plan = self.memory.init_batch(split, self.n_ubatch, all_outputs=self.all_outputs)
         if plan is None:
             return NO_SLOT
         tokens = np.array(batch.tokens, dtype=np.int64)
-        wanted = (True,) * len(batch) if self.all_outputs else split.outputs
+        wanted = (True,) * n_tokens if self.all_outputs else split.outputs
         for k, ubatch in enumerate(plan.ubatches):
             self.memory.apply(plan, k)
             code = fail.code if fail is not None and fail.ubatch == k else None
@@ -301,7 +302,7 @@ def network_ubatch(
     """A ubatch as the network sees it: tokens and positions, no ids."""
     rows: slice | Integers
     if ubatch.run >= 0:
-        start, first, n = ubatch.positions[0], ubatch.rows[0], ubatch.n_tokens
+        start, first, n = ubatch.positions[0], ubatch.rows[0], len(ubatch.rows)
         rows = slice(first, first + n)
         positions = np.arange(start, start + n, dtype=np.int64)
     else:

@@ -87,8 +87,10 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
     if n > cells.size:
         return None
     end = start + n
-    if n > 1 and end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
-        return range(start, end)
+    if end <= cells.size:
+        behind = start >= cells.end
+        if behind or (n > 1 and not np.count_nonzero(cells.pos[start:end] != EMPTY)):
+            return range(start, end)
     if n == 1:
         for cell in range(start, min(start + _GLANCE, cells.size)):
             if cells.pos[cell] == EMPTY:
@@ -218,7 +220,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
         slot = find_slot(streams, ubatches[0])
         if slot is None:
             return None
-        if len(streams) == 1:  # what the dry run would leave, the ubatch's own apply does too
+        if len(streams.cells) == 1:  # what the dry run would leave, the ubatch's own apply does too
             return [slot]
         if not sum(map(len, _reclaimed(streams, slot))):  # it would only leave the heads
             _put_back_heads(streams, slot, tuple(streams.heads))

@@ -67,7 +67,8 @@ class HybridMemory:
 
     def seq_pos_max(self, seq: int) -> int:
         """The smaller of the two. Trap: -1 if one part lacks the sequence, with pos_min >= 0."""
-        return min(self.attention.seq_pos_max(seq), self.recurrent.seq_pos_max(seq))
+        one, other = self.attention.seq_pos_max(seq), self.recurrent.seq_pos_max(seq)
+        return min(other, one)
 
     def update(self) -> None:
         """Only the attention part ever has something to do."""

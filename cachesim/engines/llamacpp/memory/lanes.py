@@ -5,7 +5,7 @@ position is not in its future and not hidden by the window. Equal positions are 
 these are is worked out once per ubatch and cache; each layer then only picks its rows.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from cachesim.engines.llamacpp.memory.streams import Streams
 from cachesim.engines.llamacpp.memory.track import ABSENT_CELL, Track
 from cachesim.model.store import ABSENT, BLOCK, Frame, Lane
 from cachesim.units import Integers
+
+_ROWS: Final[Integers] = np.arange(512)
+_ROWS.flags.writeable = False
 
 
 class LanePlan(NamedTuple):
@@ -43,7 +46,7 @@ def plan_lanes(streams: Streams, ubatch: Ubatch, *, causal: bool = True) -> list
     primary id of a row counts.
     """
     if ubatch.run >= 0 and causal:
-        return [_lane_of_run(streams, ubatch.run, ubatch.positions[0], ubatch.n_tokens)]
+        return [_lane_of_run(streams, ubatch.run, ubatch.positions[0], len(ubatch.rows))]
     at = np.array(ubatch.positions, dtype=np.int64)
     plans = []
     for seq, rows in _rows_by_sequence(ubatch):
@@ -62,8 +65,9 @@ def _lane_of_run(streams: Streams, seq: int, start: int, count: int) -> LanePlan
     """
     stream = streams.of(seq, "set_input_kq_mask")
     low, high = streams.mask.interval(np.arange(start, start + count, dtype=np.int64))
-    positions, picked = _lay_out(streams.cells[stream], seq, int(low[0]), int(high[-1]))
-    return LanePlan(stream, Frame(np.arange(count), positions, low, high), picked)
+    positions, picked = _lay_out(streams.cells[stream], seq, low.item(0), high.item(-1))
+    rows = _ROWS[:count] if count <= _ROWS.size else np.arange(count)
+    return LanePlan(stream, Frame(rows, positions, low, high), picked)
 
 
 def _rows_by_sequence(ubatch: Ubatch) -> list[tuple[int, Integers]]:

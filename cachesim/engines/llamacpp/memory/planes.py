@@ -27,11 +27,11 @@ class Planes:
             for layer, shape in self.shapes.items()
         }
 
-    def copy_of(self, layer: int, rows: list[int]) -> Array:
-        """What some rows hold now."""
+    def copy_of(self, layer: int, rows: list[int], part: slice) -> Array:
+        """What a part of some rows holds now."""
         if len(rows) == 1:  # mostly: a slice is quicker than a list
-            return self.rows[layer][rows[0] : rows[0] + 1].copy()
-        return self.rows[layer][np.array(rows, dtype=np.int64)]
+            return self.rows[layer][rows[0] : rows[0] + 1, part].copy()
+        return self.rows[layer][np.array(rows, dtype=np.int64), part]
 
     def put(self, layer: int, where: tuple[slice, slice], data: Array) -> None:
         """Write a part of some rows."""

@@ -183,7 +183,8 @@ class RecurrentMemory:
 
     def seq_pos_max(self, seq: int) -> int:
         """The position of the state, never below -1."""
-        return max(-1, self.cells.position_of(seq))
+        pos = self.cells.position_of(seq)
+        return max(pos, -1)
 
     # --- decode
 

@@ -49,9 +49,9 @@ class RecurrentCells:
 
     def position_of(self, seq: int) -> int:
         """The position of the cell that a sequence has; there is at most one, -1 for none."""
-        for pos, seqs in zip(self.pos, self.seqs, strict=True):
+        for cell, seqs in enumerate(self.seqs):
             if seq in seqs:
-                return pos
+                return self.pos[cell]
         return NONE
 
     def held(self) -> Saved:

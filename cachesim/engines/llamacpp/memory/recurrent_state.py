@@ -36,13 +36,15 @@ def write(memory: "RecurrentMemory", seq: int) -> list[Field]:
         where = "llama_memory_recurrent::state_write"
         raise UpstreamAbort(where, "state read/write is not supported with partial rollback")
     count = len(chosen)
-    ids = tuple([tuple(sorted(cells.seqs[c])) if seq == -1 else () for c in chosen])
+    ids: tuple[tuple[int, ...], ...] = ((),) * count
+    if seq == -1:
+        ids = tuple(tuple(sorted(cells.seqs[c])) for c in chosen)
     positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
     rows = [_plane(memory, seq, c) * memory.size + c for c in chosen]
     fields: list[Field] = [Word(count), CellList.of(positions, ids), memory.header]
-    held = {layer: memory.planes.copy_of(layer, rows) for layer in memory.layers}
     for layer, kind, size, part in memory.blocks:
-        fields.append(RowBlock(kind, size, count, held[layer][:, part]))
+        data = memory.planes.copy_of(layer, rows, part)
+        fields.append(RowBlock(kind, size, count, data))
     return fields
 
 

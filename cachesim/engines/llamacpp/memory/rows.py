@@ -55,7 +55,8 @@ class Rows:
         """
         low, last = int(cells[0]), int(cells[-1])
         if last - low == len(cells) - 1:
-            self.cover(last)
+            if last >= self.reach:
+                self.cover(last)
             return slice(low + MARGIN, last + 1 + MARGIN)
         turned = np.asarray(cells)
         self.cover(int(turned.max()))

@@ -149,7 +149,7 @@ class Track:
             at = np.flatnonzero(part != ABSENT_CELL)
             turns = np.flatnonzero(np.diff(part[at] - at))
             self.straight = self.lo + (int(at[turns[-1] + 1]) if turns.size else 0)
-        return max(self.straight, self.lo)
+        return max(self.lo, self.straight)
 
     def read(self, positions: Integers, cells: Integers) -> None:
         """Take the sequence's cells (in index order) and their positions afresh."""
@@ -179,7 +179,7 @@ class Track:
         self.origin = pos // BLOCK * BLOCK
 
     def _append(self, pos: int, cell: int) -> None:
-        if not self._reach(pos, self.count + 1):
+        if pos - self.origin >= len(self.table) and not self._reach(pos, self.count + 1):
             self.stale = True
             return
         table, origin = self.table, self.origin

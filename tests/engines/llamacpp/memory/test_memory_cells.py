@@ -259,7 +259,13 @@ def test_a_wrong_book_is_noticed() -> None:
     def lost(cells: Cells) -> None:
         cells.tracks[0] = Track()
 
-    for damage in (used, owners, ghost, shift, moved, bent, lost):
+    def short(cells: Cells) -> None:
+        cells.end = 1
+
+    def shared(cells: Cells) -> None:
+        cells.bits[0, 0], cells.owners[0] = 3, 2
+
+    for damage in (used, owners, ghost, shift, moved, bent, lost, short, shared):
         streams = filled()
         damage(streams.cells[0])
         with pytest.raises(ContractError):
