@@ -146,7 +146,7 @@ def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Sour
     axes: dict[str, list[Any]] = {
         key: _numbers(told, key, place, default) for key, default in READ.items()
     }
-    for name, values in product(names, product(*axes.values())):
+    for name, *values in product(names, *axes.values()):  # a product in it would be made whole
         yield Source(name=name, **dict(zip(axes, values, strict=True)))
 
 
@@ -185,7 +185,7 @@ def _servers(
         if any(isinstance(each, list | dict) for each in choices):
             msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
             raise PlanError(msg)
-    for profile, model, values in product(profiles, models, product(*each_flag)):
+    for profile, model, *values in product(profiles, models, *each_flag):
         yield profile, model, tuple(zip(flags, values, strict=True))
 
 

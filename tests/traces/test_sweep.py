@@ -122,6 +122,10 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
             "server 1: block_size is an empty list",
         ),
         ({"trace": [{key: list(range(1, 5000)) for key in ("made", "first", "turn")}]}, "cells"),
+        (
+            {"server": [{"profile": "x", "set": {key: list(range(5000)) for key in "abc"}}]},
+            "more than 100,000 cells",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_plan_is_said_before_anything_is_played(
