@@ -2,9 +2,10 @@
 
 import ast
 import re
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from cachesim.engines import FAMILIES
 
@@ -41,13 +42,26 @@ MAY_IMPORT: dict[str, set[str]] = {
 IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subprocess", "time"}
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+@cache
+def modules() -> tuple[Path, ...]:
+    return tuple(sorted(PACKAGE.rglob("*.py")))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All that a module is made of; every rule below looks at it."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def broken(found: Callable[[Path], Iterable[Any]]) -> dict[str, list[Any]]:
+    """What breaks a rule, in each module where something does."""
+    every = {str(path.relative_to(PACKAGE)): list(found(path)) for path in modules()}
+    return {name: each for name, each in every.items() if each}
 
 
 def imported_names(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -60,35 +74,37 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
+def upward(path: Path) -> set[str]:
+    """The rooms above its own that a module imports from."""
     room = room_of(path)
     if room not in MAY_IMPORT:
-        return
-
+        return set()
     rooms = {name.split(".")[1] for name in imported_names(path) if name.startswith("cachesim.")}
-    upward = rooms & MAY_IMPORT.keys() - MAY_IMPORT[room] - {room}
-
-    assert upward == set()
+    return rooms & MAY_IMPORT.keys() - MAY_IMPORT[room] - {room}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_console_is_careful_with_what_it_prints(path: Path) -> None:
+def test_imports_point_one_way() -> None:
+    assert {} == broken(upward)
+
+
+def careless(path: Path) -> set[str]:
     """Text of a file, a log or a server could steer the terminal on one of Rich's own."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    names = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
-
-    assert names.isdisjoint({"Console", "print"})
+    calls = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))
+    return {each.id for each in calls if isinstance(each, ast.Name)} & {"Console", "print"}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_the_core_reads_no_clock_no_file_and_draws_no_chance(path: Path) -> None:
+def test_every_console_is_careful_with_what_it_prints() -> None:
+    assert {} == broken(careless)
+
+
+def impure(path: Path) -> set[str]:
     if room_of(path) not in {"model", "engines", "verify"}:
-        return
+        return set()
+    return {name.split(".")[0] for name in imported_names(path)} & IMPURE
 
-    roots = {name.split(".")[0] for name in imported_names(path)}
 
-    assert roots & IMPURE == set()
+def test_the_core_reads_no_clock_no_file_and_draws_no_chance() -> None:
+    assert {} == broken(impure)
 
 
 def test_engines_do_not_know_each_other_but_for_those_they_are_built_from() -> None:
@@ -107,50 +123,48 @@ def test_every_engine_is_registered() -> None:
     assert list(FAMILIES) == [each.name for each in FAMILIES.values()]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_stay_short_enough_to_read(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+def test_files_stay_short_enough_to_read() -> None:
+    assert {} == broken(lambda path: path.read_text().splitlines()[400:])
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_functions_stay_short_enough_to_read(path: Path) -> None:
-    long = [
-        node.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno >= 60
+def long_functions(path: Path) -> list[str]:
+    functions = [
+        node for node in nodes_of(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    assert [] == long
+    return [each.name for each in functions if (each.end_lineno or 0) - each.lineno >= 60]
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_exemption_from_a_rule_has_its_reason(path: Path) -> None:
+def test_functions_stay_short_enough_to_read() -> None:
+    assert {} == broken(long_functions)
+
+
+def without_a_reason(path: Path) -> list[str]:
     exempt = [line for line in path.read_text().splitlines() if "# noqa" in line]
-    assert [] == [line for line in exempt if not re.search(r"# noqa: [A-Z0-9, ]+ - \w", line)]
+    return [line for line in exempt if not re.search(r"# noqa: [A-Z0-9, ]+ - \w", line)]
+
+
+def test_every_exemption_from_a_rule_has_its_reason() -> None:
+    assert {} == broken(without_a_reason)
 
 
 NAMES_AN_ENGINE = {"logs", "real", "lessons"}
 """Rooms that are about one engine's logs, its package, or its story."""
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_an_engines_own_room_knows_its_name_and_releases(path: Path) -> None:
-    """Everybody else asks the families: a list of engines or releases would be a second one."""
+def engines_named(path: Path) -> set[Any]:
+    """Names and releases of engines; who is not about one asks the families."""
     room = room_of(path)
     if room in NAMES_AN_ENGINE or (room == "engines" and path.parent.name != "engines"):
-        return
+        return set()
     if path == PACKAGE / "engines" / "__init__.py":  # where each engine's name leads to its room
-        return
+        return set()
+    told = {node.value for node in nodes_of(path) if isinstance(node, ast.Constant)}
+    return told & {name for family in FAMILIES.values() for name in (family.name, *family.names())}
 
-    told = {
-        node.value
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
 
-    names = {name for family in FAMILIES.values() for name in (family.name, *family.names())}
-    assert told & names == set()
+def test_only_an_engines_own_room_knows_its_name_and_releases() -> None:
+    """A list of engines or releases would be a second one."""
+    assert {} == broken(engines_named)
 
 
 def test_no_two_files_of_tests_share_a_name() -> None:

@@ -19,6 +19,9 @@ NO_DASHBOARD: Final[Mapping[str, Any]] = {
 }
 """For a cluster of our own: no page, and no port of its own that another cluster may have."""
 
+ANSWERS_WITHIN: Final = 10
+"""Seconds in which a scheduler at an address has to answer."""
+
 ALONE: Final = 6
 """Up to so many tasks a single process is quicker than starting others."""
 
@@ -89,7 +92,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
                 LocalCluster(n_workers=own, threads_per_worker=1, **NO_DASHBOARD)
             )
         try:
-            client = opened.enter_context(Client(address, timeout=10))
+            client = opened.enter_context(Client(address, timeout=ANSWERS_WITHIN))
         except (OSError, ValueError) as error:
             msg = f"--dask {where}: there is no scheduler: {error}"
             raise InputError(msg) from None

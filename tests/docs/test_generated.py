@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import generate
-import pytest
 from pages import commands, events, ports, releases, schemas
 
 from cachesim.cli import catalogue
@@ -19,15 +18,8 @@ def rows(page: str) -> list[str]:
     return [line for line in page.splitlines() if line.startswith("|") and "---" not in line]
 
 
-def test_pages_are_written_where_the_site_looks_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generate, "FOLDER", tmp_path / "pages")
-    generate.main()
-    written = {
-        str(path.relative_to(tmp_path / "pages")): path.read_text()
-        for path in (tmp_path / "pages").rglob("*.md")
-    }
+def test_pages_are_written_where_the_site_looks_for_them(pages: Path) -> None:
+    written = {str(path.relative_to(pages)): path.read_text() for path in pages.rglob("*.md")}
 
     assert set(generate.PAGES) == set(written)
     assert {f"lessons/{each.file}" for each in lessons()} < set(written)

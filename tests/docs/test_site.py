@@ -63,29 +63,17 @@ def dead_links(site: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     if SITE in os.environ:
         return Path(os.environ[SITE])
     docs = tmp_path_factory.mktemp("sources") / "docs"  # other workers build it too
     shutil.copytree(DOCS, docs, ignore=shutil.ignore_patterns("_generated", "_build"))
+    shutil.copytree(request.getfixturevalue("pages"), docs / "_generated")
     folder = tmp_path_factory.mktemp("site")
-    for command in (
-        [sys.executable, str(docs / "generate.py")],
-        [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "-W",
-            "--keep-going",
-            "-q",
-            "-b",
-            "html",
-            str(docs),
-            str(folder),
-        ],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert 0 == done.returncode, done.stderr
+    words = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    command = [sys.executable, *words, str(docs), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
     return folder
 
 

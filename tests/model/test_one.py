@@ -33,7 +33,7 @@ SPECS = {
     **{f"{name}, tiny": tiny(name) for name in PRESETS},
     **ODD,
 }
-BEFORE, LONG = 50, 140  # the tokens behind the first cross a border of blocks
+BEFORE, LONG = 50, 100  # the tokens behind the first cross a border of blocks
 
 
 @contextmanager

@@ -83,8 +83,8 @@ def _ask(engine: Engine, prompt: Tokens, oracle: Oracle) -> bool:
 
 
 def copied(engine: Engine, network: Network) -> Engine:
-    """A server that goes on apart; the network keeps nothing and is shared."""
-    return deepcopy(engine, {id(network): network})
+    """A server that goes on apart; what keeps nothing of a request is shared."""
+    return deepcopy(engine, {id(each): each for each in (network, engine.family)})
 
 
 def fingerprint(engine: Engine) -> str:

@@ -59,7 +59,10 @@ def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
     assert alone(cells) == found
 
 
-def test_a_scheduler_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_there_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachesim.cli.workers.ANSWERS_WITHIN", 0.2)
     plan = tmp_path / "plan.toml"
     plan.write_text(
         'format = 1\n[[trace]]\nmade = 3\n[[server]]\nprofile = "vllm@0.33.0"\nmodel = "dense"\n'
@@ -92,7 +95,7 @@ def test_the_command_takes_workers_of_its_own(
 def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
     more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["check", "vllm@0.33.0+no-29387", "--model", "hybrid", "--examples", "60", *more]
+    words = ["check", "vllm@0.33.0+no-29387", "--model", "hybrid", "--examples", "20", *more]
 
     told = []
     for where in (["--jobs", "1"], ["--dask", "2"]):
