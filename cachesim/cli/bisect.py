@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from cachesim.logs.extract import worst_scenario
 from cachesim.logs.whole import Wanted, open_log, read_files, replays_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
+from cachesim.report.fitting import FittingTable
 from cachesim.scenario.bisect import Cause, Judged, Play, TurningPoint, judge, simulated, turns
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
@@ -91,7 +91,7 @@ def _play(scenario: Scenario, arithmetic: ArithmeticName, *, real: bool) -> Play
 
 
 def _table(family: Family[Any, Any], judged: Sequence[Judged]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = FittingTable(padding=(0, 1, 0, 0))
     table.add_column("release", no_wrap=True)
     table.add_column("date", no_wrap=True)
     table.add_column("cached, step by step", max_width=WIDEST, overflow="fold")

@@ -5,9 +5,7 @@ from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from typing import Any, Final, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
@@ -18,6 +16,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.events import event_lines
 from cachesim.report.findings import one_scenario
+from cachesim.report.fitting import FittingTable
 from cachesim.report.story import MOST_CHECKPOINTS
 from cachesim.scenario.result import Run, Step
 
@@ -119,7 +118,7 @@ def outcomes(runs: Sequence[Run], differing: Sequence[int]) -> Iterator[Renderab
         if seen
         else "\nwhat differs: only what is kept; every request is answered alike"
     )
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     for name in ("step", "", *(run.profile for run in runs)):
         table.add_column(name, overflow="fold")
     shown = {runs[0].steps[index].name for index in differing[:MOST_STEPS]}

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.budget import Budget, bar
@@ -19,6 +18,7 @@ from cachesim.real.hunt.proof import prover_of
 from cachesim.real.hunt.report import write
 from cachesim.real.playing import comparing
 from cachesim.report.consoles import results, show
+from cachesim.report.fitting import FittingTable
 
 
 @comparing
@@ -70,7 +70,7 @@ def hunt_command(
 def _told(profile: Profile, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
     """A table of what was proven, and what was not."""
     count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
-    table = Table(title=f"{profile}: {count}", title_style="", box=None, pad_edge=False)
+    table = FittingTable(title=f"{profile}: {count}", title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")
     for trophy, _ in reports:

@@ -24,7 +24,7 @@ from cachesim.cli.inputs import (
 )
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
-from cachesim.logs.sizes import sizes_of_gguf
+from cachesim.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.logs.subjects import Subject, Tuned, of_dump, of_log, of_scenario
 from cachesim.logs.tuning import (
     Trial,
@@ -152,7 +152,9 @@ def _told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, 
         "source": source,
         "requests": tuned.subject.requests,
         "assumed": list(tuned.assumed),
-        "small_network": tuned.subject.spec.sizes is None,
+        "small_network": tuned.sizes == ASSUMED,
+        "sizes": tuned.sizes,
+        "bytes_say": WHOSE.get(tuned.sizes, ""),
         "options": dict(tuned.options),
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),

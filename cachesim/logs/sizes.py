@@ -22,17 +22,36 @@ STEP: Final = MIB / 1000
 
 F16, F32 = 2, 4
 
+PRINTED, BOUNDED, ASSUMED, GIVEN = "printed", "bounded", "assumed", "given"
+"""How bytes are known: by a log's lines, in part by these, not at all, by the user."""
+
+WHOSE: Final = {
+    ASSUMED: (
+        "The MiB are those of a small network with layers of the same kinds; `cachesim tune "
+        "--gguf FILE` takes those of your model."
+    ),
+    BOUNDED: (
+        "The MiB count a checkpoint as the log prints it, and a token of attention as in a small "
+        "network; `cachesim tune --gguf FILE` takes those of your model."
+    ),
+}
+"""What is said of bytes that are not the user's model's."""
+
+
+def how_known(log: ServerLog, spec: ModelSpec) -> str:
+    """Whether a log's own lines give the bytes, those of checkpoints only, or none."""
+    if spec.sizes is None:
+        return ASSUMED
+    told = _rates(log, spec.sizes.state) or "attention" not in spec.layers
+    return PRINTED if told else BOUNDED
+
 
 def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
     """What the log shows; None where it shows nothing, or only what the preset has itself."""
     recurrent = bool(set(spec.layers) & set(RECURRENT_KINDS))
     states = [mib for _, mib in log.checkpoint_mib]
     state = round(median(states) * MIB) if states and recurrent else 0
-    rates = [
-        (mib * MIB - state) / tokens
-        for tokens, mib in log.sizes
-        if tokens >= MANY and mib * MIB > state
-    ]
+    rates = _rates(log, state)
     if not rates and not state:
         return None
     token = max(0, round(median(rates))) if rates else _own_rate(spec)
@@ -48,6 +67,15 @@ def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
         window=window if attends else token,
         state=state,
     )
+
+
+def _rates(log: ServerLog, state: int) -> list[float]:
+    """Bytes of a token, by each parked prompt that is long enough to say something of it."""
+    return [
+        (mib * MIB - state) / tokens
+        for tokens, mib in log.sizes
+        if tokens >= MANY and mib * MIB > state
+    ]
 
 
 MANY: Final = 200

@@ -15,6 +15,7 @@ from cachesim.logs.other import OnServer, Outcome, release_of, workload_of
 from cachesim.logs.prompts import Prompt
 from cachesim.logs.replay import Replay
 from cachesim.logs.rerun import Rerun, known, options_in, spec_for, started
+from cachesim.logs.sizes import ASSUMED, GIVEN, how_known
 from cachesim.logs.whole import Wanted
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.scenario.acceptance import full_profile
@@ -57,10 +58,11 @@ class Subject(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What is swept: its own settings, and what had to be assumed of them."""
+    """What is swept: its own settings, how its bytes are known, and what had to be assumed."""
 
     subject: Subject
     options: Mapping[str, Any]
+    sizes: str
     assumed: tuple[str, ...] = ()
 
 
@@ -132,9 +134,10 @@ class OfRequests(OnServer):
 
 def of_log(replay: Replay, sizes: Sizes | None) -> Tuned:
     """A log's rebuilt workload."""
+    known_by = how_known(replay.log, replay.settings.spec)
     if sizes is not None:
-        replay.settings.sizes = sizes
-    return Tuned(workload_of(replay), replay.settings.values)
+        replay.settings.sizes, known_by = sizes, GIVEN
+    return Tuned(workload_of(replay), replay.settings.values, known_by)
 
 
 def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
@@ -165,7 +168,8 @@ def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -
         options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
         assumed.append(f"ctx_size {options['ctx_size']}")
     spec = spec_for(live.profile, live.rerun.model, window=wanted.window or None, sizes=sizes)
-    return Tuned(OfRequests(live.profile, spec, tuple(prompts)), options, tuple(assumed))
+    subject = OfRequests(live.profile, spec, tuple(prompts))
+    return Tuned(subject, options, _given(spec), tuple(assumed))
 
 
 def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:
@@ -181,4 +185,9 @@ def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tune
     options = {**scenario.engine.options, **wanted.options}
     release = release_of(str(played))
     options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
-    return Tuned(OfScenario(scenario, played), options)
+    subject = OfScenario(scenario, played)
+    return Tuned(subject, options, _given(subject.spec))
+
+
+def _given(spec: ModelSpec) -> str:
+    return ASSUMED if spec.sizes is None else GIVEN

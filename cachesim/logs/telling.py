@@ -11,6 +11,7 @@ from cachesim.logs.observed import IK, MLX, Observed
 from cachesim.logs.places import Place, places_of
 from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.said import losses_of, says_of
+from cachesim.logs.sizes import WHOSE, how_known
 
 FORMAT: Final = 1
 
@@ -65,7 +66,14 @@ def told(
         "causes": [each.as_dict() for each in groups],
         "requests": requests,
         "what_if": [],
+        "bytes_say": _whose_bytes(replays),
     }
+
+
+def _whose_bytes(replays: Sequence[Replay]) -> str:
+    """What the bytes of other servers are of, unless every log prints those of its model."""
+    known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
+    return next((words for how, words in WHOSE.items() if how in known), "")
 
 
 def _places(replays: Sequence[Replay]) -> list[Place]:
@@ -88,6 +96,7 @@ def _server_entry(replay: Replay) -> dict[str, Any]:
             "preset": settings.preset.value,
             "how": settings.preset.how,
             "window": settings.window.value,
+            "sizes": how_known(replay.log, settings.spec),
             "file": settings.model_file,
         },
         "options": {

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.report.fitting import FittingTable
 from cachesim.scenario.comparing import Compared
 
 WIDE: Final = 9
@@ -27,7 +27,7 @@ def comparison(title: str, rows: Sequence[Compared]) -> RenderableType:
 
 
 def _table(title: str = "") -> Table:
-    table = Table(title=title or None, title_style="", box=SIMPLE_HEAD, show_edge=False)
+    table = FittingTable(title=title or None, title_style="", pad_edge=True)
     table.add_column("policy", overflow="fold", ratio=None)
     return table
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from cachesim.report.fitting import FittingTable
 
 KINDS: Final = {
     "attention": "attention, in use or cached",
@@ -43,7 +44,7 @@ def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
 
 def holdings_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """For each server its kinds over the requests; the highest of a server reaches the top."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("server", overflow="fold")
     table.add_column("kind", no_wrap=True)
     table.add_column("over the requests", no_wrap=True)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
+from cachesim.report.fitting import SENTENCES, FittingTable
 from cachesim.report.why import shown
 
 
@@ -52,11 +52,11 @@ def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
 
 
 def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("reprocessed", justify="right")
     table.add_column("requests", justify="right")
     table.add_column("by", no_wrap=True)
-    table.add_column("what happened, and what helps", overflow="fold")
+    table.add_column("what happened, and what helps", overflow="fold", min_width=SENTENCES)
     for each in groups:
         words = Text(each["kind"], style="name")
         words.append(f"\n{each['example']}. {each['advice']}".rstrip(), style="")
@@ -66,7 +66,7 @@ def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The same requests on other engines and releases."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("the same requests on", no_wrap=True)
     for name in ("processed", "reused", "requests that reuse"):
         table.add_column(name, justify="right")

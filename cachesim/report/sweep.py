@@ -8,12 +8,12 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
+from cachesim.report.fitting import FittingTable
 from cachesim.report.holdings import holdings_table, sparkline, timeline_of
 from cachesim.report.knees import knees
 from cachesim.report.upgrades import upgrades, upgrades_page
@@ -90,7 +90,7 @@ def settings_of(row: Mapping[str, Any]) -> str:
 
 
 def _shares(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("server", overflow="fold")
     for head in ("tokens", "reused", "share"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -151,7 +151,7 @@ def server_of(row: Mapping[str, Any]) -> str:
 def _curves(rows: Rows) -> Iterator[RenderableType]:
     """A line for each curve over a flag, and where it bends."""
     for flag in swept(rows):
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table = FittingTable()
         table.add_column("server", overflow="fold")
         table.add_column("share", no_wrap=True)
         table.add_column("knees", overflow="fold")
@@ -189,7 +189,7 @@ def causes_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Table:
     """A line for each server: its causes, the largest first; a restored checkpoint gives back."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("server", overflow="fold", ratio=2)
     table.add_column("tokens", overflow="fold", ratio=3)
     for row in rows[:MOST_ROWS]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import Final
 
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
+from cachesim.report.fitting import FittingTable
 from cachesim.scenario.result import Run, Step
 
 CELL_HEADING: Final = "cached answer   lost"
@@ -34,7 +35,7 @@ def side_by_side(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
 
 
 def _side_by_side(runs: Sequence[Run]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("step", no_wrap=True)
     table.add_column("prompt", justify="right", no_wrap=True)
     for run in runs:
@@ -71,7 +72,7 @@ def summary(runs: Sequence[Run]) -> RenderableType:
 
 def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> RenderableType:
     """A line per engine and class of defect, for more runs than anyone reads one by one."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = FittingTable(padding=(0, 1, 0, 0))
     table.add_column("engine", no_wrap=True)
     table.add_column("class", no_wrap=True)
     for heading in ("scenarios", "runs", "as expected", "wrong answers"):
@@ -98,7 +99,7 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
 
 def _row() -> Table:
     """One line of the summary; all have the same columns."""
-    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table = FittingTable.grid(padding=(0, 2, 0, 0), expand=True)
     table.add_column(width=PROFILE, no_wrap=True)
     table.add_column(ratio=1)
     table.add_column(width=10, no_wrap=True)

@@ -1,22 +1,26 @@
 """A sweep of settings: what they prefill and hold, the best of them, and a plot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from cachesim.report.fitting import FittingTable
+
 MIB: Final = 1 << 20
-WIDTH, HEIGHT = 60, 12
-"""Columns and lines of the plot."""
+WIDTH, HEIGHT, MARGIN = 60, 12, 14
+"""Columns and lines of the plot, and columns to its left."""
 
-
-SMALL_NETWORK: Final = (
-    "The MiB are those of a small network with layers of the same kinds; `--gguf FILE` takes "
-    "those of your model."
-)
+NOW, BEST, BOTH, TRIED = "o", "*", "@", "."
+SIGNS: Final = {
+    NOW: "now",
+    BEST: "recommended",
+    BOTH: "now, and recommended",
+    TRIED: "tried",
+}
+"""What stands in the plot."""
 
 
 def tune_page(found: Mapping[str, Any]) -> RenderableType:
@@ -36,8 +40,8 @@ def tune_page(found: Mapping[str, Any]) -> RenderableType:
         Text(),
         Text(found["command"], style="name"),
     ]
-    if found["small_network"]:
-        parts += [Text(), Text(SMALL_NETWORK, style="quiet")]
+    if found["bytes_say"]:
+        parts += [Text(), Text(found["bytes_say"], style="quiet")]
     if found["assumed"]:
         parts += [Text(), Text(f"assumed: {', '.join(found['assumed'])}", style="quiet")]
     return Group(*parts)
@@ -51,7 +55,7 @@ def words_of(changes: Mapping[str, Any]) -> str:
 def _table(
     front: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
 ) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("settings", overflow="fold")
     for head in ("prefilled", "than now", "MiB held", "than now"):
         table.add_column(head, justify="right")
@@ -81,39 +85,60 @@ def _more(difference: int) -> str:
 
 def _drawn(
     tried: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
-) -> list[Text]:
+) -> list[RenderableType]:
     """The plot, where settings differ in tokens; one line of signs would show nothing."""
     differ = len({each["processed"] for each in tried}) > 1
-    return [Text(_plot(tried, own, best)), Text()] if differ else []
+    return [_Plot(tried, own, best), Text()] if differ else []
 
 
-def _plot(
-    tried: Sequence[Mapping[str, Any]], own: Mapping[str, Any], best: Mapping[str, Any]
-) -> str:
-    """Tokens upwards, bytes to the right: `.` a setting, `o` the user's own, `*` the best."""
-    reads = [each["processed"] for each in tried]
-    bytes_held = [held(each) for each in tried]
-    low, high = min(reads), max(reads)
-    left, right = min(bytes_held), max(bytes_held)
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+@dataclass(frozen=True, slots=True)
+class _Plot:
+    """Tokens upwards, bytes to the right: a sign for each setting, as wide as the terminal."""
 
-    def put(each: Mapping[str, Any], sign: str) -> None:
-        x = (held(each) - left) * (WIDTH - 1) // max(1, right - left)
-        y = (each["processed"] - low) * (HEIGHT - 1) // max(1, high - low)
-        grid[HEIGHT - 1 - y][x] = sign
+    tried: Sequence[Mapping[str, Any]]
+    own: Mapping[str, Any]
+    best: Mapping[str, Any]
 
-    for each in tried:
-        put(each, ".")
-    put(own, "o")
-    put(best, "*")
-    lines = [f"{high:>12,} |{''.join(grid[0])}"]
-    lines += [f"{'':>12} |{''.join(row)}" for row in grid[1:-1]]
-    lines.append(f"{low:>12,} |{''.join(grid[-1])}")
-    lines.append(f"{'prefilled':>12} +{'-' * WIDTH}")
-    ends = f"{left / MIB:,.0f} MiB held"
-    lines.append(f"{'':>14}{ends}{f'{right / MIB:,.0f}':>{WIDTH - len(ends)}}")
-    lines.append(f"{'':>14}o now   * recommended")
-    return "\n".join(lines)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(1, min(WIDTH, options.max_width - MARGIN))
+        yield Text("\n".join(self._lines(width)), no_wrap=True)
+
+    def _lines(self, width: int) -> Iterator[str]:
+        reads = [each["processed"] for each in self.tried]
+        low, high = min(reads), max(reads)
+        grid, signs = self._grid(width)
+        for number, row in enumerate(grid):
+            label = {0: f"{high:,}", HEIGHT - 1: f"{low:,}"}.get(number, "")
+            yield f"{label:>{MARGIN - 2}} |{''.join(row)}"
+        yield f"{'prefilled':>{MARGIN - 2}} +{'-' * width}"
+        least, most = (f"{end / MIB:,.0f}" for end in self._ends())
+        ends = f"{least} MiB held"
+        yield f"{'':>{MARGIN}}{ends}{most:>{max(len(most) + 1, width - len(ends))}}"
+        legend = [f"{sign} {words}" for sign, words in signs.items()]
+        whole = "   ".join(legend)
+        for line in [whole] if len(whole) <= width else legend:
+            yield f"{'':>{MARGIN}}{line}"
+
+    def _ends(self) -> tuple[int, int]:
+        bytes_held = [held(each) for each in self.tried]
+        return min(bytes_held), max(bytes_held)
+
+    def _grid(self, width: int) -> tuple[list[list[str]], Mapping[str, str]]:
+        """The signs in their places, and what those that are seen stand for."""
+        low = min(each["processed"] for each in self.tried)
+        high = max(each["processed"] for each in self.tried)
+        left, right = self._ends()
+
+        def place(each: Mapping[str, Any]) -> tuple[int, int]:
+            y = (each["processed"] - low) * (HEIGHT - 1) // max(1, high - low)
+            return HEIGHT - 1 - y, (held(each) - left) * (width - 1) // max(1, right - left)
+
+        marks = dict.fromkeys(map(place, self.tried), TRIED)
+        marks |= {place(self.own): NOW, place(self.best): BEST}
+        if place(self.own) == place(self.best):
+            marks[place(self.own)] = BOTH
+        grid = [[marks.get((y, x), " ") for x in range(width)] for y in range(HEIGHT)]
+        return grid, {sign: words for sign, words in SIGNS.items() if sign in marks.values()}
 
 
 def _verdict(

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from cachesim.report.fitting import FittingTable
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -83,7 +83,7 @@ def told(found: Sequence[Upgrade]) -> str:
 
 def upgrades_page(found: Sequence[Upgrade]) -> RenderableType:
     """A line for each pair that differs."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     table.add_column("server", overflow="fold", ratio=2)
     table.add_column("reused", justify="right", no_wrap=True)
     table.add_column("points", justify="right", no_wrap=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
+from cachesim.report.fitting import SENTENCES, FittingTable
 
 MIB: Final = 1 << 20
 NAMED: Final = 6
@@ -38,6 +38,8 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
         parts += [Text(), request(each)]
     if found["what_if"] and found["totals"]["processed"]:
         parts += [Text(), what_if(found["what_if"], exact=is_exact(found))]
+        if found["bytes_say"]:
+            parts.append(Text(found["bytes_say"], style="quiet"))
         if wrong := wrong_in_words(found["what_if"]):
             parts += [Text(wrong, style="wrong")]
     for note in dict.fromkeys(n for server in found["servers"] for n in server["missing"]):
@@ -142,10 +144,12 @@ def totals_in_words(totals: Mapping[str, int]) -> str:
 
 def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Why, largest first."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=False)
+    table = FittingTable()
     table.add_column("tokens", justify="right")
     table.add_column("requests", justify="right")
-    table.add_column("why they were reprocessed, and what helps", overflow="fold")
+    table.add_column(
+        "why they were reprocessed, and what helps", overflow="fold", min_width=SENTENCES
+    )
     for each in groups:
         words = Text(each["cause"], style="name")
         words.append(f"  ({kind_of(each)})", style="quiet")
@@ -220,7 +224,7 @@ WHAT_IF: Final = ("what if", "prefilled", "than now", "hits", "wrong", "MiB held
 
 def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType:
     """The same requests elsewhere."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = FittingTable()
     for head in WHAT_IF:
         table.add_column(head, justify="left" if head == WHAT_IF[0] else "right")
     for row in what_if_rows(rows, exact=exact):

@@ -76,6 +76,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
     if found["what_if"] and found["totals"]["processed"]:
         rows = what_if_rows(found["what_if"], exact=is_exact(found))
         yield "<h2>What if</h2>" + _table(("", *WHAT_IF[1:]), rows)
+        if found["bytes_say"]:
+            yield f"<p class='quiet'>{_text(found['bytes_say'])}</p>"
         if wrong := wrong_in_words(found["what_if"]):
             yield f"<p class='wrong'>{_text(wrong)}</p>"
     yield "<h2>Requests</h2>" + _table(

@@ -1,11 +1,21 @@
 """Bytes of a real model: from the log's lines, from a file's fields, and in a scenario."""
 
+from dataclasses import replace
+
 import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.errors import SpecError
 from cachesim.logs.observed import ServerLog
-from cachesim.logs.sizes import MIB, sizes_of, sizes_of_fields
+from cachesim.logs.sizes import (
+    ASSUMED,
+    BOUNDED,
+    MIB,
+    PRINTED,
+    how_known,
+    sizes_of,
+    sizes_of_fields,
+)
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import Sizes
 from cachesim.real.llama_cpp.gguf import model_keys
@@ -29,6 +39,25 @@ def test_three_decimals_of_a_toy_say_less_than_its_preset() -> None:
     log.checkpoint_mib, log.sizes = [(64, 0.011)], [(3000, 0.829)]
 
     assert sizes_of(log, preset("hybrid-delta")) is None
+
+
+@pytest.mark.parametrize(
+    ("parked", "states", "model", "known"),
+    [
+        ([(80_000, 5149.063)], [(2064, 149.063)], "hybrid-delta", PRINTED),
+        ([], [(2064, 149.063)], "hybrid-delta", BOUNDED),
+        ([], [(2064, 149.063)], "recurrent", PRINTED),
+        ([], [], "hybrid-delta", ASSUMED),
+    ],
+)
+def test_how_bytes_are_known_is_what_the_log_prints(
+    parked: list[tuple[int, float]], states: list[tuple[int, float]], model: str, known: str
+) -> None:
+    log = ServerLog(first_line=1)
+    log.checkpoint_mib, log.sizes = states, parked
+    spec = preset(model)
+
+    assert known == how_known(log, replace(spec, sizes=sizes_of(log, spec)))
 
 
 def test_a_file_of_gated_delta_nets() -> None:

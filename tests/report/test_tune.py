@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from rich.console import RenderableType
+
+from cachesim.logs.sizes import ASSUMED, WHOSE
 from cachesim.report.consoles import plain_text
 from cachesim.report.tune import tune_page
 
@@ -18,9 +21,9 @@ def tried(processed: int, mib: int, **changes: int) -> dict[str, Any]:
     }
 
 
-def in_words(
-    own: dict[str, Any], best: dict[str, Any], *rest: dict[str, Any], small: bool = True
-) -> str:
+def page_of(
+    own: dict[str, Any], best: dict[str, Any], *rest: dict[str, Any], says: str = ""
+) -> RenderableType:
     found = {
         "source": "a.log",
         "requests": 2,
@@ -30,9 +33,13 @@ def in_words(
         "recommended": best,
         "command": "llama-server",
         "assumed": [],
-        "small_network": small,
+        "bytes_say": says,
     }
-    return " ".join(plain_text(tune_page(found)).split())
+    return tune_page(found)
+
+
+def in_words(own: dict[str, Any], best: dict[str, Any], *rest: dict[str, Any]) -> str:
+    return " ".join(plain_text(page_of(own, best, *rest)).split())
 
 
 def test_where_no_setting_helps_that_comes_first_and_nothing_is_drawn() -> None:
@@ -53,8 +60,35 @@ def test_a_little_more_is_not_called_the_same() -> None:
     assert "o now" in said
 
 
-def test_whose_bytes_are_counted_is_said_unless_they_are_the_models() -> None:
+def test_whose_bytes_are_counted_is_said() -> None:
     own = tried(100, 7)
 
-    assert "The MiB are those of a small network" in in_words(own, own)
-    assert "small network" not in in_words(own, own, small=False)
+    assert "those of a small network" in plain_text(page_of(own, own, says=WHOSE[ASSUMED]))
+
+
+def signs_of(page: RenderableType, *, width: int = 80) -> tuple[str, list[str]]:
+    """The signs in a plot, and the lines of its legend."""
+    lines = plain_text(page, width=width).splitlines()
+    rows = [line.partition("|")[2] for line in lines if "|" in line]
+    at = next(i for i, line in enumerate(lines) if line.startswith(14 * " ") and "held" in line)
+    legend = [line.strip() for line in lines[at + 1 : lines.index("", at)]]
+    return "".join(sorted("".join(rows).replace(" ", ""))), legend
+
+
+def test_a_plot_marks_what_is_now_and_what_is_recommended() -> None:
+    page = page_of(tried(900, 3), tried(100, 7, parallel=2), tried(500, 9, parallel=3))
+
+    assert ("*.o", ["o now   * recommended   . tried"]) == signs_of(page)
+
+
+def test_where_both_share_a_place_in_the_plot_a_sign_says_so() -> None:
+    page = page_of(tried(1001, 3), tried(1000, 3, parallel=2), tried(90_000, 90, parallel=3))
+
+    assert (".@", ["@ now, and recommended   . tried"]) == signs_of(page)
+
+
+def test_a_plot_is_as_wide_as_the_terminal() -> None:
+    page = page_of(tried(900, 3), tried(100, 7, parallel=2), tried(500, 900, parallel=3))
+
+    assert ("*.o", ["o now", "* recommended", ". tried"]) == signs_of(page, width=40)
+    assert 40 == max(map(len, plain_text(page, width=40).splitlines()))

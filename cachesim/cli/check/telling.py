@@ -14,6 +14,7 @@ from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.real.commands import proof_command
 from cachesim.report.consoles import results, show
+from cachesim.report.fitting import FittingTable
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side
@@ -112,7 +113,7 @@ def _table(found: Comparison) -> Table:
         "token": found.prompt_tokens,
     }
     title = ", ".join(counted(number, noun) for noun, number in counts.items())
-    table = Table(title=title, title_style="", box=None, pad_edge=False)
+    table = FittingTable(title=title, title_style="", box=None)
     for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
         table.add_column(head, justify="left" if head == "profile" else "right")
     for side in (found.one, found.other):

@@ -1,0 +1,83 @@
+"""Tables whose numbers stay whole on a narrow terminal."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+UNBOUND: Final = 10_000
+"""Columns of a terminal on which everything fits."""
+
+FOLDED: Final = 12
+"""Columns that long names need; where they stand is folded."""
+
+SENTENCES: Final = 24
+"""Columns that sentences need to be read: the least width of a column of them."""
+
+
+class FittingTable(Table):
+    """A table, or a list of its rows where the terminal is too narrow for its columns."""
+
+    def __init__(self, **settings: Any) -> None:
+        frame: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+        super().__init__(**frame | settings)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._narrowest(console, options) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        if self.title:
+            yield Text(str(self.title))
+        yield from self._as_list()
+
+    def _narrowest(self, console: Console, options: ConsoleOptions) -> int:
+        """Columns in which each number and each word fits on its line."""
+        wide = options.update_width(UNBOUND)
+        _, right, _, left = self.padding
+        between = right + left + (1 if self.box else 0)
+        return sum(_narrowest(each, console, wide) for each in self.columns) + between * (
+            len(self.columns) - 1
+        )
+
+    def _as_list(self) -> Iterator[Text | Padding]:
+        """Each row as its first cell, and the others below it with the heads of their columns."""
+        names = self.columns[0]
+        is_named = names.justify == "left"
+        if is_named and names.header:
+            yield Text(str(names.header), "quiet")
+        for row in zip(*(column.cells for column in self.columns), strict=True):
+            first, *rest = map(_as_text, row)
+            yield first if is_named else _labelled(names, first)
+            numbers: list[Text] = []
+            sentences: list[Text] = []
+            for column, cell in zip(self.columns[1:], rest, strict=True):
+                if cell.plain.strip():
+                    kind = sentences if column.overflow == "fold" else numbers
+                    kind.append(_labelled(column, cell))
+            for line in [*([Text(", ").join(numbers)] if numbers else []), *sentences]:
+                yield Padding(line, (0, 0, 0, 2))
+
+
+def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:
+    if column.width is not None:
+        return column.width
+    measured = [Measurement.get(console, wide, each) for each in (column.header, *column.cells)]
+    if column.no_wrap:
+        return max(each.maximum for each in measured)
+    widest = max(each.minimum for each in measured)
+    widest = min(FOLDED, widest) if column.overflow == "fold" else widest
+    return max(column.min_width or 0, widest)
+
+
+def _labelled(column: Column, cell: Text) -> Text:
+    head = " ".join(_as_text(column.header).plain.split())
+    return Text.assemble((f"{head}: " if head else "", "quiet"), cell)
+
+
+def _as_text(cell: object) -> Text:
+    return cell if isinstance(cell, Text) else Text(str(cell))
