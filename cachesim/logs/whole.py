@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.logs.lines import Line, Tally, lines_of
 from cachesim.logs.observed import ServerLog
+from cachesim.logs.packed import unpacked
 from cachesim.logs.passes import rebuild, unplayed
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
@@ -121,7 +122,7 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     """What the replay shows."""
     found = told(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
     if read.wrapped_at:
-        found["servers"][0]["missing"].insert(0, _wrapped(read.wrapped_at))
+        found["log"]["broken"] = _wrapped(read.wrapped_at)
     return found
 
 
@@ -129,7 +130,8 @@ def _wrapped(at: int) -> str:
     """What is wrong with a log that was copied from a terminal."""
     return (
         f"No line is longer than {at} characters, and many are as long: a terminal seems to have "
-        "broken them, and half a line tells little. Save the log to a file instead."
+        "broken them. A number of which a part is on the next line is read wrongly. Save the log "
+        "to a file instead."
     )
 
 
@@ -150,13 +152,13 @@ def _nothing_in(read: Read) -> str:
 
 
 def open_log(name: str) -> tuple[str, BinaryIO]:
-    """Open one file."""
+    """Open one file, compressed or not."""
     path = Path(name)
     try:
         if path.is_dir():
             msg = f"{name}: is a folder; name a log file"
             raise InputError(msg)
-        return name, path.open("rb")
+        return name, unpacked(name, path.open("rb"))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror or error}"
         raise InputError(msg) from None

@@ -64,6 +64,8 @@ def _head(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         line = _server(server)
         if line not in shown:
             shown.append(line)
+    if log["broken"]:
+        yield Text(log["broken"], style="wrong")
     if len(servers) > 1:
         yield Text(f"The server was started {len(servers)} times.")
     for line in shown[:4]:

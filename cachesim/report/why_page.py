@@ -54,6 +54,8 @@ def html_page(found: Mapping[str, Any]) -> str:
 def _parts(found: Mapping[str, Any]) -> Iterator[str]:
     agreement = found["agreement"]
     yield f"<h1>{_text(', '.join(found['log']['sources']))}</h1>"
+    if found["log"]["broken"]:
+        yield f"<p class='wrong'>{_text(found['log']['broken'])}</p>"
     for server in found["servers"]:
         yield f"<p class='quiet'>{_text(_server(server))}</p>"
         for note in server["missing"]:

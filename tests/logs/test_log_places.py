@@ -127,7 +127,11 @@ def test_a_log_that_a_terminal_has_broken_is_told() -> None:
         f"{line[at : at + 60]}\n" for line in whole.splitlines() for at in range(0, len(line), 60)
     )
 
-    assert "No line is longer than 60 characters" in in_words(told(broken, model="dense"))
+    found = told(broken, model="dense")
+    words, page = in_words(found), html_page(found)
+
+    assert words.index("No line is longer than 60 characters") < words.index("llama.cpp@")
+    assert page.index("No line is longer than 60 characters") < page.index("llama.cpp@")
     assert "No line is longer" not in in_words(told(whole, model="dense"))
 
 

@@ -1,0 +1,79 @@
+"""Logs as they are put away: compressed files are read as what is in them."""
+
+import importlib
+import zlib
+from collections.abc import Mapping
+from io import BufferedReader, RawIOBase
+from typing import BinaryIO, Final, cast
+
+from cachesim.errors import InputError
+
+UNPACKED_HERE: Final[Mapping[bytes, str]] = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "lzma",
+}
+"""How a compressed file begins, and the module that reads it."""
+
+UNPACKED_BY: Final[Mapping[bytes, str]] = {
+    b"PK\x03\x04": "unzip -p",
+    b"\x28\xb5\x2f\xfd": "zstd -dc",
+}
+"""How others begin, and the program that does."""
+
+
+def unpacked(name: str, file: BinaryIO) -> BinaryIO:
+    """The file, or what is in it where it is compressed."""
+    head = file.read(max(map(len, UNPACKED_HERE)))
+    file.seek(0)
+    for start, program in UNPACKED_BY.items():
+        if head.startswith(start):
+            file.close()
+            msg = f"{name}: is compressed: unpack it, as with {program} {name} | cachesim why -"
+            raise InputError(msg)
+    for start, module in UNPACKED_HERE.items():
+        if head.startswith(start):
+            library = importlib.import_module(module)
+            wrong = (
+                EOFError,
+                OSError,
+                ValueError,
+                zlib.error,
+                getattr(library, "LZMAError", OSError),
+            )
+            inner = _Unpacking(name, file, library.open(file), wrong)
+            return cast("BinaryIO", BufferedReader(inner))
+    return file
+
+
+class _Unpacking(RawIOBase):
+    """What a compressed file holds; one that is cut or damaged is refused in words."""
+
+    def __init__(
+        self, name: str, file: BinaryIO, inner: BinaryIO, wrong: tuple[type[Exception], ...]
+    ) -> None:
+        self._name, self._file, self._inner, self._wrong = name, file, inner, wrong
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._inner.close()
+        self._file.close()
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._inner.seek(offset, whence)
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(cast("bytearray", buffer))
+        try:
+            part = self._inner.read(len(view))
+        except self._wrong as error:
+            msg = f"{self._name}: is compressed, and cut or damaged: {error}"
+            raise InputError(msg) from None
+        view[: len(part)] = part
+        return len(part)

@@ -1,0 +1,56 @@
+"""A compressed log is read as what is in it, or refused in words."""
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.main import main
+
+LOG = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
+WORDS = ["why", "--worst", "0", "--format", "json"]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_log_says_what_the_log_says(
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = tmp_path / "server.log"
+    packed.write_bytes(pack(LOG.read_bytes()[:5000]))
+    plain = tmp_path / "plain.log"
+    plain.write_bytes(LOG.read_bytes()[:5000])
+
+    assert 0 == main([*WORDS, str(packed)])
+    found = capsys.readouterr().out
+    assert 0 == main([*WORDS, str(plain)])
+
+    assert capsys.readouterr().out.replace(str(plain), str(packed)) == found
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_one_that_is_cut_or_damaged_is_refused(
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = pack(LOG.read_bytes())
+    file = tmp_path / "server.log.gz"
+
+    for wrong in (data[: len(data) // 2], data[:40] + bytes(40) + data[80:]):
+        file.write_bytes(wrong)
+        assert 2 == main([*WORDS, str(file)])
+        assert "is compressed, and cut or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("start", "program"), [(b"PK\x03\x04", "unzip -p"), (b"\x28\xb5\x2f\xfd", "zstd -dc")]
+)
+def test_of_other_kinds_the_program_is_named(
+    start: bytes, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_bytes(start + bytes(100))
+
+    assert 2 == main([*WORDS, str(file)])
+    assert f"unpack it, as with {program} {file} | cachesim why -" in capsys.readouterr().err
