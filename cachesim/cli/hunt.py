@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.budget import Budget, bar
-from cachesim.cli.check.plan import MOST_MINUTES
+from cachesim.cli.check.plan import MOST_MINUTES, check_folder
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
@@ -49,7 +49,7 @@ def hunt_command(
     for unknown in sorted(set(models or ()) - set(PRESETS)):
         msg = f"there is no preset {unknown!r}; there are {', '.join(PRESETS)}"
         raise InputError(msg)
-    emit.mkdir(parents=True, exist_ok=True)
+    check_folder(emit)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[Trophy, Path]] = []
     with bar(f"{wanted}") as advance:

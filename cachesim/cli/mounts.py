@@ -63,8 +63,7 @@ def mount(app: App, arguments: Sequence[str]) -> None:
             app.command(where, name=name)  # its docstring says more, and has an example
         else:
             app.command(where, name=name, help=about)
-    if _benchmarks_folder() is not None:
-        app.command(bench, name="bench")
+    app.command(bench, name="bench", show=_benchmarks_folder() is not None)
 
 
 def real_functions(commands: ModuleType) -> dict[str, Callable[..., int]]:
@@ -107,7 +106,7 @@ def bench(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
     """
     folder = _benchmarks_folder()
     if folder is None:
-        msg = "there are no benchmarks here; they come with the source tree"
+        msg = "there are no benchmarks in an installed package; they are run in a source tree"
         raise InputError(msg)
     import subprocess
 

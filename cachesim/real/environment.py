@@ -117,7 +117,10 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"cannot make {folder.parent}: {error.strerror or error}"
+        msg = (
+            f"cannot make {folder.parent}: {error.strerror or error}; CACHESIM_ENVIRONMENTS names "
+            "another folder"
+        )
         raise EnvironmentUnavailableError(msg) from error
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

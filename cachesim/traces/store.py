@@ -77,7 +77,7 @@ def open_store(path: Path | None) -> Iterator[Store]:
     try:
         connection = sqlite3.connect(path or ":memory:")
     except sqlite3.Error as error:
-        msg = f"{path}: cannot be opened: {error}"
+        msg = f"{path}: results cannot be kept there: {error}; name another file with --store"
         raise InputError(msg) from None
     try:
         connection.execute(TABLE)

@@ -301,3 +301,36 @@ def test_a_story_keeps_one_scale_and_folds_what_every_request_brings(capsys: Cap
     assert "kept by" in out
     assert "restored" in out
     assert "prompt       Frrrrrrrrr" in out
+
+
+def test_an_installed_program_says_where_benchmarks_are(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachesim.cli.mounts._benchmarks_folder", lambda: None)
+
+    assert main(["bench", "memory"]) == 2
+    assert "they are run in a source tree" in spoken(capsys)[1]
+    assert main(["--help"]) == 0
+    assert "bench " not in spoken(capsys)[0]
+
+
+@pytest.mark.parametrize(
+    "words", [["hunt", "llama.cpp@b11549"], ["check", "llama.cpp@b11549"]], ids=lambda each: each[0]
+)
+def test_a_search_whose_findings_cannot_be_kept_does_not_begin(
+    words: list[str], capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+
+    assert main([*words, "--emit", str(tmp_path / "taken")]) == 2
+    assert f"--emit {tmp_path / 'taken'}: cannot be written to" in spoken(capsys)[1]
+
+
+def test_results_of_a_sweep_that_cannot_be_kept_name_the_flag(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('format = 1\n[[trace]]\nmade = 3\n[[server]]\nprofile = "bound"\n')
+
+    assert main(["sweep", str(plan), "--store", str(tmp_path / "no" / "folder")]) == 2
+    assert "name another file with --store" in spoken(capsys)[1]

@@ -81,16 +81,8 @@ class Plan:
             try_flags(profile, self.model, self.shape.fixed)
 
     def _check_folder(self) -> None:
-        """A search is not begun whose finding could not be kept."""
-        if self.emit is None:
-            return
-        try:
-            self.emit.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=self.emit):
-                pass
-        except OSError as error:
-            msg = f"--emit {self.emit}: cannot be written to: {error.strerror or error}"
-            raise InputError(msg) from None
+        if self.emit is not None:
+            check_folder(self.emit)
 
     @property
     def goes_on(self) -> bool:
@@ -118,3 +110,14 @@ def many(examples: int | None, minutes: float | None) -> int:
 def workers_for(jobs: int | None) -> int:
     """How many processes: all processors where nobody says."""
     return processors() if jobs is None else jobs
+
+
+def check_folder(emit: Path) -> None:
+    """Refuse a folder that cannot be written to: no search begins whose finding is not kept."""
+    try:
+        emit.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=emit):
+            pass
+    except OSError as error:
+        msg = f"--emit {emit}: cannot be written to: {error.strerror or error}"
+        raise InputError(msg) from None
