@@ -1,7 +1,8 @@
 """The cells of one attention stream (`llama_kv_cells`): positions, sequences, pending shifts.
 
 A cell holds one token. Which sequences see it is a bit set; everything else here (counts, tracks)
-can be derived from position and bit set, and `check_integrity` does so.
+can be derived from position and bit set, and `cells_check` does so. There are records of the first
+cells only, as far as any were looked for; the others are empty.
 """
 
 from collections import Counter
@@ -10,11 +11,12 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.llamacpp.memory.track import Track
-from cachesim.errors import ContractError
+from cachesim.model.store import grown
 from cachesim.units import Array, Integers
 
 EMPTY: Final = -1
 _WORD: Final = 64
+_LEAST: Final = 512  # cells that there are records of from the beginning
 
 
 class Cells:
@@ -23,10 +25,11 @@ class Cells:
     def __init__(self, size: int, *, counts_positions: bool) -> None:
         self.size = size
         self.counts_positions = counts_positions
-        self.pos: Integers = np.full(size, EMPTY, dtype=np.int64)
-        self.shift: Integers = np.zeros(size, dtype=np.int64)
-        self.owners: Integers = np.zeros(size, dtype=np.int64)  # how many sequences see the cell
-        self.bits: Array = np.zeros((1, size), dtype=np.uint64)
+        least = min(size, _LEAST)
+        self.pos: Integers = np.full(least, EMPTY, dtype=np.int64)
+        self.shift: Integers = np.zeros(least, dtype=np.int64)
+        self.owners: Integers = np.zeros(least, dtype=np.int64)  # how many sequences see the cell
+        self.bits: Array = np.zeros((1, least), dtype=np.uint64)
         self.has_shift = False
         self.shared = False  # a cell may have several sequences
         self.used = 0
@@ -45,6 +48,17 @@ class Cells:
         for track in self.tracks.values():
             track.clear()
         self.phantoms.clear()
+
+    def cover(self, count: int) -> None:
+        """Make sure that there are records of the first `count` cells."""
+        held = self.pos.size
+        if count <= held:
+            return
+        reach = min(self.size, max(count, 2 * held))
+        self.pos = np.concatenate([self.pos, np.full(reach - held, EMPTY, dtype=np.int64)])
+        self.shift, self.owners = grown(self.shift, reach), grown(self.owners, reach)
+        more = np.zeros((len(self.bits), reach - held), dtype=np.uint64)
+        self.bits = np.concatenate([self.bits, more], axis=1)
 
     # --- looking
 
@@ -68,7 +82,7 @@ class Cells:
         """For every cell whether the sequence sees it."""
         word, bit = divmod(seq, _WORD)
         if word >= len(self.bits):
-            return np.zeros(self.size, dtype=np.bool_)
+            return np.zeros(self.pos.size, dtype=np.bool_)
         seen: Array = (self.bits[word] & np.uint64(1 << bit)).astype(np.bool_)
         return seen
 
@@ -126,6 +140,7 @@ class Cells:
 
     def place(self, cell: int, pos: int) -> None:
         """Put a token without sequences into an empty cell."""
+        self.cover(cell + 1)
         self.pos[cell] = pos
         self.used += 1
         self.end = max(self.end, cell + 1)
@@ -164,17 +179,20 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         if word:
             self._widen(seq)
-        count, first = len(cells), int(cells[0])
+        count, first, last = len(cells), int(cells[0]), int(cells[-1])
+        straight = last - first == count - 1
+        end = last + 1 if straight else self.size
         self.used += count
-        self.end = max(self.end, first + count, int(cells[-1]) + 1)
+        if end > self.end:
+            self.cover(end)
+            self.end = end
         if count == 1:
             self.pos[first] = pos
             self.bits[word, first] = 1 << bit
             self.owners[first] = 1
             self._own_track(seq).put(pos, first)
             return
-        straight = int(cells[-1]) - first == count - 1
-        where = slice(first, first + count) if straight else np.asarray(cells)
+        where = slice(first, last + 1) if straight else np.asarray(cells)
         self.pos[where] = np.arange(pos, pos + count)
         self.bits[word, where] = 1 << bit
         self.owners[where] = 1
@@ -326,70 +344,13 @@ class Cells:
     def _widen(self, seq: int) -> None:
         words = seq // _WORD + 1
         if words > len(self.bits):
-            more = np.zeros((words - len(self.bits), self.size), dtype=np.uint64)
+            more = np.zeros((words - len(self.bits), self.pos.size), dtype=np.uint64)
             self.bits = np.concatenate([self.bits, more])
-
-    def check_integrity(self) -> None:
-        """Compare the counts and tracks with the cells themselves."""
-        if self.used != np.count_nonzero(self.pos != EMPTY):
-            msg = f"used is {self.used}, but the cells disagree"
-            raise ContractError(msg)
-        if np.count_nonzero(self.owners != _bit_counts(self.bits)):
-            msg = "owner counts differ from the bit sets"
-            raise ContractError(msg)
-        if np.count_nonzero(self.pos[self.end :] != EMPTY):
-            msg = f"a cell from {self.end} on is in use"
-            raise ContractError(msg)
-        if not self.shared and np.count_nonzero(self.owners > 1):
-            msg = "a cell has several sequences, but none is said to be shared"
-            raise ContractError(msg)
-        marked = (self.owners | self.shift) != 0
-        if np.count_nonzero(marked & (self.pos == EMPTY)):
-            msg = "an empty cell has sequences or a shift"
-            raise ContractError(msg)
-        if not self.has_shift and np.count_nonzero(self.shift):
-            msg = "a shift is pending but not flagged"
-            raise ContractError(msg)
-        for seq in self.tracks:
-            self._check_track(seq)
-
-    def _check_track(self, seq: int) -> None:
-        track = self.tracks[seq]
-        if track.stale:
-            return
-        members = self.members(seq)
-        held = np.sort(self.pos[members])
-        low, high = (int(held[0]), int(held[-1])) if held.size else (EMPTY, EMPTY)
-        if (track.lo, track.hi) != (low, high):
-            msg = f"sequence {seq} is at {low}..{high}, but its track disagrees"
-            raise ContractError(msg)
-        if track.count + track.spare.size != held.size:
-            msg = f"sequence {seq} has {held.size} cells, but its track disagrees"
-            raise ContractError(msg)
-        if track.irregular or not held.size:
-            return
-        cells = track.cells_in(low, high + 1)
-        if (self.pos[cells] != held).any() or not members[cells].all():
-            msg = f"the track of sequence {seq} names the wrong cells"
-            raise ContractError(msg)
-        behind = cells[held >= track.straight_from()]
-        if np.unique(behind - self.pos[behind]).size > 1:
-            msg = f"the track of sequence {seq} calls a bent run of cells straight"
-            raise ContractError(msg)
 
 
 def _bit(words: Array, seq: int) -> bool:
     word, bit = divmod(seq, _WORD)
     return bool(int(words[word]) >> bit & 1)
-
-
-def _bit_counts(bits: Array) -> Integers:
-    """How many bits are set in each column of words."""
-    seen = np.flatnonzero(bits.any(axis=0))  # most cells are empty
-    octets = np.ascontiguousarray(bits[:, seen].T).view(np.uint8)
-    counts = np.zeros(bits.shape[1], np.int64)
-    counts[seen] = np.unpackbits(octets, axis=1).sum(axis=1)
-    return counts
 
 
 _NONE: Final[Integers] = np.zeros(0, dtype=np.int64)

@@ -91,6 +91,7 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
         behind = start >= cells.end
         if behind or (n > 1 and not np.count_nonzero(cells.pos[start:end] != EMPTY)):
             return range(start, end)
+    cells.cover(cells.size)
     if n == 1:
         for cell in range(start, min(start + _GLANCE, cells.size)):
             if cells.pos[cell] == EMPTY:

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from cachesim.engines.llamacpp.memory import cells_check
 from cachesim.engines.llamacpp.memory.batch import MAX_SEQUENCES
 from cachesim.engines.llamacpp.memory.cells import Cells
 from cachesim.engines.llamacpp.memory.mask import WindowMask
@@ -163,7 +164,7 @@ class Streams:
     def check_integrity(self) -> None:
         """Every stream's own check, and heads within range."""
         for cells, head in zip(self.cells, self.heads, strict=True):
-            cells.check_integrity()
+            cells_check.check(cells)
             if not 0 <= head <= self.size:
                 msg = f"head {head} is outside the {self.size} cells"
                 raise ContractError(msg)
