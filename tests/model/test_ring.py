@@ -216,6 +216,15 @@ def test_sampled_tokens_are_those_the_float_network_emits(word: int) -> None:
     assert 0 <= small.sample(row) < 7
 
 
+def test_words_are_equal_or_they_are_not() -> None:
+    words = np.array([[1], [2]], np.uint64)
+    far = words + np.array([[0], [1 << 63]], np.uint64)
+
+    found = [ONE_LAYER.difference(words, each) for each in (words.copy(), far, words[:1], words.T)]
+
+    assert [0.0, 1.0, 1.0, 1.0] == found
+
+
 def test_different_seeds_are_different_networks() -> None:
     other = build(ModelSpec(layers=LAYERS["hybrid"], window=5, seed=1), "ring")
 
