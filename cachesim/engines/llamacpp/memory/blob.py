@@ -117,9 +117,11 @@ class Blob:
 
     @property
     def rows_elsewhere(self) -> bool:
-        """Whether the rows stayed on the device."""
-        blocks = [part for part in self.fields if isinstance(part, RowBlock)]
-        return any(block.data is None for block in blocks)
+        """Whether the rows stayed on the device: all of them do, or none."""
+        for part in self.fields:
+            if isinstance(part, RowBlock):
+                return part.data is None
+        return False
 
     def on_device(self) -> "Blob":
         """What the host gets when the rows stay on the device: numbers only."""

@@ -184,7 +184,8 @@ class Cells:
         end = last + 1 if straight else self.size
         self.used += count
         if end > self.end:
-            self.cover(end)
+            if end > self.pos.size:
+                self.cover(end)
             self.end = end
         if count == 1:
             self.pos[first] = pos
