@@ -17,6 +17,7 @@ from rich.text import Text
 from cachesim.errors import InputError
 from cachesim.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.logs.mlx_debug import as_dump, has_bodies
+from cachesim.logs.packed import unpacked
 from cachesim.logs.what_if import value_of
 from cachesim.logs.whole import Wanted, open_log
 from cachesim.report.consoles import notes, show
@@ -126,12 +127,20 @@ def given(files: Sequence[str], *, example: str) -> Iterator[list[Given]]:
         yield [stack.enter_context(_opened(name)) for name in files]
 
 
+def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
+    """How a stream begins, and all of it."""
+    head = stream.read(HEAD)
+    return head, cast("BinaryIO", BufferedReader(_FromTheStart(head, stream)))
+
+
 @contextmanager
 def _opened(name: str) -> Iterator[Given]:
     if name in {"-", STDIN}:
-        head = sys.stdin.buffer.read(HEAD)
-        again = _FromTheStart(head, cast("BinaryIO", sys.stdin.buffer))
-        yield Given(STANDARD_INPUT, BufferedReader(again), head)
+        head, file = _peeked(cast("BinaryIO", sys.stdin.buffer))
+        inner = unpacked(STANDARD_INPUT, file, head)
+        if inner is not file:
+            head, file = _peeked(inner)
+        yield Given(STANDARD_INPUT, file, head)
         return
     _, file = open_log(name)
     with file:

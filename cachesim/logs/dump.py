@@ -11,6 +11,7 @@ them; both may be missing. A line with an action is a call of llama-server's `/s
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -68,7 +69,7 @@ class Recorded:
 
 def is_dump(head: bytes) -> bool:
     """Whether a file begins like recorded requests, and not like a log."""
-    line = head.lstrip()
+    line = head.removeprefix(BOM_UTF8).lstrip()
     return line.startswith(b"{") and any(
         f'"{key}"'.encode() in line
         for key in ("request", "segments", "messages", "prompt", "action")

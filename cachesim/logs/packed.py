@@ -15,6 +15,9 @@ UNPACKED_HERE: Final[Mapping[bytes, str]] = {
 }
 """How a compressed file begins, and the module that reads it."""
 
+HEAD_BYTES: Final = 6
+"""Bytes of a file's head that say it."""
+
 UNPACKED_BY: Final[Mapping[bytes, str]] = {
     b"PK\x03\x04": "unzip -p",
     b"\x28\xb5\x2f\xfd": "zstd -dc",
@@ -22,10 +25,8 @@ UNPACKED_BY: Final[Mapping[bytes, str]] = {
 """How others begin, and the program that does."""
 
 
-def unpacked(name: str, file: BinaryIO) -> BinaryIO:
-    """The file, or what is in it where it is compressed."""
-    head = file.read(max(map(len, UNPACKED_HERE)))
-    file.seek(0)
+def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
+    """The file, or what is in it where its head says that it is compressed."""
     for start, program in UNPACKED_BY.items():
         if head.startswith(start):
             file.close()

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.logs.lines import Line, Tally, lines_of
 from cachesim.logs.observed import ServerLog
-from cachesim.logs.packed import unpacked
+from cachesim.logs.packed import HEAD_BYTES, unpacked
 from cachesim.logs.passes import rebuild, unplayed
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
@@ -158,7 +158,8 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
         if path.is_dir():
             msg = f"{name}: is a folder; name a log file"
             raise InputError(msg)
-        return name, unpacked(name, path.open("rb"))
+        file = path.open("rb")
+        return name, unpacked(name, file, file.peek(HEAD_BYTES))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror or error}"
         raise InputError(msg) from None

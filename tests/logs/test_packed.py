@@ -2,8 +2,11 @@
 
 import bz2
 import gzip
+import json
 import lzma
+from codecs import BOM_UTF8
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,29 @@ def test_one_that_is_cut_or_damaged_is_refused(
         file.write_bytes(wrong)
         assert 2 == main([*WORDS, str(file)])
         assert "is compressed, and cut or damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("hybrid.log", "5 requests"), ("recorded.jsonl", "4 recorded requests")]
+)
+def test_it_comes_through_a_pipe_too(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = gzip.compress((LOG.parent / name).read_bytes())
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(data)))
+
+    assert 0 == main(["why", "--worst", "0", "-"])
+    assert f"standard input: {says}" in capsys.readouterr().out
+
+
+def test_a_mark_of_byte_order_hides_no_recorded_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "recorded.jsonl"
+    file.write_bytes(BOM_UTF8 + (LOG.parent / "recorded.jsonl").read_bytes())
+
+    assert 0 == main([*WORDS, str(file)])
+    assert 4 == json.loads(capsys.readouterr().out)["totals"]["requests"]
 
 
 @pytest.mark.parametrize(
