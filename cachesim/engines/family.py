@@ -11,7 +11,9 @@ no engine is loaded for them.
 import importlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from cachesim.engines.nearest import did_you_mean, near_release
 from cachesim.engines.option import Option, options_by_name, options_of
@@ -157,6 +159,10 @@ class Family(Generic[R, S]):
 
     def rules(self, profile: "Profile") -> R:
         """The rules of a release with the patches laid over it, in order."""
+        return cast("R", _laid(self, profile))
+
+    def lay(self, profile: "Profile") -> R:
+        """The same, made anew."""
         release = self.release(profile.release)
         rules, laid = release.rules, set()
         for sign in profile.patches:
@@ -220,11 +226,7 @@ class Family(Generic[R, S]):
         """The options of a server: what is given, checked, and the release's own defaults."""
         made: Any = self.options
         known = options_by_name(made)
-        values = {
-            each.name: self.default(each, profile.release)
-            for each in known.values()
-            if each.later and each.name not in given
-        }
+        values = dict(_defaults(self, profile.release))
         for name, value in given.items():
             values[name] = self._read_one(profile, known, name, value, "option")
         return self.options(**values)
@@ -310,6 +312,20 @@ class Family(Generic[R, S]):
             module, _, name = made.partition(":")
             made = getattr(importlib.import_module(module), name)
         return made(profile, family=self, **parts)
+
+
+@lru_cache(maxsize=256)
+def _laid(family: Family[R, S], profile: "Profile") -> R:
+    """What a family's rules are for a profile: nothing of either ever changes."""
+    return family.lay(profile)
+
+
+@lru_cache(maxsize=256)
+def _defaults(family: Family[R, S], release: str) -> Mapping[str, Value]:
+    """The defaults of a release that are not those of the first one."""
+    made: Any = family.options
+    later = (each for each in options_of(made) if each.later)
+    return MappingProxyType({each.name: family.default(each, release) for each in later})
 
 
 class Families(MutableMapping[str, Family[Any, Any]]):

@@ -119,15 +119,19 @@ class Session:
         """
         self.looks = looks
         self.scenario = scenario
+        self._chats = any(step.messages for step in scenario.step)
         self.profile = profile
         self.family = family_of(profile.engine)
         spec = spec_of(scenario.model)
         self.network = self._network(one_of_each(spec) if thin else spec, arithmetic)
         self.trace = Traced(self.network) if traced else None
         self.engine = self._create()
-        self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
+        # What a server can do is asked where a step needs it: Python looks for every method.
+        self._several = None
+        if any(step.completions > 1 for step in scenario.step):
+            self._several = self.engine if isinstance(self.engine, SeveralReplies) else None
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
-        if isinstance(self.engine, ChatRendering):
+        if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
         self._names = scenario.step_names
         self.seen = 0  # events that already belong to a step
@@ -161,8 +165,7 @@ class Session:
         A server that renders messages itself learns the template.
         """
         options = dict(self.scenario.engine.options)
-        chats = any(step.messages for step in self.scenario.step)
-        if chats and self._renders:
+        if self._chats and self._renders:
             options.setdefault("chat_template", self.scenario.chat.template)
         if not self.looks and self.family.records_provenance:
             options[self.family.records_provenance] = False
@@ -234,7 +237,8 @@ class Session:
             self._turn()
         if step.do == "complete":
             record.prompt = self.vocabulary.prompt(step)
-            record.parts = self.vocabulary.parts(step, record.prompt)
+            if self.looks:
+                record.parts = self.vocabulary.parts(step, record.prompt)
             record.ticket = self._submit(record)
         elif step.do == "cancel":
             self._cancel(record, group)

@@ -12,7 +12,7 @@ END_OF_GENERATION: Final = frozenset({Token(2), Token(260)})
 
 def next_token(server: ServerContext, slot: Slot, row: Array, *, ahead: int = 0) -> Token:
     """The forced token of a reply, or the greedy one; `ahead` tokens are not taken yet."""
-    reply, index = slot.running.params.reply, slot.n_decoded + ahead
+    reply, index = slot.running.params.reply, len(slot.generated) + ahead
     if reply is not None and index < len(reply):
         return reply[index]
     return server.network.sample(row)
@@ -31,7 +31,7 @@ def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -
 
 def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
     """Why generation ends after this token, tested in upstream's order; empty: it goes on."""
-    if not server.shifts_context and slot.prompt.n_tokens + 1 >= slot.n_ctx:
+    if not server.shifts_context and len(slot.prompt.tokens) + 1 >= slot.n_ctx:
         slot.truncated = True
         return "limit"
     left = budget_left(server, slot)

@@ -37,15 +37,16 @@ def to_task(
     check_tokens(request, prompt, server.network.spec.vocabulary)
     if server.rules.checkpoints.placement == "every":
         starts = ()
-    starts = (*starts, *message_starts(prompt, fields))
-    users = sorted(user_starts(starts))
+    if fields:
+        starts = (*starts, *message_starts(prompt, fields))
+    users = sorted(user_starts(starts)) if starts else []
     params = TaskParams(
         n_predict=fields.get("n_predict", request.predict),
         n_keep=fields.get("n_keep", options.keep),
         n_discard=fields.get("n_discard", 0),
         n_cache_reuse=fields.get("n_cache_reuse", options.cache_reuse),
         cache_prompt=fields.get("cache_prompt", request.cache_prompt and options.cache_prompt),
-        lora=parse_lora(fields.get("lora", ()), options.adapters),
+        lora=parse_lora(fields["lora"], options.adapters) if "lora" in fields else None,
         ignore_eos=fields.get("ignore_eos", options.ignore_eos),
         reply=request.reply,
         drafts=request.drafts,
@@ -85,15 +86,19 @@ def _check_counts(request: Request) -> None:
 
 def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
     """Every token of a request lies in the vocabulary."""
-    forced: Sequence[Token] = request.reply or ()
-    drafted = [token for draft in request.drafts or () for token in draft]
-    for what, tokens in (("prompt", prompt), ("reply", forced), ("drafts", drafted)):
-        if as_rope(tokens) is not None:
-            continue  # names of tokens, which no network looks up
-        if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary):
-            wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-            msg = f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}"
-            raise TokenError(msg)
+    _check_known("prompt", prompt, vocabulary)
+    _check_known("reply", request.reply or (), vocabulary)
+    for draft in request.drafts or ():
+        _check_known("drafts", draft, vocabulary)
+
+
+def _check_known(what: str, tokens: Sequence[Token], vocabulary: int) -> None:
+    if not tokens or as_rope(tokens) is not None:
+        return  # names of tokens, which no network looks up
+    if not (min(tokens) >= 0 and max(tokens) < vocabulary):  # NaN too
+        wrong = next(token for token in tokens if not 0 <= token < vocabulary)
+        msg = f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}"
+        raise TokenError(msg)
 
 
 INVALID: Final = "invalid_request_error"

@@ -20,8 +20,6 @@ def message_starts(prompt: Tokens, fields: Mapping[str, Any]) -> tuple[Start, ..
     b11549 runs reads delimiters for chats alone, out of the template; here a request may bring them
     as it could in b11434, so that a plain prompt can have messages.
     """
-    if not fields:
-        return ()
     spans = [_span(each, len(prompt)) for each in fields.get("message_spans") or ()]
     found = find_delimiters(prompt, [_delimiter(d) for d in fields.get("message_delimiters") or ()])
     return tuple(sorted([*spans, *found], key=lambda start: start[1]))
