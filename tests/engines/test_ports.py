@@ -30,7 +30,7 @@ OURS: Final = frozenset(
         "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
-        "check_tokens",
+        "check_tokens", "_check_counts",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
         "_landed",
         "_way_of_one", "ChunkStore", "Pages", "Contents", "Sight", "Marconi", "_Sight", "_serve",
@@ -38,7 +38,7 @@ OURS: Final = frozenset(
         "Blob", "_pack_field", "_fields", "_row_block", "_queue_rows", "_checkpoint", "_put_back",
         # shortcuts; a property holds each to what it stands for
         "Track", "advance", "_put", "_pieces", "_lay_out", "_sparse_blocks", "parts_of",
-        "hash_set_order",
+        "hash_set_order", "_saved_cells", "_usable_cells", "fill_straight", "Run",
     }
 )  # fmt: skip
 """Classes and functions of ported files that upstream has no counterpart of."""
