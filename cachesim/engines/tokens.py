@@ -3,35 +3,36 @@
 from collections.abc import Sequence
 from itertools import compress
 from operator import ne
+from typing import Final
 
 from cachesim.engines.rope import Rope
 from cachesim.units import Count, Integers
 
-_SMALL = 32
+_SHORT: Final = 256
+"""Tokens up to which a walk is quicker than comparing halves."""
 
 
 def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) -> Count:
     """How many leading tokens are equal (llama.cpp: `server_tokens::get_common_prefix`).
 
-    Halves the range by comparing slices, and walks what is left: both run in C.
+    Long lists are compared by slices, half by half, and what is left is walked: both run in C.
     """
     if isinstance(one, Rope) and isinstance(other, Rope):
         return Count(one.common(other))
-    if not one or not other:
-        return Count(0)
-    if type(one) is not type(other):  # slices of a list and a tuple are never equal
-        one, other = list(one), list(other)
     low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return Count(high)
-    while high - low > _SMALL:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    differ = map(ne, one[low:high], other[low:high])
-    return Count(next(compress(range(low, high), differ), high))
+    if high > _SHORT:
+        if type(one) is not type(other):  # slices of a list and a tuple are never equal
+            one, other = list(one), list(other)
+        if one[:high] == other[:high]:
+            return Count(high)
+        while high - low > _SHORT:
+            middle = (low + high) // 2
+            if one[low:middle] == other[low:middle]:
+                low = middle
+            else:
+                high = middle
+        one, other = one[low:high], other[low:high]
+    return Count(next(compress(range(low, high), map(ne, one, other)), high))
 
 
 def common_numbers(one: Integers, other: Integers) -> int:

@@ -15,6 +15,8 @@ from cachesim.units import as_tokens
         ((1, 2, 3), (1, 2, 4, 5), 2),
         ((1, 2, 3), (1, 2, 3, 4), 3),
         ((*range(100),), (*range(57), 0, *range(58, 100)), 57),
+        ((*range(2000),), (*range(700), 0, *range(701, 2000)), 700),
+        ((*range(2000),), (*range(1900),), 1900),
     ],
 )
 def test_a_common_prefix_ends_where_the_first_token_differs(
