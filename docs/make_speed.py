@@ -10,13 +10,12 @@ takes its numbers from the turns; one that they do not bear out is an error.
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import median
 from typing import Any, Final
 
-from measured import Measured, hold
+from measured import Bar, Measured, bars, hold
 
-from cachesim.report.charts import BAR_AT, BAR_HIGH, COLOURS, ROW, STYLE, WIDTH, svg_of
+from cachesim.report.charts import STYLE
 
 LONG: Final = 1_000
 """Tokens of the prefill that the page tells of."""
@@ -130,34 +129,17 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
 
 def picture(told: Mapping[str, Any]) -> str:
     """A bar for each preset and column, a whisker from the least turn to the most, a line at 1."""
-    return "\n".join((f"<style>{STYLE}</style>", *map(bars, columns(told)), ""))
+    return "\n".join((f"<style>{STYLE}</style>", *map(bars_of, columns(told)), ""))
 
 
-def bars(column: Column) -> str:
+def bars_of(column: Column) -> str:
     """The bars of one column."""
-    most = max(column.spread(preset)[1] for preset in column.ours)
     title = f"{column.name}: times llama.cpp's speed"
-    parts = [f"<title>{escape(title)}</title>"]
-
-    def place(times: float) -> float:
-        return times / most * (WIDTH - 80)
-
-    for index, preset in enumerate(column.ours):
-        up = index * ROW
+    rows = []
+    for preset in column.ours:
         times, (low, high) = column.times(preset), column.spread(preset)
-        middle = up + BAR_AT + BAR_HIGH / 2
-        wide = f'width="{place(times):.1f}" height="{BAR_HIGH}"'
-        parts += [
-            f'<text x="0" y="{up + 18}">{escape(preset)}</text>',
-            f'<rect x="0" y="{up + BAR_AT}" {wide} fill="{COLOURS[0]}"/>',
-            f'<path d="M{place(low):.1f} {middle}H{place(high):.1f}" stroke="currentColor"/>',
-            f'<text x="{place(high) + 6:.1f}" y="{up + BAR_AT + 11}">{times:.2f}</text>',
-        ]
-    height = ROW * len(column.ours)
-    parts.append(
-        f'<path d="M{place(1):.1f} 0V{height}" stroke="currentColor" stroke-dasharray="4 4"/>'
-    )
-    return f"<figure><figcaption>{escape(title)}</figcaption>{svg_of(parts, height)}</figure>"
+        rows.append(Bar(preset, times, low, high, f"{times:.2f}"))
+    return bars(title, rows, 1.0)
 
 
 def written(told: Mapping[str, Any]) -> str:

@@ -6,9 +6,11 @@ What a maker writes stands between two marks of the page; the rest of the page i
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from cachesim.report.charts import BAR_AT, BAR_HIGH, COLOURS, ROW, WIDTH, svg_of
 from cachesim.typed import Json
 
 FOLDER: Final = Path(__file__).parent / "explanation"
@@ -59,3 +61,38 @@ def hold(*, fact: bool, what: str) -> None:
     if not fact:
         msg = f"the numbers do not bear out that {what}: write another sentence"
         raise ValueError(msg)
+
+
+class Bar(NamedTuple):
+    """What a bar says: its name, the median turn, and the least and the most of the turns."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    shown: str
+
+
+def bars(title: str, rows: Sequence[Bar], line: float) -> str:
+    """A bar for each row, a whisker from the least turn to the most, a dashed line at one value."""
+    most = max(line, *(row.high for row in rows))
+    parts = [f"<title>{escape(title)}</title>"]
+
+    def place(value: float) -> float:
+        return value / most * (WIDTH - 80)
+
+    for index, row in enumerate(rows):
+        up = index * ROW
+        reach = f"{place(row.low):.1f} {up + BAR_AT + BAR_HIGH / 2}H{place(row.high):.1f}"
+        wide = f'width="{place(row.value):.1f}" height="{BAR_HIGH}"'
+        parts += [
+            f'<text x="0" y="{up + 18}">{escape(row.name)}</text>',
+            f'<rect x="0" y="{up + BAR_AT}" {wide} fill="{COLOURS[0]}"/>',
+            f'<path d="M{reach}" stroke="currentColor"/>',
+            f'<text x="{place(row.high) + 6:.1f}" y="{up + BAR_AT + 11}">{row.shown}</text>',
+        ]
+    height = ROW * len(rows)
+    parts.append(
+        f'<path d="M{place(line):.1f} 0V{height}" stroke="currentColor" stroke-dasharray="4 4"/>'
+    )
+    return f"<figure><figcaption>{escape(title)}</figcaption>{svg_of(parts, height)}</figure>"

@@ -20,7 +20,8 @@ NAMES_UPSTREAM: Final = re.compile(
 
 OUR_FILES: Final = frozenset(
     {"held", "snapshot", "causes", "options", "integrity", "family", "profiles", "rules", "build",
-     "landed", "merged", "provenance", "forced", "account", "view", "job", "request", "texts"}
+     "landed", "merged", "provenance", "forced", "account", "view", "job", "request", "texts",
+     "cells_check"}
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
 

@@ -1,0 +1,104 @@
+"""Writes the figures of the page on a search's speed from what `benchmarks.search` measured.
+
+    python -m benchmarks.search search.json
+    python docs/make_search_speed.py search.json
+
+Without a file it writes the page again from the numbers that are kept beside it. Each sentence
+takes its numbers from the turns; one that they do not bear out is an error.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any, Final
+
+from measured import Bar, Measured, bars, hold
+
+from cachesim.report.charts import STYLE
+
+GOALS: Final = {"ring": 300, "float": 60}
+"""Workloads a second of llama.cpp on hybrid."""
+
+SERVER, MODEL = "llama.cpp@b11549+erase-equal", "hybrid"
+
+Row = Mapping[str, Any]
+
+
+def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
+    """What the goal is asked of."""
+    return next(
+        row
+        for row in told["rows"]
+        if (row["profile"], row["model"], row["arithmetic"]) == (SERVER, MODEL, arithmetic)
+    )
+
+
+def table(told: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each profile, model and arithmetic."""
+    yield "| profile | model | | all layers | as searched |"
+    yield "|---|---|---|--:|--:|"
+    for row in told["rows"]:
+        low, high = min(row["searched"]), max(row["searched"])
+        searched = f"**{median(row['searched']):.0f}** ({low:.0f} to {high:.0f})"
+        names = f"{row['profile']} | {row['model']} | {row['arithmetic']}"
+        yield f"| {names} | {median(row['whole']):.0f} | {searched} |"
+
+
+def sentences(told: Mapping[str, Any]) -> Iterator[str]:
+    """What the page concludes; a sentence that the turns do not bear out raises."""
+    rates = {}
+    for arithmetic, goal in GOALS.items():
+        rates[arithmetic] = median(row_of(told, arithmetic)["searched"])
+        hold(
+            fact=rates[arithmetic] >= goal,
+            what=f"a search in {arithmetic} judges {goal} workloads a second of hybrid",
+        )
+    yield (
+        f"On hybrid, llama.cpp's workloads are judged at {rates['ring']:.0f} a second in ring and"
+        f" {rates['float']:.0f} in float."
+    )
+    gains = {
+        arithmetic: [
+            median(row["searched"]) / median(row["whole"])
+            for row in told["rows"]
+            if row["arithmetic"] == arithmetic
+        ]
+        for arithmetic in GOALS
+    }
+    ring, float_ = (f"{min(each):.2f} to {max(each):.2f} times" for each in gains.values())
+    yield f"Leaving layers out makes a search {ring} as fast in ring, and {float_} in float."
+
+
+def picture(told: Mapping[str, Any]) -> str:
+    """For each arithmetic a bar for each profile and model."""
+    plots = []
+    for arithmetic, goal in GOALS.items():
+        title = f"{arithmetic}: workloads of six requests a second"
+        rows = []
+        for row in told["rows"]:
+            if row["arithmetic"] == arithmetic:
+                rate = median(row["searched"])
+                low, high = min(row["searched"]), max(row["searched"])
+                name = f"{row['profile']}, {row['model']}"
+                rows.append(Bar(name, rate, low, high, f"{rate:.0f}"))
+        plots.append(bars(title, rows, goal))
+    return "\n".join((f"<style>{STYLE}</style>", *plots, ""))
+
+
+def written(told: Mapping[str, Any]) -> str:
+    """The part of the page that is written here."""
+    turns = len(told["rows"][0]["searched"])
+    measured = (
+        f"Measured with Python {told['python']} and NumPy {told['numpy']}, {turns} turns each: the"
+        f" median turn, and in brackets the least and the most of the turns."
+    )
+    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
+    return "\n".join(lines)
+
+
+PAGE: Final = Measured(
+    name="search-speed", maker="make_search_speed.py", written=written, picture=picture
+)
+
+if __name__ == "__main__":
+    PAGE.write(sys.argv[1:])
