@@ -15,12 +15,13 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeAlias
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -28,6 +29,10 @@ from rich.table import Table
 
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
+from cachesim.model.one.attention import AttentionStep
+from cachesim.model.one.mlp import MlpStep
+from cachesim.model.one.recurrent import DeltaStep, ShortConvStep, SsmStep
+from cachesim.model.one.tile import Step as LayerStep
 from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
@@ -37,7 +42,7 @@ from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.greedy import drawn_prompt
 from cachesim.real.llama_cpp.server import Played, RealServer
 from cachesim.real.llama_cpp.workload import Release, Step
-from cachesim.units import Tokens
+from cachesim.units import Array, Tokens
 
 PREFILLS: Final = (100, 1_000, 4_000)
 DECODED: Final = 256
@@ -135,6 +140,51 @@ def simulated(name: str, arithmetic: ArithmeticName) -> Side:
         lambda count: prefill(network, prompts[count]),
         lambda count: decode(network, prompts[count]),
     )
+
+
+KINDS: Final[Mapping[str, type[LayerStep]]] = {
+    "attention": AttentionStep,
+    "ssm": SsmStep,
+    "delta": DeltaStep,
+    "conv": ShortConvStep,
+    "MLP": MlpStep,
+}
+"""What a decoded token goes through, by the names of the docs."""
+
+
+def parts(name: str) -> dict[str, tuple[int, float]]:
+    """How many layers of each kind a decoded token goes through, and the seconds of one of them.
+
+    The quickest of some turns counts: the watch itself takes time.
+    """
+    network, prompt = build(preset(name)), drawn_prompt(np.random.default_rng(0), AFTER[0])
+    found: dict[str, tuple[int, float]] = {}
+    for _ in range(REPEATS):
+        with ExitStack() as stack:
+            watched = {kind: stack.enter_context(watch(step)) for kind, step in KINDS.items()}
+            decode(network, prompt)
+            for kind, times in watched.items():
+                if times:
+                    seconds = sum(times) / len(times)
+                    least = min(seconds, found.get(kind, (0, seconds))[1])
+                    found[kind] = len(times) // DECODED, least
+    return found
+
+
+@contextmanager
+def watch(step: type[LayerStep]) -> Iterator[list[float]]:
+    """The seconds of every call of a step while the context is open."""
+    times: list[float] = []
+    plain = step.__call__
+
+    def timed(self: LayerStep, *given: Any) -> Array:
+        begin = time.perf_counter()
+        result = plain(self, *given)
+        times.append(time.perf_counter() - begin)
+        return result
+
+    with patch.object(step, "__call__", timed):
+        yield times
 
 
 def real_side(server: Played) -> Side:
@@ -246,6 +296,7 @@ def told(found: Mapping[str, Mapping[str, Speeds]], release: str | None) -> dict
         "decoded": DECODED,
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "parts": {name: parts(name) for name in found},
         "rows": [
             {
                 "preset": name,

@@ -122,9 +122,24 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     later = [median(long.ours[each]) / median(short.ours[each]) for each in sorted(NARROW)]
     hold(fact=max(later) < EVEN, what="a long prompt costs states and windows nothing")
     yield (
-        f"On {' and '.join(sorted(NARROW))} a token takes {min(later):.2f} to {max(later):.2f}"
-        f" times as long after {LONG:,} tokens as after 100."
+        f"On {' and '.join(sorted(NARROW))} a token takes at most {max(later):.2f} times as long"
+        f" after {LONG:,} tokens as after 100."
     )
+
+
+def stops(told: Mapping[str, Any]) -> Iterator[str]:
+    """What a decoded token's time goes into, and what llama.cpp takes for it."""
+    _, short, _ = columns(told)
+    for preset, kinds in told["parts"].items():
+        ours, theirs = (
+            median(side[preset]) / short.tokens * 1e6 for side in (short.ours, short.theirs)
+        )
+        layers = ", ".join(
+            f"{count} x {seconds * 1e6:.0f} in {kind}" for kind, (count, seconds) in kinds.items()
+        )
+        rest = ours - sum(count * seconds for count, seconds in kinds.values()) * 1e6
+        hold(fact=rest > 0, what=f"the layers of {preset} take less than the token")
+        yield f"**{preset}** takes {ours:.0f}, llama.cpp {theirs:.0f}: {layers}."
 
 
 def picture(told: Mapping[str, Any]) -> str:
@@ -150,7 +165,12 @@ def written(told: Mapping[str, Any]) -> str:
         f" median turn, how many times llama.cpp's that is, and in brackets the least and the"
         f" most of it among the turns."
     )
-    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told))]
+    lines = [measured, "", *table(told), "", *(f"- {each}" for each in sentences(told)), ""]
+    where = (
+        "Where the microseconds of a token decoded after 100 go, layer by layer of each kind; the"
+        " head, the embedding and sampling take the rest:"
+    )
+    lines += [where, "", *(f"- {each}" for each in stops(told))]
     return "\n".join(lines)
 
 
