@@ -1,6 +1,5 @@
 """Bugs of llama.cpp's memory and server, historical and plausible."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -203,7 +202,7 @@ def _accepting(exact: Any, limit: Any) -> tuple[Swap, ...]:
 def _more(extra: int) -> Any:
     def change(original: Any, *args: Any) -> Any:
         prefix = original(*args)
-        return replace(prefix, n_past=prefix.n_past + extra, pos_next=prefix.pos_next + extra)
+        return prefix._replace(n_past=prefix.n_past + extra, pos_next=prefix.pos_next + extra)
 
     return wrapped(change)
 

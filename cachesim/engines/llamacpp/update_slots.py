@@ -230,7 +230,8 @@ def break_at(server: ServerContext, slot: Slot, task: Task, *, do_checkpoint: bo
     n_batch, n_ubatch = server.n_batch, server.n_ubatch
     stops = [slot.split_at]
     if do_checkpoint:
-        stops += [whole - min(n_batch, 4 + n_ubatch), whole - min(n_batch, 4)]  # checkpoint_offsets
+        checkpoint_offsets = (4 + n_ubatch, 4)
+        stops += [whole - min(n_batch, offset) for offset in checkpoint_offsets]
     match server.rules.checkpoints.placement:
         case "last-user":  # n_before_user; whether or not the request gets checkpoints
             stops.append(int(task.params.last_user_start))
