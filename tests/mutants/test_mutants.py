@@ -44,8 +44,9 @@ def test_there_are_enough_of_them_and_no_two_share_a_name() -> None:
 def test_a_subtle_bug_changes_its_source_in_one_place(subtle: Subtle) -> None:
     source = subtle.path.read_text()
     assert source != subtle.changed()
-    assert subtle.test
-    assert (suite.ROOT / TESTS / subtle.test.partition("::")[0]).exists()
+    file, _, test = subtle.test.partition("::")
+    name = test.partition("[")[0]
+    assert f"def {name}(" in (suite.ROOT / TESTS / file).read_text()
 
 
 @pytest.mark.parametrize("subtle", SAMPLE, ids=lambda subtle: subtle.name)
