@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.llamacpp.events import BatchRetried
 from cachesim.engines.llamacpp.profiles import HISTORY
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.ratio import ratio
@@ -197,6 +198,22 @@ def test_32_a_full_unified_cache_fails_every_busy_request(profile: str) -> None:
         assert reply.message == "Context size has been exceeded."
     assert [play.tokens(slot) for slot in range(2)] == [0, 0]
     assert "batch-retried" in names(play)
+
+
+@every
+def test_32_what_was_decoded_in_small_pieces_is_followed_by_whole_ones(profile: str) -> None:
+    """56 cells are free for 101 tokens: after each piece that fits, all the rest is tried."""
+    play = Play(profile, "dense", parallel=2, kv_unified=True, ctx_size=256)
+    play.engine.submit(Request(prompt=as_tokens(range(200)), predict=9))
+    play.engine.step()
+    play.engine.submit(Request(prompt=as_tokens(range(300, 400)), predict=9))
+    play.engine.run()
+    retried: dict[int, list[int]] = {}
+    for each in play.engine.events:
+        if isinstance(each, BatchRetried):
+            retried.setdefault(each.offset, []).append(each.n_batch)
+    halves = [128, 64, 32, 16, 8, 4, 2, 1]
+    assert retried == {0: halves[:3], 32: halves[:4], 48: halves[:5], 56: halves}
 
 
 def test_33_a_purge_does_not_save() -> None:
