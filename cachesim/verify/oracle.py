@@ -141,7 +141,8 @@ class _ColdRun:
             msg = "there is nothing to compute: a prompt has at least one token"
             raise TokenError(msg)
         first = len(self.tokens)
-        if first < len(tokens) <= first + PIECE and first <= rows[0]:  # all at once, and all new
+        all_new = not rows or first <= rows[0]
+        if all_new and first < len(tokens) <= first + PIECE:
             return self._run(tokens[first:], rows)
         for begin in range(first, len(tokens), PIECE):
             piece = tokens[begin : begin + PIECE]

@@ -22,6 +22,8 @@ def test_every_row_by_default_and_only_those_asked_for() -> None:
 
     assert len(prompt) == len(every)
     assert np.array_equal(every[[4, 19]], cold_logits(NETWORK, prompt, rows=[4, 19]))
+    assert np.array_equal(every[[4, 19, 4]], cold_logits(NETWORK, prompt, rows=[4, 19, 4]))
+    assert 0 == len(cold_logits(NETWORK, prompt, rows=[]))
     assert np.array_equal(every[:7], cold_logits(NETWORK, prompt[:7]))
 
 
