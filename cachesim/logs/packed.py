@@ -30,7 +30,7 @@ def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
     for start, program in UNPACKED_BY.items():
         if head.startswith(start):
             file.close()
-            msg = f"{name}: is compressed: unpack it, as with {program} {name} | cachesim why -"
+            msg = f"{name}: is compressed: unpack it first, as `{program}` does"
             raise InputError(msg)
     for start, module in UNPACKED_HERE.items():
         if head.startswith(start):

@@ -79,4 +79,4 @@ def test_of_other_kinds_the_program_is_named(
     file.write_bytes(start + bytes(100))
 
     assert 2 == main([*WORDS, str(file)])
-    assert f"unpack it, as with {program} {file} | cachesim why -" in capsys.readouterr().err
+    assert f"unpack it first, as `{program}` does" in capsys.readouterr().err
