@@ -31,7 +31,7 @@ OURS: Final = frozenset(
         "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
-        "check_tokens", "_check_counts",
+        "check_tokens",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
         "_landed",
         "_way_of_one", "ChunkStore", "Pages", "Contents", "Sight", "Marconi", "_Sight", "_serve",

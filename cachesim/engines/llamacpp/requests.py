@@ -29,7 +29,9 @@ def to_task(
 ) -> Task:
     """Read a completion request as the HTTP side does; `fields` are its further ones, checked."""
     options = server.options
-    _check_counts(request)
+    _check_count("predict", request.predict, -1)
+    _check_count("completions", request.completions, 1)
+    _check_count("slot", request.slot, -1)
     prompt: Tokens = request.prompt
     starts: tuple[Start, ...] = ()
     if request.messages:
@@ -39,7 +41,7 @@ def to_task(
         starts = ()
     if fields:
         starts = (*starts, *message_starts(prompt, fields))
-    users = sorted(user_starts(starts)) if starts else []
+    users = sorted(user_starts(starts))
     params = TaskParams(
         n_predict=fields.get("n_predict", request.predict),
         n_keep=fields.get("n_keep", options.keep),
@@ -71,17 +73,10 @@ def to_task(
     return task
 
 
-def _check_counts(request: Request) -> None:
-    if request.predict >= -1 and request.completions >= 1 and request.slot >= -1:
-        return
-    for name, value, least in (
-        ("predict", request.predict, -1),
-        ("completions", request.completions, 1),
-        ("slot", request.slot, -1),
-    ):
-        if not value >= least:  # NaN too
-            msg = f"{name} is {value}; write a whole number from {least} on"
-            raise OptionError(msg)
+def _check_count(name: str, value: int, least: int) -> None:
+    if not value >= least:  # NaN too
+        msg = f"{name} is {value}; write a whole number from {least} on"
+        raise OptionError(msg)
 
 
 def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:

@@ -113,7 +113,7 @@ class LlamaCpp(Engine):
             raise OptionError(msg)
         old.emit(event)
         new = open_server(old.rules, self.network, old.options)
-        new.follow(old)
+        new.events, new.replies, new.next_task = old.events, old.replies, old.next_task
         self._server = new
 
     def step(self) -> bool:

@@ -1,7 +1,6 @@
 """What every station of the server shares: rules, flags, memory, slots, cache, queue, log."""
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -59,7 +58,6 @@ class ServerContext:
     shifts_context: bool = field(init=False)  # context shift is on, and the memory can do it
     may_draft: bool = field(init=False)  # a companion or n-grams propose tokens
     adapters: Adapted | None = field(init=False)  # what strengths are set on
-    emit: Callable[[Event], None] = field(init=False)  # something happened
 
     def __post_init__(self) -> None:
         options = self.options
@@ -69,12 +67,6 @@ class ServerContext:
         ngrams = options.maps_ngrams or options.spec_type == CACHED
         self.may_draft = self.drafter is not None or ngrams
         self.adapters = adapted_in(self.network)
-        self.emit = self.events.append
-
-    def follow(self, old: "ServerContext") -> None:
-        """Go on with what an earlier process of this server has told, and with its numbers."""
-        self.events, self.replies, self.next_task = old.events, old.replies, old.next_task
-        self.emit = self.events.append
 
     @property
     def is_busy(self) -> bool:
@@ -90,6 +82,10 @@ class ServerContext:
         """The id of a new task."""
         self.next_task += 1
         return self.next_task - 1
+
+    def emit(self, event: Event) -> None:
+        """Something happened."""
+        self.events.append(event)
 
     def prompt_clear(self, slot: Slot) -> None:
         """Empty a slot's memory and tokens (upstream: `server_slot::prompt_clear`).
