@@ -25,7 +25,7 @@ def is_of(value: object, name: str) -> bool:
     return isinstance(value, TYPES[name])
 
 
-def errors(  # noqa: PLR0911 - one return per keyword
+def errors(
     value: Any, schema: dict[str, Any], path: str = "$"
 ) -> list[str]:
     """Every place where a value is not what the schema says."""
