@@ -1,9 +1,10 @@
 """What a command is asked to play: scenarios on profiles, all known to be right before one runs."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from rich.text import Text
 
@@ -13,6 +14,9 @@ from cachesim.report.consoles import notes, show
 from cachesim.scenario import Scenario, full_profile
 from cachesim.scenario.selection import chosen_profiles, misfits
 from cachesim.scenario.shipped import load_all
+
+WORD: Final = re.compile(r"""[^\s"'\[\]{}#=]+""")
+"""A string without quotes: a name, a path, names with commas between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +108,11 @@ def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) ->
 def setting(text: str) -> tuple[str, Any]:
     """A flag and its value, written as in a scenario file."""
     name, _, value = text.partition("=")
+    flag = name.strip().lstrip("-").replace("-", "_")
     try:
-        return name.strip().lstrip("-").replace("-", "_"), tomllib.loads(f"v = {value}")["v"]
+        return flag, tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
+        if WORD.fullmatch(value.strip()):  # a shell takes the quotes of a string away
+            return flag, value.strip()
         msg = f"--set {text} cannot be read; write a flag and its value, as in cache_reuse=0"
         raise InputError(msg) from None

@@ -23,7 +23,7 @@ SOUND = "llama.cpp@b11549+erase-equal"
     [
         ("cache_reuse", "cannot be read; write a flag and its value, as in cache_reuse=0"),
         ("cache_reuse=", "cannot be read"),
-        ("cache_reuse=few", "cannot be read"),
+        ("cache_reuse=few", "option 'cache_reuse' is 'few'; write a whole number"),
         ('cache_reuse="few"', "option 'cache_reuse' is 'few'; write a whole number"),
         ("cache_reus=0", "did you mean 'cache_reuse'?"),
         ('spec_type="draft-mtp"', "needs an MTP head, and 'hybrid' has none"),

@@ -112,6 +112,8 @@ def test_a_flag_is_set_for_every_profile(capsys: Capture) -> None:
         ("--cache-ram=-1", ("cache_ram", -1)),
         ("kv_unified = true", ("kv_unified", True)),
         ("chat_template='chatml'", ("chat_template", "chatml")),
+        ("connector=store", ("connector", "store")),
+        ("lora=a.gguf,b.gguf", ("lora", "a.gguf,b.gguf")),
     ],
 )
 def test_flags_are_written_as_a_server_takes_them_or_as_a_file_does(
@@ -120,10 +122,26 @@ def test_flags_are_written_as_a_server_takes_them_or_as_a_file_does(
     assert expected == setting(text)
 
 
-@pytest.mark.parametrize("text", ["ctx_size", "ctx_size=", "ctx_size=many", "=", "x=[1"])
+@pytest.mark.parametrize("text", ["ctx_size", "ctx_size=", "=", "x=[1", "x=a b", "x='a"])
 def test_what_is_no_flag_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="cannot be read; write a flag and its value"):
         setting(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("connector=store", ""),
+        ("connector=stoer", "option 'connector' is 'stoer'; write one of none, store"),
+        ("block_size=many", "option 'block_size' is 'many'; write a whole number"),
+    ],
+)
+def test_a_string_needs_no_quotes_and_a_number_must_be_one(
+    text: str, words: str, capsys: Capture
+) -> None:
+    name = "vllm-29387-same-step"
+    assert (2 if words else 1) == main(["run", name, "--set", text])  # 1: its wrong answer
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_flag_that_no_server_has_is_wrong_usage(capsys: Capture) -> None:
