@@ -47,8 +47,10 @@ class Sizes:
     @classmethod
     def of(cls, groups: Sequence[GroupSpec], unit: int | None = None) -> "Sizes":
         """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the lcm of the blocks,
-        ids are counted in `prefix_match_unit`, else in their gcd.
+        ids are counted in `prefix_match_unit`, else in their gcd. A single group has one size.
         """
+        if len(groups) == 1:
+            return cls(scheduler_block=groups[0].block, hash_block=groups[0].block)
         blocks = [group.block for group in groups]
         return cls(scheduler_block=math.lcm(*blocks), hash_block=unit or math.gcd(*blocks))
 

@@ -195,16 +195,36 @@ class VllmOptions:
             by_priority=self.scheduling_policy == "priority",
         )
 
-    def groups(self, spec: ModelSpec) -> tuple[GroupSpec, ...]:
+    def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
         """The groups of a model's layers: full attention, windows or chunks, states."""
-        found = []
+        found = list[GroupSpec]()
         if spec.attention_layers:
             found.append(GroupSpec(kind="full", block=self.block_size, eagle=self._marked("full")))
         if spec.window_layers:
             found.append(self._chunks(spec) if spec.chunked else self._windows(spec))
         if spec.recurrent_layers:
-            found.append(self._states())
+            found.append(self._states(spec))
+        self._check_groups(found, rules)
         return tuple(found)
+
+    def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
+        """Refuse what a server of this model does not start with."""
+        everywhere = any(group.mode == "all" for group in groups)
+        if everywhere and self.drafts and not rules.runner.drafts_in_all_mode:
+            msg = (
+                "this release ends at its start with a drafter and mamba_cache_mode 'all' "
+                "(vllm-project/vllm#39809): write align"
+            )
+            raise OptionError(msg)
+        unit, block = self.prefix_match_unit, groups[0].block
+        used = self.enable_prefix_caching or self.connector != "none"
+        single = len(groups) == 1 and unit not in {0, block} and used
+        if single and rules.lookup.refuses_idle_unit:
+            msg = (
+                f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
+                f"its blocks of {block} tokens: leave it out, or write {block}"
+            )
+            raise OptionError(msg)
 
     def check(self, rules: Rules) -> None:
         """Refuse what does not go together."""
@@ -292,8 +312,13 @@ class VllmOptions:
             raise OptionError(msg)
         return GroupSpec(kind="chunked", block=self.block_size, chunk=spec.window)
 
-    def _states(self) -> GroupSpec:
+    def _states(self, spec: ModelSpec) -> GroupSpec:
+        """Recurrent layers. Follows `MambaModelConfig`: only models of state-space layers support
+        `all`, the others fall back to `align`.
+        """
         mode = self.mamba_cache_mode if self.enable_prefix_caching else "none"
+        if mode == "all" and {"delta", "conv"} & set(spec.layers):
+            mode = "align"
         block = self.mamba_block_size or self.block_size
         if mode == "none":  # one running state, in one block for the whole sequence
             block = -(-(self.max_model_len or LONGEST) // self.block_size) * self.block_size

@@ -65,6 +65,9 @@ class LookupRules:
     window_one_short: bool = False
     """Our own defect: a window's hit needs one block less."""
 
+    refuses_idle_unit: bool = True
+    """0.33: a `prefix_match_unit` that a single group would ignore is refused; before, ignored."""
+
     truncates_all: bool = True
     """0.30: every kind of full-attention groups is cut to the hit, not only the first."""
 
@@ -203,6 +206,10 @@ class RunnerRules:
     """#39273, #40875 (open): a step without drafts reads the first speculative state, although
     the step before may have accepted drafts and left the running one further on."""
 
+    drafts_in_all_mode: bool = True
+    """#41233 (0.24): states of `all` mode go together with drafts; before, the engine core ended
+    at its start (#39809)."""
+
     skips_aborted: bool = False
     """Our own defect, after what #56525 says of its failure: the chunk of a request that is aborted
     before its step has run never runs. The engine core hands a step over as soon as it is
@@ -231,7 +238,7 @@ RULES_0330 = Rules()
 
 RULES_0300 = replace(
     RULES_0330,
-    lookup=replace(RULES_0330.lookup, margin_bound="hit-limit"),
+    lookup=replace(RULES_0330.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
     retention=replace(RULES_0330.retention, keeps_below_junction=False),
     state=replace(
         RULES_0330.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
@@ -287,6 +294,7 @@ RULES_0191 = replace(
         reports_junction=False,
         mixed_blocks=False,
     ),
+    runner=replace(RULES_0240.runner, drafts_in_all_mode=False),
     retention=replace(RULES_0240.retention, interval=False, floors_to_scheduler_block=False),
     scheduler=replace(
         RULES_0240.scheduler,

@@ -33,6 +33,7 @@ class CachedRequestState:
 
     tables: list[list[int]]
     state_index: int | None = None  # entry of the state table that holds the running state
+    last_scheduled: int | None = None  # `all` mode: the last block of a step with all its drafts
     accepted: int = 1  # tokens accepted in the last step, the sampled one included
 
 
@@ -84,6 +85,9 @@ class Runner:
         if aligned:
             for chunk in step.chunks:
                 self._postprocess(chunk)
+        elif self.state_group is not None and self._state.mode == "all":
+            for chunk in step.chunks:
+                self._postprocess_all(chunk)
         return sampled
 
     def _known(self, chunk: Chunk, judge: Judge) -> list[int]:
@@ -168,6 +172,15 @@ class Runner:
         if held.state_index == target:
             held.accepted = 1
 
+    def _postprocess_all(self, chunk: Chunk) -> None:
+        """Note the block of the last token of a step with all its drafts.
+
+        Follows `postprocess_mamba_all`.
+        """
+        whole = chunk.end - chunk.start == 1 + self._state.speculative_blocks and chunk.drafts
+        last = (chunk.end - 1) // self._state.block
+        self.held[chunk.request.id].last_scheduled = last if whole else None
+
     # -- the network -------------------------------------------------------------------------------
 
     def _compute(self, chunk: Chunk) -> Array:
@@ -195,8 +208,12 @@ class Runner:
         return output.logits
 
     def _pieces(self, chunk: Chunk) -> list[tuple[int, int]]:
-        """A chunk in one piece; in `all` mode a piece for each block, for each leaves a state."""
-        if self.state_group is None or self._state.mode != "all":
+        """A chunk in one piece; in `all` mode a piece for each block, for each leaves a state.
+
+        Trap: a step with drafts leaves its states in the blocks from that of its last token on,
+        and none at a boundary that it passes.
+        """
+        if self.state_group is None or self._state.mode != "all" or chunk.drafts:
             return [(chunk.start, chunk.end)]
         size = self._state.block
         cuts = [*range((chunk.start // size + 1) * size, chunk.end, size), chunk.end]
@@ -213,7 +230,8 @@ class Runner:
             first = cdiv(chunk.end, size) - 1
             source = first + self._offset(held, drafts)
         elif self._state.mode == "all":
-            first, source = cdiv(end, size) - 1, (start - 1) // size
+            first, base = cdiv(end, size) - 1, held.last_scheduled
+            source = (start - 1) // size if base is None else base + self._offset(held, drafts)
         else:
             first, source = 0, self._offset(held, drafts)
         store.initial = table[source] if start > 0 and source < len(table) else None

@@ -40,7 +40,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _set_up(self) -> None:
         asked = self.options
         asked.check(self.rules)
-        groups = asked.groups(self.network.spec)
+        groups = asked.groups(self.network.spec, self.rules)
         self.options = asked.fitted(groups, self.rules)
         self.manager = self._manager(groups)
         self.scheduler = Scheduler(self.manager, self.options.limits)

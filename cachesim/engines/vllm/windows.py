@@ -21,9 +21,12 @@ class SlidingWindow(Manager):
     """A hit needs the blocks that the window before its end covers (`SlidingWindowManager`)."""
 
     def needed(self, *, use_eagle: bool) -> int:
-        """Blocks in a row that make a hit: ceil((window - 1) / block), one more for a drafter."""
-        short = self.rules.lookup.window_one_short
-        return max(1, cdiv(self.spec.window - 1, self.block_size) + use_eagle - short)
+        """Blocks in a row that make a hit: ceil((window - 1) / block), one more for a drafter.
+
+        Trap: 0 for a window of 1; `find` takes one block all the same, and `mask` keeps none.
+        """
+        whole = cdiv(self.spec.window - 1, self.block_size) + use_eagle
+        return max(1, whole - 1) if self.rules.lookup.window_one_short else whole
 
     def num_skipped(self, num_computed: int) -> int:
         """Tokens wholly before the window."""

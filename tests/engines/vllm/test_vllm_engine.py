@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,7 @@ def test_accepted_drafts_and_preemption_leave_the_answer_as_it_is() -> None:
         ("0.19.1", {"mamba_block_size": 32}, "blocks of one size"),
         ("0.33.0", {"mamba_cache_mode": "all"}, "has no mamba_cache_mode 'all'"),
         ("0.33.0", {"prefix_match_unit": 5}, "must divide"),
+        ("0.19.1", {"mamba_cache_mode": "all", "speculative_method": "mtp"}, "write align"),
         ("0.33.0", {"block_sise": 8}, "did you mean 'block_size'"),
         ("0.33.0", {"num_gpu_blocks_override": 2}, "more blocks for a single request"),
         ("0.33.0", {"num_gpu_blocks_override": 8, "max_model_len": 4096}, "holds no request"),
@@ -134,6 +136,51 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=match):
         server(profile, **options)
+
+
+def test_a_unit_that_a_single_group_would_ignore_is_refused_since_033() -> None:
+    with pytest.raises(OptionError, match="write 16"):
+        server("0.33.0", "dense", prefix_match_unit=4)
+    server("0.33.0", "dense", prefix_match_unit=16)
+    server("0.33.0", "dense", prefix_match_unit=4, enable_prefix_caching=False)
+
+    before = server("0.30.0", "dense", prefix_match_unit=4)
+    ask(before, text(300, 46))
+
+    assert 32 == ask(before, text(300, 46)).cached
+
+
+@pytest.mark.parametrize(("release", "cached"), [("0.19.1", 16), ("0.24.0", 0), ("0.33.0", 0)])
+def test_a_window_of_one_token_keeps_no_block_since_024(release: str, cached: int) -> None:
+    model = replace(preset("swa"), window=1)
+    engine = Engine.create(f"vllm@{release}", model=model, options={"block_size": 4})
+    ask(engine, text(300, 20))
+
+    assert cached == ask(engine, text(300, 20)).cached
+
+
+@pytest.mark.parametrize("release", ["0.19.1", "0.24.0", "0.28.0", "0.30.0"])
+@pytest.mark.parametrize("model", ["hybrid-mtp", "hybrid-swa"])
+def test_a_model_without_state_space_layers_falls_back_to_align(release: str, model: str) -> None:
+    wishes = {"mamba_cache_mode": "all", "speculative_method": "mtp"}
+    engines = [
+        server(release, model, **wishes | more) for more in ({}, {"mamba_cache_mode": "align"})
+    ]
+    replies = [[ask(engine, text(300, 46), 5) for _ in range(2)] for engine in engines]
+
+    assert [each.cached for each in replies[1]] == [each.cached for each in replies[0]]
+    assert [each.generated for each in replies[1]] == [each.generated for each in replies[0]]
+
+
+def test_drafts_in_all_mode_leave_no_state_at_a_boundary_that_they_pass() -> None:
+    wishes = {"mamba_cache_mode": "all", "speculative_method": "eagle"}
+    engine = server("0.24.0", "hybrid", **wishes)
+    first = ask(engine, text(300, 46), 20, reply=text(400, 20))
+    again = ask(engine, first.prompt + first.generated + text(280, 9))
+    verdicts = [judge(each, Oracle(engine.network), trace=None) for each in (first, again)]
+
+    assert 64 == again.cached
+    assert ["same", "diverged"] == [None if each is None else each.answer for each in verdicts]
 
 
 def test_a_prompt_beyond_the_longest_is_refused_by_the_server() -> None:
