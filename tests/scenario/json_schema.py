@@ -25,9 +25,7 @@ def is_of(value: object, name: str) -> bool:
     return isinstance(value, TYPES[name])
 
 
-def errors(
-    value: Any, schema: dict[str, Any], path: str = "$"
-) -> list[str]:
+def errors(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]:
     """Every place where a value is not what the schema says."""
     assert set(schema) <= KNOWN, set(schema) - KNOWN
     if "anyOf" in schema:
