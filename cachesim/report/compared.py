@@ -77,6 +77,6 @@ def _account(rows: Sequence[Compared]) -> Table:
 def _lost_to(row: Compared) -> str:
     """The causes that took most, with their tokens."""
     causes = sorted(row.lost.items(), key=lambda each: -each[1])
-    named = [f"{cause} {count:,}" for cause, count in causes if count > 0]
+    named = [f"{cause} {count:,}" for cause, count in causes]
     more = len(named) - LOSSES
     return ", ".join(named[:LOSSES]) + (f" and {more} more" if more > 0 else "")

@@ -97,13 +97,17 @@ _STROKES: Final = (
 )  # fmt: skip
 
 
-def patterns(uid: str) -> str:
-    """A colour and a pattern for each step, so that both tell them apart; a hatch for nothing."""
+def patterns(uid: str, count: int = COLOURS) -> str:
+    """A colour and a pattern for each step, so that both tell them apart; a hatch for nothing.
+
+    Where there are more than colours, each colour comes again with the next pattern.
+    """
     drawn = "".join(
         f'<pattern id="{uid}p{i}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<rect width="8" height="8" fill="var(--c{i})"/>'
-        f'<path d="{path}" stroke="var(--ink)" stroke-opacity=".28" fill="none"/></pattern>'
-        for i, path in enumerate(_STROKES)
+        f'<rect width="8" height="8" fill="var(--c{i % COLOURS})"/>'
+        f'<path d="{_STROKES[(i + i // COLOURS) % len(_STROKES)]}" stroke="var(--ink)"'
+        ' stroke-opacity=".28" fill="none"/></pattern>'
+        for i in range(count)
     )
     return (
         f'<defs>{drawn}<pattern id="{uid}px" width="6" height="6" patternUnits="userSpaceOnUse">'

@@ -1,14 +1,17 @@
 """One workload on several engines: what each reused, lost, answered wrong and holds at the end.
 
 rows      each names a profile, its options, and a model where the workload's is not meant
-bound     what no cache can beat: all that was computed before, but for the last token
+bound     what no cache can beat: all that a row's server computed before, but for the last token
+          of the prompt; of each request the most of all rows
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Final
 
+from cachesim.engines.base import Reply
 from cachesim.engines.family import FAMILIES
 from cachesim.engines.held import Held, sizes_of
 from cachesim.engines.profile import Profile
@@ -17,11 +20,15 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Model, Scenario, Server
 from cachesim.scenario.session import Session
+from cachesim.verify.explain import lost_below
 from cachesim.verify.ideal import IdealCache
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
 BOUND: Final = "no cache can beat"
+
+REFUSED: Final = "refused"
+"""The cause of what could have been reused for a request that a row did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,7 @@ class Compared:
     name: str
     cached: tuple[int | None, ...] = ()
     asked: int = 0  # tokens of all prompts
-    lost: Mapping[str, int] = field(default_factory=dict)  # cause -> tokens
+    lost: Mapping[str, int] = field(default_factory=dict)  # cause -> tokens; up to the bound
     wrong: int | None = None  # answers that differ; None: not judged
     bytes: int | None = None
     problem: str = ""
@@ -84,26 +91,55 @@ def compare(
     arithmetic: ArithmeticName = "ring",
     verify: bool = True,
 ) -> Iterator[Compared]:
-    """Play the workload on each row, the bound first."""
-    bound: Compared | None = None
-    waiting: list[Compared] = []
-    for row in rows:
-        found, ideal = _play(scenario, row, arithmetic, verify=verify)
-        if bound is None and ideal is not None:
-            bound = ideal
-            yield bound
-            yield from waiting
-        if bound is None:
-            waiting.append(found)
-        else:
-            yield found
-    if bound is None:
-        yield from waiting
+    """Play the workload on each row; the bound comes first, for it is of all rows together."""
+    played = [_play(scenario, row, arithmetic, verify=verify) for row in rows]
+    answered = [each for each in played if isinstance(each, _Played)]
+    bound = tuple(map(_most, zip_longest(*(each.due for each in answered))))
+    asked = zip_longest(*(each.lengths for each in answered), fillvalue=0)
+    if answered:
+        yield Compared(name=BOUND, cached=bound, asked=sum(map(max, asked)))
+    for each in played:
+        yield each.against(bound) if isinstance(each, _Played) else each
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    """The largest, of rows that answered a request; None where none did."""
+    return max((each for each in counts if each is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """A row's answer to each request, and what was known of its prompt; None where it refused."""
+
+    name: str
+    replies: tuple[Reply | None, ...]
+    due: tuple[int | None, ...]
+    wrong: int | None
+    bytes: int | None
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens of each prompt that was answered."""
+        return tuple(0 if each is None else len(each.prompt) for each in self.replies)
+
+    def against(self, bound: Sequence[int | None]) -> Compared:
+        """What it reused, and the rest up to the bound by cause."""
+        lost: Counter[str] = Counter()
+        for reply, most in zip_longest(self.replies, bound):
+            lost += Counter({REFUSED: most or 0}) if reply is None else lost_below(reply, most or 0)
+        return Compared(
+            name=self.name,
+            cached=tuple(None if each is None else each.cached for each in self.replies),
+            asked=sum(self.lengths),
+            lost=lost,
+            wrong=self.wrong,
+            bytes=self.bytes,
+        )
 
 
 def _play(
     scenario: Scenario, row: Row, arithmetic: ArithmeticName, *, verify: bool
-) -> tuple[Compared, Compared | None]:
+) -> _Played | Compared:
     profile = Profile.parse(row.profile)
     server = Server(
         name=profile.engine,
@@ -118,40 +154,37 @@ def _play(
         session = Session(asked, profile, arithmetic=arithmetic, looks=False)
         return _run(row.name, session, verify=verify and arithmetic != "counts")
     except ScenarioError as error:
-        return Compared(name=row.name, problem=error.problems[0]), None
+        return Compared(name=row.name, problem=error.problems[0])
     except CachesimError as error:
-        return Compared(name=row.name, problem=str(error)), None
+        return Compared(name=row.name, problem=str(error))
 
 
-def _run(name: str, session: Session, *, verify: bool) -> tuple[Compared, Compared | None]:
+def _run(name: str, session: Session, *, verify: bool) -> _Played:
     oracle, ideal = Oracle(session.network), IdealCache()
-    cached: list[int | None] = []
-    best: list[int | None] = []
-    lost: Counter[str] = Counter()
-    wrong = asked = 0
+    replies: list[Reply | None] = []
+    due: list[int | None] = []
+    wrong = 0
     for record in session.run():
+        if record.step.do != "complete":
+            continue
         reply = record.reply
         if reply is None or reply.error is not None or not reply.prompt:
+            replies.append(None)
+            due.append(None)
             continue
-        asked += len(reply.prompt)
-        cached.append(reply.cached)
-        known = int(ideal.common(reply.prompt, reply.strengths))
-        best.append(max(0, min(known, len(reply.prompt) - 1)))
+        replies.append(reply)
+        due.append(max(int(ideal.due(reply)), int(reply.cached or 0)))
         ideal.remember(reply)
-        for loss in reply.losses:
-            lost[loss.rule] += loss.before - loss.after
         if verify:
             verdict = judge(reply, oracle)
             wrong += verdict is not None and verdict.answer == "diverged"
-    found = Compared(
+    return _Played(
         name=name,
-        cached=tuple(cached),
-        asked=asked,
-        lost=lost,
+        replies=tuple(replies),
+        due=tuple(due),
         wrong=wrong if verify else None,
         bytes=_bytes_of(session.engine.held(), session.network.spec),
     )
-    return found, Compared(name=BOUND, cached=tuple(best), asked=asked)
 
 
 def _bytes_of(held: Held, spec: ModelSpec) -> int | None:

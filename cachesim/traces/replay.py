@@ -26,12 +26,10 @@ from cachesim.traces.serving import Coming, Served, serve
 from cachesim.traces.source import Source
 from cachesim.traces.timeline import Timeline
 from cachesim.units import Tokens
+from cachesim.verify.explain import NOT_HELD
 
 REPLIES: Final = 1 << 37
 """The first text that is a reply: nobody asks for it again, for traces do not tell replies."""
-
-NOT_HELD: Final = "not-held"
-"""The cause of what was computed once and is nowhere in the server any more, or not found there."""
 
 BOUND: Final = "bound"
 """In the place of a profile: what no cache can beat."""

@@ -7,15 +7,19 @@ The rules and their numbers are the engine's own entries. Nothing here derives t
 only added up, and must come out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Loss
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, Token, Tokens
 from cachesim.verify.ideal import IdealCache
+
+NOT_HELD: Final = "not-held"
+"""The cause of what was computed once and is nowhere in the server any more, or not found there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,30 @@ def adds_up(reply: Reply) -> None:
             f" apart, but the rules account for {lost}: {chain or 'no rule'}"
         )
         raise ContractError(msg)
+
+
+def lost_below(reply: Reply, bound: int) -> Counter[str]:
+    """The tokens of a prompt up to a bound that were not reused, each by one cause.
+
+    A token belongs to the rule that lowered the number below it last: what a checkpoint wins back
+    after a refused cut is lost to nothing.
+
+        |<-- cached -->|<-- rule -->|<-- rule -->|<-- not held -->|
+        0                                      equal            bound
+    """
+    left: list[tuple[str, int, int]] = []  # rule, and the tokens that it took; the lowest last
+    for loss in reply.losses:
+        while left and left[-1][1] < loss.after:
+            rule, _, end = left.pop()
+            if end > loss.after:
+                left.append((rule, loss.after, end))
+        if loss.after < loss.before:
+            left.append((loss.rule, loss.after, loss.before))
+    lost: Counter[str] = Counter()
+    for rule, start, end in left:
+        lost[rule] += max(0, min(end, bound) - start)
+    lost[NOT_HELD] += max(0, bound - int(reply.cached or 0) - lost.total())
+    return +lost
 
 
 def _parting(

@@ -29,6 +29,40 @@ def test_reused_and_lost_are_as_wide_as_their_share_of_the_prompts() -> None:
     } == bars
 
 
+def test_every_cause_has_a_fill_of_its_own() -> None:
+    lost = {f"cause-{number}": 40 - number for number in range(30)}
+    drawn = ET.fromstring(plot("many", [Compared(name="a", cached=(1,), asked=2000, lost=lost)]))
+    fills = {
+        pattern.get("id"): (pattern[0].get("fill"), pattern[1].get("d"))
+        for pattern in drawn.iter(f"{SVG}pattern")
+        if pattern.get("id") not in {"px", "pg"}
+    }
+    used = [
+        bar.get("fill", "")[5:-1] for bar in drawn.iter(f"{SVG}rect") if bar.get("class") == "b"
+    ]
+
+    assert len(lost) + 1 == len(set(used))
+    assert set(used) <= set(fills)
+    assert len(fills) == len(set(fills.values()))
+
+
+def test_all_rows_have_one_scale() -> None:
+    rows = (
+        Compared(name="no cache can beat", cached=(50, 50), asked=200),
+        Compared(name="one refused", cached=(50, None), asked=100, lost={"refused": 50}),
+    )
+    drawn = ET.fromstring(plot("a title", rows))
+    rails = [line.get("x2") for line in drawn.iter(f"{SVG}line") if line.get("class") == "g"]
+    ends = [
+        float(bar.get("x", "")[:-1]) + float(bar.get("width", "")[:-1])
+        for bar in drawn.iter(f"{SVG}rect")
+        if str(bar.get("width")).endswith("%") and bar.get("class") == "b"
+    ]
+
+    assert ["100%", "50%"] == rails[:2]
+    assert 50 == max(ends)
+
+
 def test_names_problems_and_causes_are_told_and_escaped() -> None:
     text = plot("a title & more", ROWS)
 
