@@ -6,13 +6,13 @@
 A recurrent model's checkpoint is its state; what a parked prompt takes beyond that is its tokens'.
 """
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from cachesim.errors import InputError
+from cachesim.logs.gguf_header import read_header
 from cachesim.logs.observed import ServerLog
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
 
@@ -94,23 +94,25 @@ def _own_rate(spec: ModelSpec) -> int:
 
 
 def sizes_of_gguf(path: Path) -> tuple[Sizes, dict[str, Any]]:
-    """What a model's file says of its memory: `pip install cachesim[gguf]` reads it."""
-    try:
-        reader_of = importlib.import_module("gguf").GGUFReader  # an extra
-    except ImportError:
-        msg = "--gguf needs the gguf package: pip install cachesim[gguf]"
-        raise InputError(msg) from None
-    try:
-        reader = reader_of(str(path))
-        fields = {name: _plain(field.contents()) for name, field in reader.fields.items()}
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        msg = f"--gguf {path}: cannot be read: {str(error)[:200]}"
-        raise InputError(msg) from None
+    """The bytes of a model's memory by its file's metadata, and the metadata."""
+    fields = read_header(path)
+    name = fields.get("general.architecture")
+    missing = next((key for key in NEEDED if not _is_count(fields.get(f"{name}.{key}"))), None)
+    if not isinstance(name, str) or missing is not None:
+        key = f"{name[:80]}.{missing}" if isinstance(name, str) else "general.architecture"
+        msg = f"--gguf {path}: has no usable key {key!r}, so the bytes of its memory are unknown"
+        raise InputError(msg)
     return sizes_of_fields(fields), fields
 
 
-def _plain(value: object) -> object:
-    return value.tolist() if hasattr(value, "tolist") else value
+NEEDED: Final = ("block_count", "embedding_length")
+"""Keys that every model of language has."""
+
+MOST: Final = 1 << 31
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 < value < MOST
 
 
 def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
@@ -121,7 +123,7 @@ def sizes_of_fields(fields: Mapping[str, Any]) -> Sizes:
         value = fields.get(f"{name}.{key}", default)
         if isinstance(value, list):
             value = max((each for each in value if isinstance(each, int)), default=default)
-        return int(value) if isinstance(value, int | float) else default
+        return value if isinstance(value, int) and 0 <= value < MOST else default
 
     layers = number("block_count") - number("nextn_predict_layers")
     heads = number("attention.head_count", 1) or 1
