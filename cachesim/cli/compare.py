@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.inputs import write
+from cachesim.cli.inputs import output_at, write
 from cachesim.errors import ScenarioError
+from cachesim.files import PLOT
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.compared import comparison
 from cachesim.report.compared_plot import plot
@@ -27,6 +28,7 @@ def compare_command(
     picture: Path | None = None,
 ) -> int:
     """Play the workload on every row; 1 if any answer was wrong."""
+    file = output_at(picture, "--plot", PLOT)
     loaded = load_all([workload])
     if len(loaded) != 1:
         msg = f"{workload} is {len(loaded)} scenarios: name one"
@@ -34,8 +36,8 @@ def compare_command(
     [(_, scenario)] = loaded
     chosen = rows_of(rows, settings)
     found = list(compare(scenario, chosen, arithmetic=arithmetic))
-    if picture is not None:
-        write(picture, plot(scenario.name, found), "--plot")
+    if file is not None:
+        write(file, plot(scenario.name, found))
     if output == "json":
         told = {"format": 1, "workload": scenario.name, "rows": [each.as_dict() for each in found]}
         sys.stdout.write(json.dumps(told, indent=2) + "\n")

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from rich.text import Text
 
+from cachesim.cli.inputs import output_at
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.run import play, status, write_report
 from cachesim.errors import InputError
+from cachesim.files import PAGE
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
 from cachesim.report.findings import heading
@@ -27,6 +29,7 @@ def explain_command(
 ) -> int:
     """Print the story of a scenario, or of one step, on each of its profiles."""
     screen = results()
+    page = output_at(report, "--report", PAGE)
     jobs = jobs_of([name], profiles, seed)
     number = None if step is None else _step_number(jobs[0], step)
     runs: list[Run] = []
@@ -37,8 +40,8 @@ def explain_command(
         show(screen, Text(f"\non {run.profile}", style="name"))
         show(screen, story(run, only=number))
         runs.append(run)
-    if report is not None:
-        write_report(runs, report)
+    if page is not None:
+        write_report(runs, page)
     return status(runs)
 
 

@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.errors import InputError
+from cachesim.files import Output
 from cachesim.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.logs.mlx_debug import as_dump, has_bodies
 from cachesim.logs.packed import unpacked
@@ -75,15 +76,15 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def write(path: Path, text: str, flag: str, *, quiet: bool = False) -> None:
+def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:
+    """The file that a flag names, if it is given, checked before any work is done for it."""
+    return None if path is None else Output.at(path, flag, kind)
+
+
+def write(output: Output, text: str) -> None:
     """Write what a flag asked for; its name goes to standard error."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        msg = f"{flag} {path}: cannot be written: {error.strerror or error}"
-        raise InputError(msg) from None
-    if not quiet:
-        show(notes(), Text(f"{flag[2:]}: {path}"))
+    output.write(text)
+    show(notes(), Text(f"{output.flag[2:]}: {output.path}"))
 
 
 @dataclass(frozen=True, slots=True)

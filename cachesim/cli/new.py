@@ -7,6 +7,7 @@ from typing import Final
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.errors import InputError
+from cachesim.files import Output
 from cachesim.scenario.format import NAME_SHAPE
 from cachesim.scenario.readers import nearest
 from cachesim.scenario.shipped import shipped_files
@@ -66,13 +67,8 @@ def new_command(name: str, *, output: Path | None, source: str | None = None) ->
     text = TEMPLATE.format(name=name) if source is None else copied(source, name)
     if output is None:
         sys.stdout.write(text)
-        return AS_EXPECTED
-    try:
-        with output.open("x") as file:
-            file.write(text)
-    except OSError as error:
-        msg = f"{output}: cannot be written: {error.strerror or error}"
-        raise InputError(msg) from None
+    else:
+        Output.at(output, "--output").write(text)
     return AS_EXPECTED
 
 

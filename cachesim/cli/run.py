@@ -13,10 +13,12 @@ from rich.progress import Progress
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
+from cachesim.cli.inputs import output_at
 from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.workers import how_many, workers
 from cachesim.errors import InputError, ScenarioError
+from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.report import json_output
@@ -59,7 +61,7 @@ def run_command(
         msg = f"--brief is a table to read; leave it out with --format {output}"
         raise InputError(msg)
     deadline = Deadline.after(timeout)
-    _check_writable(report)
+    page = output_at(report, "--report", PAGE)
     jobs = jobs_of(names, profiles, seed, settings)
     watched = detail or report is not None
     played = play(
@@ -74,9 +76,9 @@ def run_command(
         _write_lines(runs, detail=detail)
     else:
         _show(jobs, runs, results(), brief=brief)
-    if report is not None:
+    if page is not None:
         sys.stdout.flush()
-        write_report(runs, report)
+        write_report(runs, page)
     return status(runs)
 
 
@@ -93,29 +95,13 @@ def _seen_first(played: Iterable[Run]) -> Iterator[Run]:
             yield each
 
 
-def _check_writable(report: Path | None) -> None:
-    """Refuse a page that could not be written before anything is played for it."""
-    if report is None:
-        return
-    try:
-        report.open("a").close()
-    except (OSError, ValueError) as error:  # the latter: a name with a null character
-        why = getattr(error, "strerror", None) or error
-        msg = f"--report {report}: cannot be written: {why}"
-        raise InputError(msg) from None
-
-
-def write_report(runs: Sequence[Run], path: Path) -> None:
+def write_report(runs: Sequence[Run], page: Output) -> None:
     """The page of some runs, as one file; its name goes to standard error."""
     from cachesim.report import html
 
     fitted = html.page_of_most(runs)
-    try:
-        path.write_text(fitted.text, encoding="utf-8")
-    except OSError as error:
-        msg = f"--report {path}: cannot be written: {error.strerror or error}"
-        raise InputError(msg) from None
-    told = f"report: {path}"
+    page.write(fitted.text)
+    told = f"report: {page.path}"
     if fitted.runs:
         fit = len(runs) - fitted.runs
         told += f", with {fit} of {len(runs)} runs: those of most interest that fit"

@@ -9,10 +9,11 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, Format
-from cachesim.cli.inputs import write
+from cachesim.cli.inputs import output_at
 from cachesim.cli.replay import progress, write_json
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
+from cachesim.files import PAGE, PARQUET, TABLE, Output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.sweep import as_csv, sweep_page
 from cachesim.report.sweep_page import html_page
@@ -48,9 +49,12 @@ def sweep_command(
 
     Example: cachesim sweep plan.toml --report sweep.html
     """
-    cells = read_plan(plan, traces).cells
     if parquet is not None:
         _need_parquet()
+    table = output_at(csv, "--csv", TABLE)
+    columns = output_at(parquet, "--parquet", PARQUET)
+    page = output_at(report, "--report", PAGE)
+    cells = read_plan(plan, traces).cells
     hands: Hands
     if dask is None:
         hands = partial(processes, min(processes_wanted(jobs) or processors(), len(cells)))
@@ -64,12 +68,12 @@ def sweep_command(
         show(results(), sweep_page(found))
     else:
         write_json(found, format)
-    if csv is not None:
-        write(csv, as_csv([flat(each) for each in found]), "--csv", quiet=True)
-    if parquet is not None:
-        write_parquet(parquet, found)
-    if report is not None:
-        write(report, html_page(found, plan.name), "--report", quiet=True)
+    if table is not None:
+        table.write(as_csv([flat(each) for each in found]))
+    if columns is not None:
+        write_parquet(columns, found)
+    if page is not None:
+        page.write(html_page(found, plan.name))
     show(notes(), Text(f"outcomes: {path}"))
     return AS_EXPECTED
 
@@ -83,13 +87,10 @@ def _need_parquet() -> None:
         raise InputError(msg)
 
 
-def write_parquet(path: Path, found: list[dict[str, Any]]) -> None:
+def write_parquet(output: Output, found: list[dict[str, Any]]) -> None:
     """The flat table as Parquet."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    try:
-        parquet.write_table(pa.Table.from_pylist([flat(each) for each in found]), path)
-    except OSError as error:
-        msg = f"--parquet {path}: cannot be written: {error}"
-        raise InputError(msg) from None
+    columns = pa.Table.from_pylist([flat(each) for each in found])
+    output.fill(lambda path: parquet.write_table(columns, path))

@@ -3,9 +3,8 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.progress import Progress
@@ -19,11 +18,13 @@ from cachesim.cli.inputs import (
     ServerFlags,
     TextOrJson,
     given,
+    output_at,
     requests_in,
     write,
 )
 from cachesim.cli.workers import workers
 from cachesim.errors import InputError
+from cachesim.files import PAGE
 from cachesim.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
 from cachesim.logs.subjects import Subject, Tuned, of_dump, of_log, of_scenario
 from cachesim.logs.tuning import (
@@ -38,16 +39,10 @@ from cachesim.logs.tuning import (
 )
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.model.spec import Sizes
-from cachesim.report.consoles import notes, plain_text, results, show
+from cachesim.report.consoles import notes, results, show
+from cachesim.report.text_page import text_page
 from cachesim.report.tune import tune_page
 from cachesim.scenario.shipped import STDIN, load_all, shipped_files
-
-PAGE: Final = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cachesim tune</title>'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    "<style>body{{margin:1rem}}pre{{font:15px/1.4 ui-monospace,monospace;overflow-x:auto}}</style>"
-    "</head><body><pre>{text}</pre></body></html>\n"
-)
 
 
 def tune(
@@ -72,12 +67,12 @@ def tune(
     Example: cachesim tune server.log
     """
     wanted = server.wanted(set, chats=chats)
+    html = output_at(report, "--report", PAGE)
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
     found = swept(tuned.subject, tuned.options)
     told = _told_of(found, tuned, source=", ".join(files))
-    if report is not None:
-        text = plain_text(tune_page(told), width=100)
-        write(report, PAGE.format(text=escape(text)), "--report")
+    if html is not None:
+        write(html, text_page("cachesim tune", tune_page(told)))
     if format == "json":
         sys.stdout.write(json.dumps(told, indent=1) + "\n")
     else:

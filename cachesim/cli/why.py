@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,11 +22,14 @@ from cachesim.cli.inputs import (
     ServerFlags,
     TextOrJson,
     given,
+    output_at,
     requests_in,
     write,
 )
 from cachesim.errors import InputError
-from cachesim.logs.extract import worst_scenario
+from cachesim.files import PAGE, Output
+from cachesim.logs.dump import Recorded
+from cachesim.logs.extract import worst_of_recording, worst_scenario
 from cachesim.logs.following import Following
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
@@ -35,6 +39,7 @@ from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import dump_page, recorded_request
+from cachesim.report.text_page import text_page
 from cachesim.report.why import page
 from cachesim.report.why import request as request_text
 from cachesim.report.why_page import html_page
@@ -84,30 +89,69 @@ def why(
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
     wanted = server.wanted(set, chats=chats)
+    outputs = Outputs(
+        scenario=output_at(scenario, "--scenario"),
+        trace=output_at(trace, "--trace"),
+        report=output_at(report, "--report", PAGE),
+    )
     if follow:
+        _refuse_outputs(outputs)
         return _follow_command(files, wanted)
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
-            if trace is not None:
-                write(trace, trace_of_dump(requests, wanted), "--trace")
             source = ", ".join(each.name for each in inputs)
             dump = told_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
+            _write_of_dump(outputs, requests, wanted, dump, worst=worst)
             return _tell_dump(dump, output=format, numbers=request or (), worst=worst)
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
     _add_what_if(found, replays, what_if or ())
-    if scenario is not None:
-        write(scenario, to_toml(worst_scenario(replays)), "--scenario")
-    if trace is not None:
-        write(trace, trace_of_log(replays), "--trace")
-    if report is not None:
-        write(report, html_page(found), "--report")
+    if outputs.scenario is not None:
+        write(outputs.scenario, to_toml(worst_scenario(replays)))
+    if outputs.trace is not None:
+        write(outputs.trace, trace_of_log(replays))
+    if outputs.report is not None:
+        write(outputs.report, html_page(found))
     if format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
         _show(found, request or (), worst)
     return AS_EXPECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The files that are asked for."""
+
+    scenario: Output | None
+    trace: Output | None
+    report: Output | None
+
+
+def _refuse_outputs(outputs: Outputs) -> None:
+    """Raise InputError where a file is asked for that `--follow` never writes."""
+    for each in (outputs.scenario, outputs.trace, outputs.report):
+        if each is not None:
+            msg = f"{each.flag}: --follow writes no file; leave one of the two out"
+            raise InputError(msg)
+
+
+def _write_of_dump(
+    outputs: Outputs,
+    requests: Sequence[Recorded],
+    wanted: Wanted,
+    found: dict[str, Any],
+    *,
+    worst: int,
+) -> None:
+    """Write the files that are asked for of recorded requests."""
+    if outputs.scenario is not None:
+        write(outputs.scenario, to_toml(worst_of_recording(requests, wanted)))
+    if outputs.trace is not None:
+        write(outputs.trace, trace_of_dump(requests, wanted))
+    if outputs.report is not None:
+        write(outputs.report, text_page("cachesim why", dump_page(found, worst=worst)))
 
 
 def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequence[str]) -> None:

@@ -3,34 +3,100 @@
 No text of the user's is in it: prompts are spans with lengths, and what they share.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
 from cachesim.errors import InputError
+from cachesim.logs.dump import Recorded
+from cachesim.logs.live import Live
 from cachesim.logs.other import options_for
-from cachesim.logs.player import Asked, Player, Replayed
+from cachesim.logs.player import FAILED, Asked, Player, Replayed
 from cachesim.logs.replay import Rebuilt, Replay
+from cachesim.logs.rerun import asked_of, spec_for
+from cachesim.logs.whole import Wanted
+from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, Source, Step
+
+ORIGINS: Final = {"log": "a server's log", "recording": "recorded requests"}
 
 MOST_EARLIER: Final = 400
 """Requests before the worst one that are looked at."""
+
+NOTHING_LOST: Final = "--scenario: no request that the replay explains lost any tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The server that is played, and the words for where its requests come from."""
+
+    source: str  # "log", "recording"
+    profile: str
+    spec: ModelSpec
+    options: Mapping[str, Any]
+    preset: str
+    window: int | None
+
+    @classmethod
+    def of_log(cls, replay: Replay) -> "Origin":
+        """The server of a log."""
+        settings = replay.settings
+        window = None if not settings.window.value else int(settings.window.value)
+        preset = str(settings.preset.value)
+        return cls("log", settings.profile, settings.spec, settings.values, preset, window)
 
 
 def worst_scenario(replays: Sequence[Replay]) -> Scenario:
     """The request that read most again although it was equal, and what it takes to show it."""
     replay, worst = _worst(replays)
-    steps = _before(replay, worst)
-    wanted = _signature(_last(replay, steps))
-    steps = shrunk(replay, steps, wanted)
-    return scenario_of(replay, steps, worst, _last(replay, steps))
+    origin, steps = Origin.of_log(replay), _before(replay, worst)
+    steps = shrunk(origin, steps, _signature(_last(origin, steps)))
+    return scenario_of(origin, steps, worst.observed.number, _last(origin, steps))
+
+
+def worst_of_recording(requests: Sequence[Recorded], wanted: Wanted) -> Scenario:
+    """The same of recorded requests that went to a llama.cpp server."""
+    live = Live(wanted)
+    live.add_all(requests)
+    if live.profile is None or live.rerun is None:
+        msg = "--scenario: the requests name no server; add its release, as in --profile b9538"
+        raise InputError(msg)
+    if Profile.parse(live.profile).engine != FAMILY.name:
+        msg = f"--scenario: only for requests to llama.cpp, and these went to {live.profile}"
+        raise InputError(msg)
+    window, model = wanted.window or None, live.rerun.model
+    spec = spec_for(live.profile, model, window=window)
+    origin = Origin("recording", live.profile, spec, live.options, model, window)
+    played = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
+    worst, lost = -1, 1
+    for index, prompt in enumerate(played):
+        answer = live.rerun.played.get(prompt.recorded.number, FAILED)
+        agrees = answer.cached is not None and prompt.recorded.cached in {answer.cached, None}
+        if agrees and not prompt.recorded.cancelled and answer.equal - (answer.cached or 0) > lost:
+            worst, lost = index, answer.equal - (answer.cached or 0)
+    if worst < 0:
+        raise InputError(NOTHING_LOST)
+    number = played[worst].recorded.number
+    steps = [_finished(asked_of(each)) for each in played[: worst + 1]][-MOST_EARLIER:]
+    alone, together = _last(origin, steps), live.rerun.played[number]
+    if _signature(alone) != _signature(together):
+        msg = (
+            f"--scenario: request {number} lost most, and requests at work beside it or actions on "
+            "slots decided that; a scenario plays one request after the other"
+        )
+        raise InputError(msg)
+    steps = shrunk(origin, steps, _signature(alone))
+    return scenario_of(origin, steps, number, _last(origin, steps))
 
 
 def whole_scenario(replay: Replay) -> Scenario:
     """All requests of a log, one after the other, without what each is expected to reuse."""
     steps = [_finished(each.asked) for each in replay.requests if each.asked is not None]
-    whole = scenario_of(replay, [*replay.invented, *steps], replay.requests[-1], None)
+    last = replay.requests[-1].observed.number
+    whole = scenario_of(Origin.of_log(replay), [*replay.invented, *steps], last, None)
     return replace(
         whole,
         about=f"Rebuilt from a server's log: {len(steps)} requests.",
@@ -49,8 +115,7 @@ def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
             if lost > 1 and (best is None or lost > best[0]):
                 best = (lost, replay, each)
     if best is None:
-        msg = "--scenario: no request that the replay explains lost any tokens"
-        raise InputError(msg)
+        raise InputError(NOTHING_LOST)
     return best[1], best[2]
 
 
@@ -73,9 +138,9 @@ def _finished(asked: Asked) -> Asked:
     return replace(asked, reply=asked.reply[:length], cancel_at=None)
 
 
-def _last(replay: Replay, steps: Sequence[Asked]) -> Replayed | None:
+def _last(origin: Origin, steps: Sequence[Asked]) -> Replayed | None:
     """What becomes of the last of some requests."""
-    player = Player(replay.settings.profile, replay.settings.spec, replay.settings.values)
+    player = Player(origin.profile, origin.spec, origin.options)
     answer = None
     for asked in steps:
         player.launch(asked)
@@ -92,7 +157,7 @@ def _signature(answer: Replayed | None) -> tuple[object, ...]:
     return answer.cached, answer.equal, tuple(each.rule for each in answer.losses)
 
 
-def shrunk(replay: Replay, steps: list[Asked], wanted: tuple[object, ...]) -> list[Asked]:
+def shrunk(origin: Origin, steps: list[Asked], wanted: tuple[object, ...]) -> list[Asked]:
     """Leave out what is not needed: halves first, then smaller pieces, then single requests."""
     earlier, last = steps[:-1], steps[-1]
     size = max(1, len(earlier) // 2)
@@ -100,7 +165,7 @@ def shrunk(replay: Replay, steps: list[Asked], wanted: tuple[object, ...]) -> li
         at, shorter = 0, False
         while at < len(earlier):
             fewer = earlier[:at] + earlier[at + size :]
-            if _signature(_last(replay, [*fewer, last])) == wanted:
+            if _signature(_last(origin, [*fewer, last])) == wanted:
                 earlier, shorter = fewer, True
             else:
                 at += size
@@ -111,29 +176,25 @@ def shrunk(replay: Replay, steps: list[Asked], wanted: tuple[object, ...]) -> li
 
 
 def scenario_of(
-    replay: Replay, steps: Sequence[Asked], worst: Rebuilt, answer: Replayed | None
+    origin: Origin, steps: Sequence[Asked], worst: int, answer: Replayed | None
 ) -> Scenario:
     """The file: spans for texts, a step for each request, and what the last one reused."""
-    settings = replay.settings
     spans, names = _spans(steps)
-    release = settings.profile.partition("@")[2]
+    release = origin.profile.partition("@")[2]
     lost = 0 if answer is None else answer.equal - (answer.cached or 0)
     equal = 0 if answer is None else answer.equal
     return Scenario(
         format=FORMAT,
-        name="from-a-log",
+        name=f"from-a-{origin.source}",
         about=(
-            f"Rebuilt from a server's log: {lost} tokens of the last request matched what the "
-            f"server held ({equal} in all) and were reprocessed."
+            f"Rebuilt from {ORIGINS[origin.source]}: {lost} tokens of the last request matched "
+            f"what the server held ({equal} in all) and were reprocessed."
         ),
         kind="lost-reuse",
-        source=Source(note=f"Request {worst.observed.number} of the log. Spans have no text."),
-        model=Model(
-            preset=str(settings.preset.value),
-            window=None if not settings.window.value else int(settings.window.value),
-        ),
+        source=Source(note=f"Request {worst} of the {origin.source}. Spans have no text."),
+        model=Model(preset=origin.preset, window=origin.window),
         engine=Server(
-            name="llama.cpp", profiles=(release,), options=options_for(release, settings.values)
+            name=FAMILY.name, profiles=(release,), options=options_for(release, origin.options)
         ),
         spans=spans,
         step=tuple(_step(asked, names) for asked in steps),

@@ -43,6 +43,7 @@ class Live:
         self._model_how = model_how
         self.profile: str | None = about.profile and full_name(about.profile)
         self.profile_how = "given" if about.profile else "unknown"
+        self.options: dict[str, Any] = {}  # of the server that is played
         self.reruns: list[Rerun] = []  # one for each kind of model that it may be
         self.prompts: list[Prompt] = []
         self.totals: Counter[str] = Counter()
@@ -138,12 +139,12 @@ class Live:
             if played is None:
                 return
             self.profile, self.profile_how = played.profile, played.how
-        options = known(self.profile, options_in(request)) | dict(self.about.options)
+        self.options = known(self.profile, options_in(request)) | dict(self.about.options)
         guess = kind_of(str(request.server.get("model") or request.model).rsplit("/", 1)[-1])
         kinds = dict.fromkeys((guess or KINDS[0], *KINDS))
         for kind in [self.about.model] if self.about.model else kinds:
             try:
-                server = opened(self.profile, kind, self.about.window, options)
+                server = opened(self.profile, kind, self.about.window, self.options)
             except InputError:
                 if self.about.model or not self.reruns:
                     raise

@@ -17,6 +17,7 @@ from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
 from cachesim.errors import OptionError, ScenarioError
+from cachesim.files import GGUF, Output
 from cachesim.model.presets import preset as preset_of
 from cachesim.real.llama_cpp.abilities import PRESETS
 from cachesim.real.llama_cpp.calls import RealServerError
@@ -55,7 +56,8 @@ USUAL: Final = "b9538"
 def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
     """Write the network of a preset as a GGUF file that the real server loads."""
     changes: dict[str, Any] = {"seed": seed} | ({"window": window} if window else {})
-    write_model(preset_of(preset, **changes), output)
+    spec = preset_of(preset, **changes)
+    Output.at(output, "--output", GGUF).fill(lambda path: write_model(spec, path))
     console().print(f"{output}: {output.stat().st_size} bytes")
     return 0
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.errors import InputError
+from cachesim.files import not_writable, refuse_existing
 
 OWNER_ONLY: Final = 0o600
 
@@ -26,12 +26,9 @@ class RecordFile:
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             self._file: int | None = os.open(path, flags, OWNER_ONLY)
-        except FileExistsError:
-            msg = f"{path} is there already; name another with --output"
-            raise InputError(msg) from None
-        except OSError as error:
-            msg = f"--output {path}: cannot be written: {error.strerror or error}"
-            raise InputError(msg) from None
+        except (OSError, ValueError) as error:
+            refuse_existing(path, "--output")
+            raise not_writable(path, "--output", error) from None
 
     def write(self, entry: Mapping[str, Any]) -> bool:
         """Add a line; False where it could not be written, and none is from then on."""

@@ -232,7 +232,7 @@ def test_the_new_scenario_runs(capsys: Capture, tmp_path: Path) -> None:
     assert load(file).name == "mine"
     assert main(["run", str(file), "--arithmetic", "ring"]) == 0
     assert main(["new", "mine", "-o", str(file)]) == 2
-    assert "cannot be written: File exists" in spoken(capsys)[1]
+    assert "the file exists; name another with --output" in spoken(capsys)[1]
 
 
 def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(

@@ -85,7 +85,7 @@ def test_it_stops_cleanly_with_what_it_has(number: int, tmp_path: Path) -> None:
 
     assert 0 == process.returncode
     assert 2 == len((tmp_path / "recorded.jsonl").read_bytes().splitlines())
-    assert "2 recorded requests" in out
+    assert "2 recorded requests" in " ".join(out.split())
     assert "2 requests in" in notes
 
 

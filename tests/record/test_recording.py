@@ -96,7 +96,7 @@ def test_only_its_owner_reads_the_file(tmp_path: Path) -> None:
 def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "recorded.jsonl").write_text("mine")
 
-    with pytest.raises(InputError, match="is there already; name another with --output"):
+    with pytest.raises(InputError, match="the file exists; name another with --output"):
         recorded(tmp_path, chat("hi"))
     assert "mine" == (tmp_path / "recorded.jsonl").read_text()
 

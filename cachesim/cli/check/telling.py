@@ -12,6 +12,7 @@ from cachesim.cli.check.plan import WORDS, Plan
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
+from cachesim.files import free_name
 from cachesim.real.commands import proof_command
 from cachesim.report.consoles import results, show
 from cachesim.report.fitting import FittingTable
@@ -85,7 +86,7 @@ def _exercised(counts: Counter[str]) -> str:
 def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
     if folder is None:
         return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
-    path = folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml"
+    path = free_name(folder / f"{str(profile).replace('@', '-')}-{found.scenario.name}.toml")
     text = to_toml(found.scenario)
     try:
         path.write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
+from cachesim.files import free_name
 from cachesim.real.hunt.loop import Trophy
 from cachesim.real.llama_cpp.calls import call_for
 from cachesim.real.llama_cpp.scenarios import in_one_call, resolved
@@ -21,10 +22,9 @@ ADDRESS = "http://localhost:8080"
 
 def write(trophy: Trophy, profile: Profile, folder: Path, number: int, where: str) -> Path:
     """Write the report, and the scenario beside it; the report's path."""
-    stem = f"{number:02}-{trophy.found.scenario.name}"
-    scenario = folder / f"{stem}.toml"
+    scenario = free_name(folder / f"{number:02}-{trophy.found.scenario.name}.toml")
     scenario.write_text(to_toml(trophy.found.scenario), encoding="utf-8")
-    report = folder / f"{stem}.md"
+    report = free_name(scenario.with_suffix(".md"))
     lines = _lines(trophy, profile, scenario, where)
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return report

@@ -1,0 +1,121 @@
+"""Files that commands write: one rule for every flag that names one.
+
+    scenarios, traces, recordings       a file that exists is refused
+    pages, plots, tables, models        replaced at once and whole, where the file that exists is
+                                        of the same kind; any other file is refused
+
+The first are edited or cannot be made again; the second come out of the same inputs once more. A
+refusal comes before any work, and a command that fails leaves the file that was there.
+"""
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkstemp
+from typing import Final
+
+from cachesim.errors import InputError
+
+PAGE, PLOT, TABLE, PARQUET, GGUF = b"<!doctype html", b"<svg", b"trace,", b"PAR1", b"GGUF"
+"""First bytes of the kinds of files that are replaced, in lower case for the texts."""
+
+ANYBODY: Final = 0o666
+"""Permissions of a new file, less the umask."""
+
+
+def refuse_existing(path: Path, flag: str) -> None:
+    """Raise InputError where a file exists that must not be replaced."""
+    if os.path.lexists(path):
+        msg = f"{flag} {path}: the file exists; name another with {flag}"
+        raise InputError(msg)
+
+
+def not_writable(path: Path, flag: str, error: Exception) -> InputError:
+    """The error of a file that cannot be written."""
+    why = getattr(error, "strerror", None) or error
+    return InputError(f"{flag} {path}: cannot be written: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that a flag names, checked before any work is done for it."""
+
+    path: Path
+    flag: str
+    kind: bytes = b""  # first bytes of the files that it may replace; empty: none
+
+    @classmethod
+    def at(cls, path: Path, flag: str, kind: bytes = b"") -> "Output":
+        """The file, if it can be written; InputError with the reason if not."""
+        output = cls(path, flag, kind)
+        try:
+            output._check()
+        except (OSError, ValueError) as error:  # the latter: a name with a null character
+            raise not_writable(path, flag, error) from None
+        return output
+
+    def _check(self) -> None:
+        if self._is_device():
+            return
+        if not self.kind:
+            refuse_existing(self.path, self.flag)
+        elif self.path.exists():
+            with self.path.open("rb") as file:
+                start = file.read(len(self.kind))
+            if start and start.lower() != self.kind.lower():
+                msg = (
+                    f"{self.flag} {self.path}: another kind of file; name another with {self.flag}"
+                )
+                raise InputError(msg)
+        self._part().unlink()
+
+    def _is_device(self) -> bool:
+        """A terminal, a pipe: bytes go straight to it."""
+        if self.path.is_dir():
+            raise IsADirectoryError(21, "Is a directory")
+        return self.path.exists() and not stat.S_ISREG(self.path.stat().st_mode)
+
+    def write(self, text: str) -> None:
+        """Write a text as UTF-8, whole or not at all."""
+        self.fill(lambda path: path.write_text(text, encoding="utf-8"))
+
+    def fill(self, make: Callable[[Path], object]) -> None:
+        """Write what `make` puts into a file, whole or not at all."""
+        try:
+            if self._is_device():
+                make(self.path)
+                return
+            part = self._part()
+            try:
+                make(part)
+                if not self.kind:
+                    refuse_existing(self.path, self.flag)
+                part.replace(self.path.resolve())
+            finally:
+                part.unlink(missing_ok=True)
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise not_writable(self.path, self.flag, error) from None
+
+    def _part(self) -> Path:
+        """A new empty file beside it, with the permissions that any new file has."""
+        folder = self.path.resolve().parent
+        number, name = mkstemp(prefix=f".{self.path.name[:80]}.", dir=folder)
+        os.close(number)
+        mask = os.umask(0)
+        os.umask(mask)
+        part = Path(name)
+        part.chmod(ANYBODY & ~mask)
+        return part
+
+
+def free_name(path: Path) -> Path:
+    """The path itself, or with a number that no file has yet."""
+    found, number = path, 1
+    while os.path.lexists(found):
+        number += 1
+        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return found
