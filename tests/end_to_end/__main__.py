@@ -1,0 +1,101 @@
+"""`python -m tests.end_to_end [PART ...]`: the installed program over the whole corpus.
+
+Without a part all of them run. A part is a module of this package whose `tasks(settings)` yields
+what two processes run side by side; a failure names its command line and the folder that keeps its
+files.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import multiprocessing
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tests.end_to_end.bench import FAILURES, Result, Settings, Task, done
+from tests.end_to_end.program import load
+
+PARTS: Final = (
+    "logs",
+    "other_logs",
+    "recordings",
+    "traces",
+    "headers",
+    "scenarios",
+    "commands",
+)
+SEED: Final = 20261122
+LOGS: Final = 1040
+"""Forty of each release at each verbosity."""
+
+RECORDINGS: Final = 200
+SHOWN: Final = 60
+
+
+def chosen(names: Sequence[str], settings: Settings) -> Iterator[Task]:
+    """The tasks of the named parts."""
+    for name in names or PARTS:
+        module = f"{__package__}.{name}"
+        if not names and importlib.util.find_spec(module) is None:
+            continue
+        yield from importlib.import_module(module).tasks(settings)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run them; 1 where a law was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.end_to_end", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--seed", type=int, default=SEED, help="of server lives and damage")
+    parser.add_argument("--logs", type=int, default=LOGS)
+    parser.add_argument("--recordings", type=int, default=RECORDINGS)
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args(words)
+    settings = Settings(seed=arguments.seed, logs=arguments.logs, recordings=arguments.recordings)
+    shutil.rmtree(FAILURES, ignore_errors=True)
+    began = time.monotonic()
+    total = Result()
+    load()
+    work = list(chosen(arguments.parts, settings))
+    with multiprocessing.get_context("fork").Pool(arguments.jobs, maxtasksperchild=1) as pool:
+        for task, result in pool.imap_unordered(done, work):
+            total.merge(result)
+            if result.failures:
+                sys.stdout.write(f"{task.name}: {len(result.failures)} failures\n")
+                sys.stdout.flush()
+    show(total, time.monotonic() - began)
+    return 1 if total.failures else 0
+
+
+def show(total: Result, seconds: float) -> None:
+    """The counts by command and format, and each failure."""
+    as_a_shell = total.counts.pop(("as a shell does", "", ""), 0)
+    by_form: Counter[tuple[str, str]] = Counter()
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for (command, form, kind), count in total.counts.items():
+        by_form[command, form] += count
+        kinds.setdefault((command, form), set()).add(kind)
+    lines = [f"{'command':12} {'format':12} {'run':>7} {'kinds':>6}"]
+    for (command, form), count in sorted(by_form.items()):
+        lines.append(f"{command:12} {form:12} {count:7,} {len(kinds[command, form]):6}")
+    slowest = (f"{name} {spent // 1000}" for name, spent in total.milliseconds.most_common(8))
+    corpus = (f"{count:,} {kind}" for kind, count in sorted(total.inputs.items()))
+    statuses = (f"{key}: {count:,}" for key, count in sorted(total.statuses.items()))
+    lines.append(f"seconds by command: {', '.join(slowest)}")
+    lines.append(f"corpus: {', '.join(corpus)}")
+    lines.append(
+        f"{by_form.total():,} command lines in {seconds:.0f} s, {as_a_shell} of them as a shell "
+        f"starts them; by exit status {', '.join(statuses)}"
+    )
+    lines += [f"SKIPPED {each}" for each in total.skipped]
+    for each in total.failures[:SHOWN]:
+        lines += [f"FAILED  {each.problem}", f"        {each.line}", f"        {each.folder}"]
+    lines.append(f"{len(total.failures):,} failures")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

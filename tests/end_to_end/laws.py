@@ -1,0 +1,119 @@
+"""The laws that every command line keeps, whatever its input."""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from tests.end_to_end.program import Ran
+from tests.scenario.json_schema import errors
+
+SCHEMAS: Final = Path(__file__).parents[2] / "docs" / "schema"
+
+SUMS: Final = re.compile(r"([\d,]+) prompt tokens: ([\d,]+) reused, ([\d,]+) processed")
+"""The header of `why`, in a terminal and on a page."""
+
+ALL_UNKNOWN: Final = re.compile(r"\b[1-9][\d,]* prompt tokens: 0 reused, 0 processed")
+
+
+def broken(ran: Ran, *, statuses: Collection[int], form: str) -> Iterator[str]:
+    """Each law that a command line broke."""
+    if ran.status == 3:
+        yield f"status 3: {_last(ran.err)}"
+    elif ran.status not in statuses:
+        yield f"status {ran.status} instead of {' or '.join(map(str, sorted(statuses)))}"
+    if "Traceback (most recent call last)" in ran.err + ran.out:
+        yield "a traceback"
+    if ran.status == 2 and not ran.err.strip():
+        yield "status 2 without a word"
+    if ran.status in {0, 1}:
+        yield from broken_by_output(ran.out, form)
+
+
+def broken_by_output(out: str, form: str) -> Iterator[str]:
+    """Laws of what was printed."""
+    if form in {"json", "jsonl"}:
+        yield from _broken_json(out, lines=form == "jsonl")
+        return
+    for whole, reused, processed in SUMS.findall(out):
+        numbers = [int(each.replace(",", "")) for each in (whole, reused, processed)]
+        if numbers[0] != numbers[1] + numbers[2]:
+            yield f"{whole} prompt tokens are not {reused} reused and {processed} processed"
+    if ALL_UNKNOWN.search(out):
+        yield "unknown counts are printed as 0"
+
+
+def _last(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if "bug in cachesim" not in line]
+    return lines[0][:200] if lines else ""
+
+
+def _broken_json(out: str, *, lines: bool) -> Iterator[str]:
+    try:
+        found = [json.loads(each) for each in (out.splitlines() if lines else [out])]
+    except ValueError as error:
+        yield f"no JSON: {error}"
+        return
+    for each in found:
+        if not lines and isinstance(each, dict):
+            yield from _off_schema(each)
+            if "servers" in each and "requests" in each:
+                yield from broken_sums(each)
+
+
+def _off_schema(found: Mapping[str, Any]) -> Iterator[str]:
+    name = ""
+    if "runs" in found:
+        name = "output"
+    elif "agreement" in found and "servers" in found:
+        name = "why"
+    for problem in errors(found, schema(name))[:2] if name else ():
+        yield f"not as docs/schema/{name}-1.json says: {problem}"
+
+
+@cache
+def schema(name: str) -> dict[str, Any]:
+    """A published schema."""
+    found: dict[str, Any] = json.loads((SCHEMAS / f"{name}-1.json").read_text())
+    return found
+
+
+def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
+    """Sums over the requests of `why`, and parts of each request."""
+    requests, totals = found["requests"], found["totals"]
+    for each in requests:
+        whole, cached, processed = (each[key] for key in ("prompt_tokens", "cached", "processed"))
+        known = each.get("known", {})
+        certain = {known.get(key) for key in ("prompt_tokens", "cached", "processed")}
+        if None in (whole, cached, processed) or not certain <= {"printed", "computed"}:
+            continue
+        if not each["cancelled"] and whole != cached + processed:
+            yield (
+                f"request {each['number']}: {whole} prompt tokens are not {cached} cached and "
+                f"{processed} processed"
+            )
+    for key in ("prompt_tokens", "cached", "processed"):
+        numbers = [each[key] for each in requests]
+        if None not in numbers and totals.get(key) is not None and totals[key] != sum(numbers):
+            yield f"totals: {key} {totals[key]} is not the sum {sum(numbers)}"
+        if requests and set(numbers) == {None} and totals.get(key) == 0:
+            yield f"totals: {key} is 0 where every request's is unknown"
+
+
+def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:
+    """Numbers of `why` that are called printed or computed, against what the server answered."""
+    for answer, request in pairs:
+        if request is None:
+            continue
+        known = request.get("known", {})
+        for key, real in (("prompt_tokens", answer.prompt), ("cached", answer.cached)):
+            certain = known.get(key) in {"printed", "computed"}
+            if real is not None and certain and request[key] != real:
+                yield (
+                    f"request {request['number']}: {key} {request[key]} ({known[key]}), and the "
+                    f"server answered {real}"
+                )
+    if not found["requests"]:
+        yield "no request"

@@ -1,0 +1,227 @@
+"""The reused tokens of server lives: as `cachesim why` returns them, and as clients were answered.
+
+    python -m tests.end_to_end.lives --seed N --lives 1500 [--flags] [--keep FOLDER]
+
+Every life is new: seeds that no other test draws. The log goes through the installed program,
+without a flag, or with the flags that the server's user set (`--flags`).
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.real.llama_cpp.server import environment_for
+from tests.end_to_end.client import Answer
+from tests.end_to_end.life import DEFAULT, PRINTING, Life, Lives, releases, shares
+from tests.end_to_end.program import Ran, load, run
+
+PROMPT, SLOT, CACHED = 100, 10, 1
+"""What one equal number is worth when answers are paired with a log's requests."""
+
+Request = dict[str, Any]
+Pair = tuple[Answer, Request | None]
+
+
+def paired(answers: Sequence[Answer], requests: Sequence[Request]) -> list[Pair]:
+    """Each answer with its request in the log, in order of launch.
+
+    Answers of one group went out together, so their order is open; a request that was refused, or
+    given up before any slot took it, may be missing from the log.
+    """
+    groups: dict[int, list[Answer]] = {}
+    for each in answers:
+        groups.setdefault(each.group, []).append(each)
+    best: dict[int, tuple[int, list[Pair]]] = {0: (0, [])}
+    for group in groups.values():
+        grown: dict[int, tuple[int, list[Pair]]] = {}
+        for at, (score, pairs) in best.items():
+            for taken in range(min(len(group), len(requests) - at) + 1):
+                more, found = _placed(group, requests[at : at + taken])
+                if at + taken not in grown or score + more > grown[at + taken][0]:
+                    grown[at + taken] = score + more, pairs + found
+        best = grown
+    return max(best.values(), key=lambda each: each[0])[1]
+
+
+def _placed(group: Sequence[Answer], requests: Sequence[Request]) -> tuple[int, list[Pair]]:
+    """The best order of a few answers on as many requests or fewer."""
+    places = [*requests, *[None] * (len(group) - len(requests))]
+    found = []
+    for order in permutations(range(len(places))):
+        pairs = [(answer, places[at]) for answer, at in zip(group, order, strict=True)]
+        found.append((sum(worth(*each) for each in pairs), pairs))
+    return max(found, key=lambda each: each[0])
+
+
+def worth(answer: Answer, request: Request | None) -> int:
+    """How well an answer fits a request of the log."""
+    if request is None:
+        return -PROMPT if answer.was_launched else 0
+    if request["prompt_tokens"] is None or answer.prompt is None:
+        fits = 0 if answer.was_launched or answer.cancelled else -PROMPT
+    else:
+        fits = PROMPT if request["prompt_tokens"] == answer.prompt else -PROMPT
+    same_slot = answer.slot is not None and answer.slot == request["slot"]
+    return fits + SLOT * same_slot + CACHED * bool(request["cached"] == answer.cached)
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often the program's number was the server's."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)  # by kind of life
+
+    def add(self, life: Life, ran: Ran) -> list[str]:
+        """Count one life; a line for each request that differs."""
+        counts = self.counts
+        counts["lives"] += 1
+        counts["status 3"] += ran.status == 3
+        if ran.status != 0:
+            counts["status not 0"] += 1
+            self.wrong[f"status {ran.status}"] += 1
+            counts["requests"] += sum(each.was_launched for each in life.answers)
+            return [f"status {ran.status}: {ran.err.strip()[-300:]}"]
+        told = []
+        for answer, request in paired(life.answers, json.loads(ran.out)["requests"]):
+            if not answer.was_launched:
+                continue
+            counts["requests"] += 1
+            found = None if request is None else request["cached"]
+            counts["equal"] += found == answer.cached
+            counts["unknown"] += found is None
+            if found != answer.cached:
+                told.append(_difference(answer, request))
+        if told:
+            self.wrong.update(life.kinds)
+        return told
+
+    def merge(self, other: "Tally") -> None:
+        """Add another one's counts."""
+        self.counts.update(other.counts)
+        self.wrong.update(other.wrong)
+
+    def row(self, name: str) -> str:
+        """The table's line."""
+        counts = self.counts
+        share = 100 * counts["equal"] / max(1, counts["requests"])
+        wrong = counts["requests"] - counts["equal"] - counts["unknown"]
+        return (
+            f"{name:22} {counts['lives']:6,} {counts['requests']:8,} {counts['equal']:8,} "
+            f"{share:7.2f} % {counts['unknown']:8,} {wrong:7,} {counts['status 3']:8,} "
+            f"{counts['status not 0']:8,}"
+        )
+
+
+HEAD: Final = (
+    f"{'log':22} {'lives':>6} {'requests':>8} {'equal':>8} {'share':>9} {'unknown':>8} "
+    f"{'other':>7} {'status 3':>8} {'not 0':>8}"
+)
+
+
+def _difference(answer: Answer, request: Request | None) -> str:
+    said = "no such request"
+    if request is not None:
+        known = request.get("known", {}).get("cached")
+        said = (
+            f"request {request['number']} cached {request['cached']} ({known}) of "
+            f"{request['prompt_tokens']}"
+        )
+    left = ", client left" if answer.cancelled else ""
+    return (
+        f"{said}; the server answered {answer.cached} of {answer.prompt}"
+        f" (slot {answer.slot}, group {answer.group}{left})"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of the work: the lives of one release at one verbosity."""
+
+    release: str
+    verbosity: int
+    numbers: range
+    seed: int
+    flags: bool
+    keep: Path | None
+
+
+def measured(column: Column) -> tuple[Column, Tally]:
+    """Play the lives and read their logs."""
+    load()
+    tally = Tally()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Lives(column.release, column.verbosity) as lives,
+    ):
+        folder = Path(name)
+        for number in column.numbers:
+            life = lives.play(column.seed, number)
+            if life is None:
+                continue
+            (folder / "server.log").write_bytes(life.log)
+            words = ["why", "server.log", "--format", "json"]
+            ran = run([*words, *(life.flags() if column.flags else [])], folder)
+            differing = tally.add(life, ran)
+            if differing and column.keep is not None:
+                kept(column.keep, life, ran, differing)
+    return column, tally
+
+
+def kept(folder: Path, life: Life, ran: Ran, differing: Sequence[str]) -> None:
+    """Keep a log that was read wrongly, with the truth and one line of README."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{life.name}.log").write_bytes(life.log)
+    (folder / f"{life.name}.json").write_text(json.dumps(life.truth(), indent=1) + "\n")
+    line = f"{life.name}.log ({', '.join(life.kinds)}; {life.preset}, {life.options}): "
+    with (folder / "README").open("a") as readme:
+        readme.write(line + " | ".join((ran.line, *differing)) + "\n")
+
+
+def columns(arguments: argparse.Namespace) -> Iterator[Column]:
+    """The work in parts of even size."""
+    for release, verbosity, numbers in shares(arguments.lives):
+        if not arguments.release or release in arguments.release:
+            yield Column(
+                release, verbosity, numbers, arguments.seed, arguments.flags, arguments.keep
+            )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print a table by release and verbosity; 1 where the program ended with status 3."""
+    parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.lives", description=__doc__)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--lives", type=int, default=1500)
+    parser.add_argument("--release", action="append", choices=releases())
+    parser.add_argument("--flags", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args(words)
+    work = list(columns(arguments))
+    for each in work:
+        environment_for(each.release).ready()
+    sums = {DEFAULT: Tally(), PRINTING: Tally()}
+    sys.stdout.write(HEAD + "\n")
+    with multiprocessing.Pool(arguments.jobs, maxtasksperchild=1) as pool:
+        for column, tally in pool.imap(measured, work):
+            sums[column.verbosity].merge(tally)
+            sys.stdout.write(tally.row(f"{column.release} -lv {column.verbosity}") + "\n")
+            sys.stdout.flush()
+    sys.stdout.write(sums[DEFAULT].row("all at the default") + "\n")
+    sys.stdout.write(sums[PRINTING].row(f"all at -lv {PRINTING}") + "\n")
+    for verbosity, tally in sums.items():
+        kinds = ", ".join(f"{kind} {count}" for kind, count in tally.wrong.most_common())
+        sys.stdout.write(f"lives with a differing request at -lv {verbosity}: {kinds or 'none'}\n")
+    return 1 if any(each.counts["status 3"] for each in sums.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

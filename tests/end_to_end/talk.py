@@ -1,0 +1,119 @@
+"""Conversations as clients lead them: they grow, are edited, shortened, forked and repeated."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from cachesim.real.llama_cpp.chats import text_of
+
+FIRST_WORD, PAST_LAST_WORD = 270, 512
+"""The ids of the toy vocabulary whose texts are plain words."""
+
+WORD: Final = re.compile(r"\[\d+\]")
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation: its system prompt and its messages so far."""
+
+    system: str
+    messages: list[Json] = field(default_factory=list)
+
+    def all_messages(self) -> list[Json]:
+        """The messages as they are sent."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages]
+
+    @property
+    def text(self) -> str:
+        """The same without a chat template, for clients that write their prompt themselves."""
+        return self.system + "".join(each["content"] for each in self.messages)
+
+    @property
+    def words(self) -> int:
+        """About how many tokens it has."""
+        return sum(len(WORD.findall(each["content"])) + 5 for each in self.all_messages())
+
+
+class Talker:
+    """A client's conversations, and the next turn of one of them."""
+
+    def __init__(self, rng: Random, longest: int) -> None:
+        self._rng = rng
+        self._longest = longest
+        self._systems = [self.words(0.3) for _ in range(rng.choice((1, 1, 2)))] + [""]
+        self.talks: list[Talk] = []
+
+    def words(self, share: float) -> str:
+        """A text of up to this share of the longest prompt."""
+        most = max(2, int(self._longest * share))
+        count = self._rng.choice((1, 3, 12, 40, 90, most, self._rng.randint(1, most)))
+        draw = self._rng.randrange
+        return text_of([draw(FIRST_WORD, PAST_LAST_WORD) for _ in range(min(count, most))])
+
+    def next(self) -> Talk:
+        """A conversation with its next turn; its reply is learnt by `answered`."""
+        rng = self._rng
+        if not self.talks or rng.random() < 0.2:
+            talk = Talk(rng.choice(self._systems))
+            self.talks.append(talk)
+            self._ask(talk)
+            return talk
+        talk = self.talks[-1] if rng.random() < 0.6 else rng.choice(self.talks)
+        turns: list[tuple[Callable[[Talk], None], int]] = [
+            (self._ask, 8),
+            (self._again, 2),
+            (self._edit_last, 2),
+            (self._drop_first, 1),
+            (self._drop_reply, 1),
+            (self._new_date, 1),
+        ]
+        turn = rng.choices([each for each, _ in turns], [weight for _, weight in turns])[0]
+        if rng.random() < 0.15:  # the old one is gone on with later
+            talk = Talk(talk.system, [dict(each) for each in talk.messages])
+            self.talks.append(talk)
+        turn(talk)
+        while talk.words > self._longest and len(talk.messages) > 1:
+            del talk.messages[0]
+        return talk
+
+    def answered(self, talk: Talk, reply: str) -> None:
+        """Add a reply; a client that left early keeps what it had read."""
+        if reply and talk.messages and talk.messages[-1]["role"] == "user":
+            talk.messages.append({"role": "assistant", "content": reply})
+
+    def _ask(self, talk: Talk) -> None:
+        talk.messages.append({"role": "user", "content": self.words(0.2)})
+
+    def _again(self, talk: Talk) -> None:
+        while len(talk.messages) > 1 and talk.messages[-1]["role"] == "assistant":
+            del talk.messages[-1]
+
+    def _edit_last(self, talk: Talk) -> None:
+        self._again(talk)
+        words = WORD.findall(talk.messages[-1]["content"])
+        kept = "".join(words[: self._rng.randint(0, len(words))])
+        talk.messages[-1]["content"] = kept + self.words(0.1)
+
+    def _drop_first(self, talk: Talk) -> None:
+        if len(talk.messages) > 2:
+            del talk.messages[:2]
+        self._ask(talk)
+
+    def _drop_reply(self, talk: Talk) -> None:
+        replies = [at for at, each in enumerate(talk.messages) if each["role"] == "assistant"]
+        if replies:
+            words = WORD.findall(talk.messages[replies[-1]]["content"])
+            talk.messages[replies[-1]]["content"] = "".join(words[len(words) // 2 :])
+        self._ask(talk)
+
+    def _new_date(self, talk: Talk) -> None:
+        """A system prompt with the time in it."""
+        words = WORD.findall(talk.system)
+        at = self._rng.randint(0, len(words)) if words else 0
+        talk.system = "".join((*words[:at], self.words(0.01), *words[at + 1 :]))
+        self._ask(talk)
