@@ -36,6 +36,7 @@ from cachesim.real.schedules import RealScheduler
 from cachesim.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from cachesim.real.sglang.scheduler import with_rust
 from cachesim.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.real.vllm.scheduler import ASYNC as VLLM_ASYNC
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
@@ -212,6 +213,12 @@ def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:
     return _decide_alike(release, usual, (SGLANG_MIXED, AT_ONCE), (SGLANG_AGENTS, AT_ONCE))
 
 
+def sglang_rust_core_agrees(release: str) -> tuple[bool, str]:
+    """The same with the tree core in Rust, which its servers use by default."""
+    usual = (with_rust(SGLANG_SCHEDULER), SGLANG_WORKLOADS)
+    return _decide_alike(release, usual, (with_rust(SGLANG_AGENTS), AT_ONCE))
+
+
 def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> tuple[bool, str]:
     """So many workloads of each kind."""
     found = [each.compare(release, SEED, range(count)) for each, count in schedulers]
@@ -252,6 +259,12 @@ def checks() -> Iterator[Check]:
             environment=SGLANG_SCHEDULER.core_of(version),
             run=partial(sglang_scheduler_agrees, version),
         )
+    newest = SGLANG.real()[-1]
+    yield Check(
+        name=f"sglang {newest}: scheduler with the tree core in Rust agrees",
+        environment=with_rust(SGLANG_SCHEDULER).core_of(newest),
+        run=partial(sglang_rust_core_agrees, newest),
+    )
 
 
 def set_up(environments: Sequence[Environment]) -> dict[str, str]:

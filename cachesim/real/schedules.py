@@ -30,13 +30,18 @@ Told = Mapping[str, Any]
 R = TypeVar("R")
 
 
+def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return groups
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealScheduler(Generic[R]):
     """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
 
     `config_of` is what it is told of a simulated server, `hurdles` why it is not led through a
     scenario, `group_of` what is asked of it in steps that come together, and `shared` names what
-    it tells of all of them.
+    it tells of all of them. `visible` reduces the results of both to what this form of the release
+    shows.
     """
 
     family: Family[R, Any]
@@ -49,22 +54,28 @@ class RealScheduler(Generic[R]):
     hurdles: Callable[[Scenario], Mapping[str, bool]]
     group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
     shared: tuple[str, ...]
+    variant: str = ""  # a part of the release that is run in another form, for the worker
+    beside: tuple[str, ...] = ()  # packages that this form needs
+    visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
         """The folder that holds the scheduler of a release, or of another version in its place."""
         name, package = package_of(self.family, release)
         played = replace(package, version=version) if version else package
         return UnpackedWheel(
-            name=f"{self.family.name}-{version or name}-scheduler",
+            name="-".join(
+                filter(None, (self.family.name, version or name, "scheduler", self.variant))
+            ),
             requirements=played.requirements,
             kept=self.kept,
+            beside=self.beside,
         )
 
     def start(self, release: str, version: str = "") -> WorkerProcess:
         """The scheduler, started with its own files and little else."""
         core = self.core_of(release, version)
         core.ready()
-        given = self.worker, str(core.folder), release
+        given = self.worker, str(core.folder), release, *filter(None, (self.variant,))
         return WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
 
     def compare(self, release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
@@ -74,7 +85,10 @@ class RealScheduler(Generic[R]):
         with self.start(known.name, version) as real:
             for number in watched(numbers):
                 workload = self.draw(seed, number, known.rules)
-                found.count(workload, real.play(workload), self.play(workload, known.rules))
+                real_groups = self.visible(workload, real.play(workload))
+                found.count(
+                    workload, real_groups, self.visible(workload, self.play(workload, known.rules))
+                )
         return found
 
     def compare_newest(self, seed: int, numbers: range, wheel: str = "") -> int:
@@ -116,8 +130,8 @@ class RealScheduler(Generic[R]):
             ],
         }
         with self.start(release) as process:
-            real = process.play(workload)
-        simulated = self.play(workload, self.family.release(release).rules)
+            real = self.visible(workload, process.play(workload))
+        simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))
         return tuple(
             StepPlayed(
                 name=records[index].name,

@@ -28,11 +28,13 @@ class UnpackedWheel(Environment):
     """A folder with a release's files, played by the interpreter that runs cachesim."""
 
     kept: re.Pattern[str]
+    beside: tuple[str, ...] = ()
+    """Packages that the release runs with, in an environment of their own; none: the user's."""
 
     @property
     def python(self) -> Path:
-        """The interpreter; the release finds none of its packages."""
-        return Path(sys.executable)
+        """The interpreter; without `beside` the release finds none of its packages."""
+        return self.folder / "env" / "bin" / "python" if self.beside else Path(sys.executable)
 
     def is_ready(self) -> bool:
         """True when everything has been unpacked."""
@@ -49,6 +51,9 @@ class UnpackedWheel(Environment):
                 for name in packed.namelist():
                     if self.kept.fullmatch(name):
                         packed.extract(name, self.folder)
+        if self.beside:
+            packages = Environment(name=f"{self.name}/env", requirements=self.beside)
+            packages.ready()
         (self.folder / DONE).touch()
 
     def _download(self, wanted: str, place: str) -> None:

@@ -1,6 +1,8 @@
 """The workloads that are held against SGLang's own scheduler, and what is told of them."""
 
-from typing import Any
+import sys
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement
 from cachesim.real.sglang import structs, tensors
 from cachesim.real.sglang.playing import play
-from cachesim.real.sglang.scheduler import SCHEDULER, config_of
+from cachesim.real.sglang.rust_core import MAMBA, RustNodes
+from cachesim.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
 from cachesim.real.sglang.workloads import KINDS, draw
 from cachesim.scenario.session import Session
 from cachesim.scenario.shipped import load_all
@@ -193,6 +196,70 @@ def test_only_python_files_are_unpacked() -> None:
     assert not SCHEDULER.kept.fullmatch("sglang/srt/models/llama.py")
     assert not SCHEDULER.kept.fullmatch("sglang/srt/_core.abi3.so")
     assert ("sglang==0.5.9",) == SCHEDULER.core_of("0.5.9").requirements
+
+
+def test_the_core_in_rust_comes_with_its_extension_and_pytorch_for_the_cpu() -> None:
+    core = with_rust(SCHEDULER).core_of("0.5.23")
+
+    assert "torch==2.13.0+cpu" in core.beside
+    assert core.kept.fullmatch("sglang/srt/mem_cache/rust_tree_core/mem_cache.cpython-311.so")
+    assert core.folder / "env" / "bin" / "python" == core.python
+    assert core.folder != SCHEDULER.core_of("0.5.23").folder
+
+
+def test_results_are_compared_as_far_as_the_core_in_rust_shows_them() -> None:
+    evicted = [[1, 8, 4, 1, 1, 1, 0], [0, 4, 4, 0, 1, 1, 1, "kept without it"]]
+    groups = [{"requests": [], "tree": [[2, 4, 4], [0, 4, 4]], "evicted": evicted}]
+    salted = {"config": {}, "steps": [[{"prompt": "1-9", "salt": "a"}]]}
+    hosted = {"config": {"host": {}}, "steps": [[{"prompt": "1-9"}]]}
+    plain = {"config": {}, "steps": [[{"prompt": "1-9"}]]}
+
+    assert [[0, 4, 4], [2, 4, 4]] == visible_of_rust(plain, groups)[0]["tree"]
+    assert sorted(evicted) == visible_of_rust(plain, groups)[0]["evicted"]
+    assert evicted[:1] == visible_of_rust(salted, groups)[0]["evicted"]
+    assert [[1, 8, 4, 1, 1, 1, 1]] == visible_of_rust(hosted, groups)[0]["evicted"]
+
+
+def test_nodes_of_the_core_in_rust_are_read_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids 1 (the root), 3 and 7 are in use; pages of two tokens, hashed as text."""
+
+    def hashes(text: list[int], seed: str | None, page: int, bigrams: bool) -> list[str]:
+        assert not bigrams
+        return [f"{seed}:{list(text[: at + page])}" for at in range(0, len(text), page)]
+
+    class Core:
+        enable_storage = False
+        backfill_missing_hash_values = staticmethod(lambda: 0)
+        paths: ClassVar = {3: (0, 2), 7: (2, 4)}
+
+        def is_root(self, node: int) -> bool:
+            if node not in {1, *self.paths}:
+                raise KeyError(node)
+            return node == 1
+
+        def collect_path_info(self, nodes: list[int]) -> list[list[Any]]:
+            start, end = self.paths[nodes[0]]
+            return [[SimpleNamespace(path_start=start, path_end=end)]]
+
+        def get_last_hash_value(self, node: int) -> str:
+            return f"None:{list(range(10, 10 + self.paths[node][1]))}"
+
+        def get_component_device_value(self, node: int, kind: int) -> object:
+            return object() if (node, kind) == (3, MAMBA) else None
+
+    extension = SimpleNamespace(bindings=SimpleNamespace(get_hash_str=hashes))
+    utils = SimpleNamespace(storage_namespace_seed=lambda key, _: key)
+    monkeypatch.setitem(sys.modules, "sglang.srt.mem_cache.rust_tree_core.extension", extension)
+    monkeypatch.setitem(sys.modules, "sglang.srt.mem_cache.utils", utils)
+    nodes = RustNodes(Core(), page=2, bigrams=False, kinds=[MAMBA], host=False)
+    nodes.learn([10, 11, 12, 13, 14], None)
+
+    assert [((10, 11), 2, [1]), ((10, 11, 12, 13), 2, [0])] == nodes.walk()
+
+    Core.paths[9] = (4, 6)
+    del Core.paths[3]
+
+    assert [((-1,) * 6, 2, [0]), ((10, 11, 12, 13), 2, [0])] == nodes.walk()
 
 
 def test_a_parent_that_is_evicted_twice_ends_059() -> None:

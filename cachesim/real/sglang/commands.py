@@ -1,8 +1,12 @@
 """`cachesim real sglang`: SGLang's own scheduler beside the simulated one, decision by decision."""
 
+from typing import Literal
+
+from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
 from cachesim.real.playing import comparing
-from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER
+from cachesim.real.schedules import RealScheduler
+from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, with_rust
 from cachesim.real.sglang.workloads import KINDS
 
 
@@ -16,6 +20,7 @@ def real_sglang(
     kind: str = "",
     agents: bool = False,
     mixed_chunk: bool = False,
+    tree_core: Literal["python", "rust"] = "python",
     scenario: str | None = None,
     newest: bool = False,
     wheel: str = "",
@@ -44,6 +49,9 @@ def real_sglang(
         Workloads of coding agents: long prompts, sub-agents, several users at once.
     mixed_chunk
         Workloads with `--enable-mixed-chunk`; some of the agents' are so in any case.
+    tree_core
+        The tree core in Python, or that in Rust, the default of servers from 0.5.19 on: it needs
+        PyTorch's CPU build, which is installed beside the release's files.
     scenario
         A scenario to play instead, on every release that it names: a file, a folder, or the name of
         a shipped one.
@@ -55,11 +63,17 @@ def real_sglang(
     """
     numbers = numbers_of(kind, first, workloads)
     if newest or wheel:
-        return SCHEDULER.compare_newest(seed, numbers, wheel)
+        return _played(SCHEDULER, tree_core).compare_newest(seed, numbers, wheel)
     if scenario is not None:
-        return SCHEDULER.play_named(scenario)
+        return _played(SCHEDULER, tree_core).play_named(scenario)
     usual = MIXED if mixed_chunk else SCHEDULER
-    return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
+    return (
+        _played(AGENTS if agents else usual, tree_core).compare(release, seed, numbers).tell(seed)
+    )
+
+
+def _played(scheduler: RealScheduler[Rules], tree_core: str) -> RealScheduler[Rules]:
+    return with_rust(scheduler) if tree_core == "rust" else scheduler
 
 
 def numbers_of(kind: str, first: int, count: int) -> range:

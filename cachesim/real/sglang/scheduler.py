@@ -1,13 +1,14 @@
 """SGLang's real scheduler: how it is started, and what a scenario asks of it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
 from cachesim.real.schedules import RealScheduler, wanted_of
 from cachesim.real.sglang.agents import draw_agents
@@ -90,8 +91,57 @@ SCHEDULER: Final = RealScheduler(
 )
 """It runs with NumPy and its own files."""
 
+
+def visible_of_rust(
+    workload: Mapping[str, Any], groups: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Results as far as the tree core in Rust shows them: its nodes have no order.
+
+    A row is number, length, key length, then a flag for each component, with a host two. The core
+    does not return whether a state or window on the device is on the host too, nor therefore a node
+    that only lost its host copy. Where requests have keys of their own, two nodes may have one
+    path, and which of them a comparison before and after an eviction meets depends on their order.
+    """
+    hosted = "host" in workload["config"]
+    salted = any(each.get("salt") for step in workload["steps"] for each in step)
+    return [
+        group
+        | {
+            key: _unordered(group[key], hosted=hosted, kept=not (hosted or salted))
+            for key in ROWS
+            if key in group
+        }
+        for group in groups
+    ]
+
+
+ROWS: Final = ("tree", "evicted")
+FIRST_COMPONENT: Final = 5
+"""Index of the first flag behind those of full attention."""
+
+
+def _unordered(rows: list[list[Any]], *, hosted: bool, kept: bool) -> list[list[Any]]:
+    rows = [[*row] for row in rows if kept or row[-1] != "kept without it"]
+    if hosted:
+        for row in rows:
+            for device in range(FIRST_COMPONENT, len(row) - 1, 2):
+                row[device + 1] |= row[device]
+    return sorted(rows, key=repr)
+
+
 MIXED: Final = replace(SCHEDULER, draw=draw_mixed)
 """The same, with `--enable-mixed-chunk`."""
 
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
+
+
+def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:
+    """A scheduler with the tree core in Rust, the servers' default from 0.5.19 on."""
+    return replace(
+        scheduler,
+        kept=re.compile(f"{scheduler.kept.pattern}|sglang/srt/mem_cache/rust_tree_core/.*"),
+        variant="rust",
+        beside=("torch==2.13.0+cpu", "numpy>=1.26", "packaging>=24"),
+        visible=visible_of_rust,
+    )

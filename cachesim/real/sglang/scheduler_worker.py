@@ -34,12 +34,16 @@ class Playing:
     def __init__(self, core: Real, config: Json) -> None:
         self.make, self.config = core, config
         self.known: list[list[int]] = []
+        self.salts: list[str | None] = []
         self.evicted: Json = []
         self._depth = 0
         self._start()
 
     def _start(self) -> None:
         self.core = self.make(self.config)
+        if self.core.rust is not None:
+            for text, salt in zip(self.known, self.salts, strict=True):
+                self.core.rust.learn(text, salt)
         for name in ("evict", "evict_for_alloc"):
             if hasattr(self.core.tree, name):
                 self._watch(name)
@@ -80,6 +84,8 @@ class Playing:
 
     def _nodes(self) -> Json:
         """All nodes: the tokens that lead to them, their length, and what they hold."""
+        if self.core.rust is not None:
+            return [(path, size, *held) for path, size, held in self.core.rust.walk()]
         found: Json = []
 
         def walk(node: Real, path: tuple[Real, ...]) -> None:
@@ -96,6 +102,9 @@ class Playing:
     def _add(self, wanted: Json) -> Real:
         prompt = unspell(wanted["prompt"])
         self.known.append(prompt + unspell(wanted.get("reply", "")))
+        self.salts.append(wanted.get("salt"))
+        if self.core.rust is not None:
+            self.core.rust.learn(self.known[-1], self.salts[-1])
         request = self.core.request(f"{len(self.known) - 1:06}", prompt, wanted)
         self.core.scheduler._add_request_to_queue(request)
         return request
@@ -219,7 +228,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
-    stand_ins.install(root)
+    stand_ins.install(root, tree_core=sys.argv[3] if len(sys.argv) > 3 else "python")
     core = importlib.import_module("cachesim.real.sglang.worker_releases").core_of(root)
 
     def told(wanted: Json) -> list[Json]:

@@ -6,14 +6,16 @@ msgspec are small stand-ins that do what the scheduler needs of them. Runs in th
 """
 
 import importlib
+import importlib.machinery
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from cachesim.real.empty_modules import EmptyModules, bare_packages
-from cachesim.real.sglang import structs, tensors
+from cachesim.real.sglang import rust_core, structs, tensors
 
 Real = Any
 
@@ -55,20 +57,25 @@ CHUNK_FILE: Final = Path("sglang/srt/layers/attention/fla/chunk_delta_h.py")
 """Where 0.5.9 says what a linear-attention kernel takes at once."""
 
 
-def _is_missing(name: str) -> bool:
-    if name.partition(".")[0] not in OWN:
-        return True
+def _is_missing(name: str, *, installed: bool) -> bool:
+    top = name.partition(".")[0]
+    if top not in OWN:  # beside PyTorch is what PyTorch needs
+        return not installed or importlib.machinery.PathFinder.find_spec(top) is None
     within = any(name == each or name.startswith(f"{each}.") for each in EMPTY)
     return within and name not in REAL
 
 
-def install(root: Path) -> None:
-    """Make `import sglang.srt.managers.scheduler` work from an unpacked wheel."""
-    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"  # the Rust one hides its nodes
+def install(root: Path, *, tree_core: str = "python") -> None:
+    """Make `import sglang.srt.managers.scheduler` work from an unpacked wheel.
+
+    The tree core in Rust runs with the real PyTorch, that in Python with stand-ins for it.
+    """
+    os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = tree_core
     sys.path.insert(0, str(root))
-    sys.meta_path.insert(0, EmptyModules(_is_missing))
+    rust = tree_core == "rust"
+    torch = rust_core.install_torch() if rust else tensors.install()
+    sys.meta_path.insert(0, EmptyModules(partial(_is_missing, installed=rust)))
     structs.install()
-    torch = tensors.install()
     bare_packages(root, PACKAGES)
     language = importlib.import_module("triton.language")
     core = importlib.import_module("triton.language.core")
@@ -79,4 +86,5 @@ def install(root: Path) -> None:
         said = re.search(r"^CHUNK_SIZE = (\d+)$", (root / CHUNK_FILE).read_text(), re.MULTILINE)
         named.CHUNK_SIZE = int(said[1]) if said else None
     importlib.import_module("sglang.srt.managers.scheduler")
-    torch.sealed = True
+    if not rust:
+        torch.sealed = True

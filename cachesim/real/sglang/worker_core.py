@@ -7,6 +7,7 @@ import importlib
 from typing import Any, Final
 
 from cachesim.real.sglang import worker_host, worker_storage
+from cachesim.real.sglang.rust_core import RustNodes
 from cachesim.real.worker_side import Bag, Told, fitting
 
 Json = Any
@@ -71,6 +72,9 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
 
 class Core:
     """What the releases have in common: pools, allocator, and how a request is made."""
+
+    rust: RustNodes | None = None
+    """The nodes of a tree core in Rust, which has none that Python could walk."""
 
     def __init__(self, config: Json) -> None:
         self.config, self.kind = config, config["kind"]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.real.sglang import worker_host, worker_storage
+from cachesim.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
 from cachesim.real.sglang.worker_core import CHUNK, Core, find, set_all
 from cachesim.real.worker_side import Bag, Told, fitting
 
@@ -152,6 +153,18 @@ class Unified(Core):
         set_all(scheduler, self._unified_attributes(beam))
         scheduler.init_schedule_policy()
         self.processor = self._processor(beam)
+        core = self.tree.tree_core
+        if type(core).__name__ == "RustUnifiedTreeCore":
+            kinds = [
+                kind for has, kind in ((self.has_states, MAMBA), (self.has_windows, SWA)) if has
+            ]
+            self.rust = RustNodes(
+                core,
+                page=self.page,
+                bigrams=bool(self.config.get("eagle")) and not self.has_states,
+                kinds=[FULL, *kinds] if self.host is not None else kinds,
+                host=self.host is not None,
+            )
 
     def _step_by_looks(self, wanted: Json) -> None:
         worker_storage.step_by_looks_unified(self.tree, wanted["lag"], wanted["acks"])

@@ -1,0 +1,135 @@
+"""SGLang's tree core in Rust, which its servers use by default since 0.5.19; runs in the worker.
+
+The extension links against PyTorch, so this worker runs with the real one (its CPU build) in place
+of `tensors`. The core keeps its nodes to itself; their structure is read back through the methods
+that the release's Python side has:
+
+    collect_path_info(id)           parent, start and end of the node on its path
+    get_component_device_value      whether a component is on the device
+    component_has_host_value_only   whether it is on the host and not on the device
+    get_last_hash_value             SHA-256 chain over the tokens up to the node's end
+"""
+
+import importlib
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, pairwise
+from typing import Any, Final
+
+from cachesim.real.sglang.tensors import Event, Stream
+
+Real = Any
+
+GAP: Final = 4096
+"""Consecutive node ids that may be unused: evicted between two readings."""
+
+FULL, SWA, MAMBA = 0, 1, 2  # values of the release's `ComponentType`
+
+
+class _Context:
+    """The context of a stream on which everything is already done."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def install_torch() -> Real:
+    """Import PyTorch before the empty modules, and replace what needs an accelerator.
+
+    Functions are not compiled, memory is not pinned, and events of copies are those of `tensors`,
+    whose delay a workload chooses.
+    """
+    torch: Real = importlib.import_module("torch")
+    importlib.import_module("torch.utils.cpp_extension")
+
+    def compile_nothing(function: Real = None, **_: Real) -> Real:
+        return function if function is not None else compile_nothing
+
+    torch.compile = compile_nothing
+    torch.Tensor.pin_memory = lambda self, *_, **__: self
+    vars(torch.cpu).update(
+        Event=Event, Stream=Stream, stream=lambda *_: _Context(), current_stream=Stream
+    )
+    return torch
+
+
+class RustNodes:
+    """The nodes of a Rust tree core, in the order of their paths."""
+
+    def __init__(
+        self, core: Real, *, page: int, bigrams: bool, kinds: Sequence[int], host: bool
+    ) -> None:
+        self.core, self.page, self.bigrams = core, page, bigrams
+        self.kinds, self.host = kinds, host
+        extension = importlib.import_module("sglang.srt.mem_cache.rust_tree_core.extension")
+        self._hashes = extension.bindings.get_hash_str
+        self._seed = importlib.import_module("sglang.srt.mem_cache.utils").storage_namespace_seed
+        self._texts: dict[str, tuple[int, int]] = {}  # hash at the end of a page: text, its length
+        self._known: list[list[int]] = []
+        self._alive: list[int] = []
+        self._next = 1
+
+    def learn(self, text: list[int], extra_key: str | None) -> None:
+        """Hash a text page by page, as the core does."""
+        key = text[1:] if self.bigrams else text
+        number = len(self._known)
+        self._known.append(text)
+        seed = self._seed(extra_key, None)
+        hashes = self._hashes(array("q", text), seed, self.page, self.bigrams)
+        for index, value in enumerate(hashes):
+            length = min((index + 1) * self.page, len(key))
+            self._texts.setdefault(value, (number, length))
+
+    def walk(self) -> list[tuple[tuple[Real, ...], int, list[int]]]:
+        """Paths as tokens, key lengths, and components held; with a host, both tiers.
+
+        Where a component is on the device the core does not return whether the host has it too;
+        then the second number repeats the first.
+        """
+        if not self.core.enable_storage:
+            self.core.backfill_missing_hash_values()
+        found = []
+        for node, start, end in self._nodes():
+            number, length = self._texts.get(self.core.get_last_hash_value(node), (-1, end))
+            path = self._tokens(number, length)
+            held = [each for kind in self.kinds for each in self._tiers(node, kind)]
+            found.append((path, end - start, held))
+        return sorted(found)
+
+    def _nodes(self) -> Iterator[tuple[int, int, int]]:
+        candidates, missed, next_id = chain(self._alive, count(self._next)), 0, self._next
+        self._alive = []
+        for node in candidates:
+            try:
+                is_root = self.core.is_root(node)
+            except KeyError:
+                missed += node >= next_id
+                if missed > GAP:
+                    return
+                continue
+            missed = 0
+            self._alive.append(node)
+            self._next = max(self._next, node + 1)
+            if not is_root:
+                last = self.core.collect_path_info([node])[0][-1]
+                yield node, last.path_start, last.path_end
+
+    def _tokens(self, number: int, length: int) -> tuple[Real, ...]:
+        if number < 0:
+            return (-1,) * length
+        text = self._known[number]
+        if self.bigrams:
+            return tuple(pairwise(text))[:length]
+        return tuple(text[:length])
+
+    def _tiers(self, node: int, kind: int) -> list[int]:
+        device = int(self.core.get_component_device_value(node, kind) is not None)
+        if not self.host:
+            return [device]
+        if kind == FULL:
+            return [device, int(self.core.is_backuped(node))]
+        on_host = self.core.component_has_host_value_only(node, kind)
+        return [device, int(on_host or device)]
