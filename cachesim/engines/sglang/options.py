@@ -14,6 +14,9 @@ from cachesim.model.spec import ModelSpec
 LONGEST: Final = 4096
 """`context_length` where nothing is said."""
 
+STATES_PER_RUNNING: Final = 3
+"""`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`."""
+
 STRATEGIES: Final = ("auto", "no_buffer", "extra_buffer")
 
 
@@ -301,6 +304,33 @@ class SglangOptions:
         device = token * sizes.tokens + window * sizes.window_tokens
         device += state * sizes.states if "mamba" in kind else 0
         return self.hicache_size * 1e9 / max(device, 1)
+
+    def running(self, rules: Rules, *, tokens: int, states: bool) -> int:
+        """Requests that run at once. Follows `resolve_max_num_reqs`."""
+        most = self.max_running_requests
+        if rules.scheduler.two_tokens_per_running:
+            most = min(most, tokens // 2)
+        if states:
+            most = min(most, self.max_mamba_cache_size // self._states_per_running(rules))
+        if most <= 0:
+            needed = self._states_per_running(rules)
+            msg = (
+                f"option 'max_mamba_cache_size' is {self.max_mamba_cache_size}: the state cache is "
+                f"too small to serve any requests, as a running one takes {needed}; write {needed} "
+                "or more"
+            )
+            raise OptionError(msg)
+        return most
+
+    def _states_per_running(self, rules: Rules) -> int:
+        """Follows `_calculate_mamba_ratio`; the tracking slots are those of the overlap schedule,
+        the servers' default.
+        """
+        if not self.extra_buffer(rules):
+            return STATES_PER_RUNNING
+        drafts = self.speculative_algorithm != "none"
+        one = drafts and rules.scheduler.drafts_track_in_one_slot
+        return STATES_PER_RUNNING + (1 if one else 2)
 
     def extra_buffer(self, rules: Rules) -> bool:
         """Whether states are tracked in slots of their own; `auto` is the release's business."""

@@ -140,6 +140,12 @@ class SchedulerRules:
     refreshes_waiting: int = 32
     """0.5.23: every so many passes, what waiting requests would match counts as used; 0: never."""
 
+    two_tokens_per_running: bool = True
+    """0.5.23: `max_running_requests` is at most half of the token slots."""
+
+    drafts_track_in_one_slot: bool = False
+    """0.5.9: with drafts, a running request has one tracking slot for states instead of two."""
+
     reserves_states_for_the_queue: bool = True
     """0.5.23: states for the waiting requests are taken from the pool at once."""
 
@@ -207,6 +213,8 @@ RULES_059 = Rules(
         auto_is_extra_buffer=False,
         keeps_previous_track=False,
         refreshes_waiting=0,
+        two_tokens_per_running=False,
+        drafts_track_in_one_slot=True,
         reserves_states_for_the_queue=False,
     ),
 )

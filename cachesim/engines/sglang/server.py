@@ -118,7 +118,9 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return Limits(
             chunk=options.chunked_prefill_size,
             max_prefill=options.max_prefill_tokens,
-            max_running=options.max_running_requests,
+            max_running=options.running(
+                self.rules, tokens=self.sizes.tokens, states=self.tree.states is not None
+            ),
             max_len=options.context_length,
             interval=options.mamba_track_interval,
             mixes=options.enable_mixed_chunk and options.chunked_prefill_size > 0,

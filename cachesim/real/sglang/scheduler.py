@@ -41,6 +41,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "chunk": limits.chunk,
         "max_prefill": limits.max_prefill,
         "max_running": limits.max_running,
+        "requested": engine.options.max_running_requests,
         "max_len": limits.max_len,
         "ignore_eos": limits.ignores_eos,
         "mixes": limits.mixes,

@@ -120,17 +120,46 @@ class Unified(Core):
 
     def _settings(self, values: Json) -> Real:
         module = importlib.import_module("sglang.srt.runtime_context")
-        if Unified.published is not None:
-            Unified.published.restore()
-        Unified.published = module.get_context().override_server_args(
+        values = {
             **values,
             **worker_host.settings(self.host),
-            mamba_radix_cache_strategy=self.config.get("strategy", "no_buffer"),
-            _mamba_cache_chunk_size=max(CHUNK, self.page),
-        )
-        args = Unified.published.install()
+            "mamba_radix_cache_strategy": self.config.get("strategy", "no_buffer"),
+            "_mamba_cache_chunk_size": max(CHUNK, self.page),
+        }
+        if "requested" in self.config:
+            self._check_running(module, values)
+        args = self._publish(module, values)
         module.get_parallel().override_permanently(**dict.fromkeys(RANKS, 0))
         return args
+
+    def _publish(self, module: Real, values: Json) -> Real:
+        if Unified.published is not None:
+            Unified.published.restore()
+        Unified.published = module.get_context().override_server_args(**values)
+        return Unified.published.install()
+
+    def _check_running(self, module: Real, values: Json) -> None:
+        """Compare the number of requests that run at once with the release's own sum.
+
+        It is that of the overlap schedule, the servers' default.
+        """
+        asked = {
+            "disable_overlap_schedule": False,
+            "max_running_requests": self.config["requested"],
+            "max_mamba_cache_size": self.config.get("states"),
+        }
+        self._publish(module, values | asked)
+        configurator = find("KVCacheConfigurator", "mem_cache.kv_cache_configurator")
+        owner: Real = Bag(
+            attn_dp_size=1,
+            model_config=Bag(context_len=self.length),
+            mambaish_config=Bag() if self.has_states else None,
+        )
+        owner._calculate_mamba_ratio = lambda: configurator._calculate_mamba_ratio(owner)
+        running = configurator.resolve_max_num_reqs(owner, self.size)
+        if running != self.rows:
+            msg = f"the release runs {running} requests at once, not {self.rows}"
+            raise ValueError(msg)
 
     def _tree(self, parameters: Real) -> Real:
         if self.host is not None:

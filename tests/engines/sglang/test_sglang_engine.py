@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
+from cachesim.engines.sglang.server import Sglang
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import tiny
+from cachesim.typed import of_kind
 from cachesim.units import Tokens, as_tokens
 
 RELEASES = ("0.5.9", "0.5.23")
@@ -221,3 +223,39 @@ def test_34870_put_back_ends_the_server_where_it_looks_at_its_pools() -> None:
     assert fill("sglang@0.5.23+no-34870") == [0, 0]
     with pytest.raises(UpstreamAbort, match="available=16320, evictable=1024"):
         fill("sglang@0.5.23+no-34870", **strict)
+
+
+@pytest.mark.parametrize(
+    ("release", "named", "options", "running"),
+    [
+        ("0.5.23", "extra_buffer", {}, 3),
+        ("0.5.23", "no_buffer", {}, 5),
+        ("0.5.9", "extra_buffer", {}, 3),
+        ("0.5.9", "extra_buffer", {"speculative_algorithm": "EAGLE"}, 4),
+        ("0.5.23", "extra_buffer", {"speculative_algorithm": "EAGLE"}, 3),
+        ("0.5.23", "no_buffer", {"max_total_tokens": 9}, 4),
+        ("0.5.9", "no_buffer", {"max_total_tokens": 9}, 5),
+    ],
+)
+def test_states_and_tokens_bound_the_requests_that_run_at_once(
+    release: str, named: str, options: dict[str, Any], running: int
+) -> None:
+    """Sixteen states: three a request, and one or two more where states are tracked apart."""
+    engine = Engine.create(
+        f"sglang@{release}",
+        model=tiny("hybrid", vocabulary=4096),
+        options={"max_mamba_cache_size": 16, **strategy(release, named), **options},
+        arithmetic="counts",
+    )
+
+    assert running == of_kind(Sglang, engine).scheduler.limits.max_running
+
+
+def test_a_server_with_fewer_states_than_one_request_takes_does_not_start() -> None:
+    with pytest.raises(OptionError, match=r"too small to serve any requests.*takes 5; write 5"):
+        Engine.create(
+            "sglang@0.5.23",
+            model=tiny("hybrid", vocabulary=4096),
+            options={"max_mamba_cache_size": 4},
+            arithmetic="counts",
+        )
