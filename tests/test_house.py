@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenario": {"model", "engines", "verify"},
     "testing": {"model", "engines", "verify", "scenario"},
     "logs": {"model", "engines", "verify", "scenario"},
-    "traces": {"model", "engines", "verify", "scenario"},
+    "traces": {"model", "engines", "verify", "scenario", "logs"},
     "real": {"model", "engines", "verify", "scenario", "testing", "logs"},
     "record": {"model", "engines", "verify", "scenario", "logs"},
     "report": {"model", "engines", "verify", "scenario"},

@@ -18,9 +18,9 @@ from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.logs.mlx_debug import as_dump, has_bodies
-from cachesim.logs.packed import unpacked
 from cachesim.logs.what_if import value_of
 from cachesim.logs.whole import Wanted, open_log
+from cachesim.packed import unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
 

@@ -3,9 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
@@ -13,11 +16,16 @@ from rich.progress import Progress
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
+from cachesim.cli.inputs import STANDARD_INPUT
 from cachesim.cli.jobs import setting
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
+from cachesim.model.spec import Sizes
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.sweep import sweep_page
+from cachesim.scenario.shipped import STDIN
+from cachesim.traces.limits import Measured
+from cachesim.traces.reading import Clock
 from cachesim.traces.replay import BOUND, Cell, play, told
 from cachesim.traces.source import Source
 from cachesim.traces.store import open_store
@@ -47,18 +55,70 @@ class TraceFlags:
     remember: Annotated[
         int | None, Parameter(help="How many blocks count as seen before; all if left out.")
     ] = None
+    timestamps: Annotated[
+        Clock | None,
+        Parameter(help="What timestamps count; as the form of the trace has it if left out."),
+    ] = None
+    rank: Annotated[
+        int | None, Parameter(help="Of KV events, one data-parallel rank; all if left out.")
+    ] = None
 
-    def of(self, trace: str) -> Source:
+    def of(self, trace: str, file: str = "") -> Source:
         """The trace, read that way."""
-        return Source(name=trace, **asdict(self))
+        return Source(name=trace, file=file, **asdict(self))
 
 
 WHOLE: Final = TraceFlags()
 """All of a trace, as it is."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeFlags:
+    """Bytes of the user's model, for limits in bytes."""
+
+    gguf: Annotated[
+        Path | None, Parameter(help="The model's file, for the bytes of its memory.")
+    ] = None
+    token_bytes: Annotated[
+        int | None, Parameter(help="Bytes of a token in all layers with full attention.")
+    ] = None
+    window_bytes: Annotated[
+        int | None, Parameter(help="Bytes of a token in all layers with a window.")
+    ] = None
+    state_bytes: Annotated[
+        int | None, Parameter(help="Bytes of a sequence's recurrent state, all layers.")
+    ] = None
+
+    def measured(self) -> Measured | None:
+        """The sizes, if any are given."""
+        given = {
+            "token": self.token_bytes,
+            "window": self.window_bytes,
+            "state": self.state_bytes,
+        }
+        flags = {name: value for name, value in given.items() if value is not None}
+        by = " ".join(f"--{name}-bytes {value}" for name, value in flags.items())
+        if self.gguf is None:
+            return Measured(sizes=Sizes(**flags), by=by) if flags else None
+        if flags:
+            msg = f"--gguf {self.gguf} and {by}: the sizes of one model; leave one of the two out"
+            raise InputError(msg)
+        return Measured.of_gguf(self.gguf)
+
+
+TOY: Final = SizeFlags()
+"""The small network's own bytes."""
+
+
 def replay_command(
-    trace: Annotated[str, Parameter(help="A file of JSON Lines, or made:REQUESTS.")],
+    trace: Annotated[
+        str,
+        Parameter(
+            help="A file of JSON Lines, compressed or not, - for standard input, or made:REQUESTS.",
+            allow_leading_hyphen=True,
+        ),
+    ],
     *,
     profile: Annotated[
         list[str] | None,
@@ -66,6 +126,7 @@ def replay_command(
     ] = None,
     model: Annotated[str, Parameter(help="A preset; `cachesim list presets`.")] = "hybrid",
     part: TraceFlags = WHOLE,
+    sizes: SizeFlags = TOY,
     settings: Annotated[
         list[str] | None,
         Parameter("--set", negative="", help="A flag of the server, as num_gpu_blocks_override=9."),
@@ -81,26 +142,30 @@ def replay_command(
     A trace is a file of JSON Lines with `input_length`, `output_length` and `hash_ids`, as Mooncake
     and Bailian publish them; `made:1000` makes one up. Requests come one after the other, or with
     --turn at their time in the trace; this makes no claim about how long anything takes. The first
-    row is the bound that no cache can beat. With --verify a sample of the answers is computed too,
-    from the cache and cold. The exit status is 1 if an answer is wrong, or if a server ends before
-    the trace does.
+    row is the bound that no cache can beat. Limits in bytes, as --cache-ram, count the bytes of a
+    small network unless --gguf or --token-bytes gives those of a model. With --verify a sample of
+    the answers is computed too, from the cache and cold. The exit status is 1 if an answer is
+    wrong, or if a server ends before the trace does.
 
     Example: cachesim replay conversation_trace.jsonl -p vllm@0.33.0 --model dense
     """
     if not profile:
         msg = "name a profile to play the trace on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
-    source = part.of(trace)
+    measured = sizes.measured()
     options = tuple(dict(map(setting, settings or ())).items())
-    cells = [
-        Cell(source=source, profile=BOUND, model=model),
-        *(Cell(source=source, profile=each, model=model, options=options) for each in profile),
-    ]
-    for cell in cells:
-        cell.check()
-    count = min(processes_wanted(jobs) or processors(), len(cells))
-    found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
-    held = [] if verify is None else _verified(cells[1:], verify, jobs)
+    with _kept(trace) as (name, file):
+        source = part.of(name, file)
+        server = Cell(source=source, profile=BOUND, model=model, options=options, measured=measured)
+        cells = [
+            Cell(source=source, profile=BOUND, model=model),
+            *(replace(server, profile=each) for each in profile),
+        ]
+        for cell in cells:
+            cell.check()
+        count = min(processes_wanted(jobs) or processors(), len(cells))
+        found = [told(*each) for each in zip(cells, _played(cells, count), strict=True)]
+        held = [] if verify is None else _verified(cells[1:], verify, jobs)
     if format == "text":
         show(results(), sweep_page(found), *_said(cells[1:], held))
     else:
@@ -109,6 +174,25 @@ def replay_command(
         write_json(found, format)
     whole = not any(row["ended"] for row in found)
     return AS_EXPECTED if whole and all(each.right for each in held) else NOT_AS_EXPECTED
+
+
+@contextmanager
+def _kept(trace: str) -> Iterator[tuple[str, str]]:
+    """A trace's name, and a file with it if it can be read only once: each server reads it anew."""
+    piped = trace in {"-", STDIN}
+    path = Path(trace)
+    if not piped and not (path.is_fifo() or path.is_char_device()):
+        yield trace, ""
+        return
+    with NamedTemporaryFile(prefix="cachesim-") as copy:
+        try:
+            with nullcontext(sys.stdin.buffer) if piped else path.open("rb") as stream:
+                copyfileobj(stream, copy)
+            copy.flush()
+        except OSError as error:
+            msg = f"{trace}: cannot be read: {error.strerror or error}"
+            raise InputError(msg) from None
+        yield STANDARD_INPUT if piped else trace, copy.name
 
 
 def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verified]:

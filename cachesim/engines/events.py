@@ -49,6 +49,11 @@ class Event:
         return self.tone
 
     @property
+    def for_bytes(self) -> bool:
+        """True where a limit in bytes evicted something, or kept it from being saved."""
+        return False
+
+    @property
     def sentence(self) -> str:
         """What happened, in words: lower case, no full stop."""
         return filled(self.says, {each.name: getattr(self, each.name) for each in fields(self)})

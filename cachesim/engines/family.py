@@ -86,6 +86,7 @@ class Family(Generic[R, S]):
     corners: tuple[Corner, ...] = ()  # where half of a search's workloads are put
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's word
+    describes_model: tuple[str, ...] = ()  # options that give the model whose bytes it counts
 
     def check(self, spec: "ModelSpec") -> None:
         """Refuse a model whose layers the server has no rules for."""

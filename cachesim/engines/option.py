@@ -44,6 +44,7 @@ class Option:
     since: str = ""  # the first release that has it; the first of all if empty
     until: str = ""  # the last one
     patch: str = ""  # the patch without which no release has it
+    needs: str = ""  # the option without which it has no effect
     later: Mapping[str, Any] = field(default_factory=dict)  # release -> its default from there on
     arrived: Mapping[str, str] = field(default_factory=dict)  # choice -> its first release
     tried: tuple[Any, ...] = ()  # what a search sets it to, the default first

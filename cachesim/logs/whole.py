@@ -8,12 +8,12 @@ from typing import Any, BinaryIO, Final
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.logs.lines import Line, Tally, lines_of
 from cachesim.logs.observed import ServerLog
-from cachesim.logs.packed import HEAD_BYTES, unpacked
 from cachesim.logs.passes import rebuild, unplayed
 from cachesim.logs.reading import Reader
 from cachesim.logs.replay import Replay
 from cachesim.logs.settings import settings_of
 from cachesim.logs.telling import told
+from cachesim.packed import HEAD_BYTES, unpacked
 
 MOST_REQUESTS: Final = 100_000
 """Requests of one log that are replayed."""

@@ -27,6 +27,9 @@ MOST_ROWS: Final = 60
 MOST_HELD: Final = 12
 """Servers in the table of bytes."""
 
+MOST_LIMITS: Final = 6
+"""Servers of which it is printed what their limits in bytes count."""
+
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -45,7 +48,7 @@ def sweep_page(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     parts: list[RenderableType] = []
     for title, members in by_trace(rows):
         parts += [Text(title, style="name"), Text(), _shares(members), Text()]
-        for sentence in endings(members):
+        for sentence in (*endings(members), *notes(members)):
             parts += [Text(sentence), Text()]
         if any(row["lost"] for row in members if row["profile"] != "bound"):
             parts += [Text("computed before and not reused, by cause"), _losses(members), Text()]
@@ -60,6 +63,27 @@ def endings(rows: Rows) -> list[str]:
         for row in rows
         if row["ended"]
     ]
+
+
+def notes(rows: Rows) -> list[str]:
+    """How the trace was read, then whose bytes each server's limits counted."""
+    found = list(dict.fromkeys(note for row in rows for note in row["notes"]))
+    limits = [
+        f"{server_of(row)}: {row['bytes']['note']}"
+        for row in rows
+        if row["bytes"] and row["bytes"]["note"]
+    ]
+    left = len(limits) - MOST_LIMITS
+    more = [f"{counted(left, 'server')} more with a limit in bytes, in --format json"]
+    return found + limits[:MOST_LIMITS] + (more if left > 0 else [])
+
+
+def whose_bytes(rows: Rows) -> str:
+    """Whose bytes are held, for a heading."""
+    given = {row["bytes"]["of"] == "given" for row in rows if row["bytes"]}
+    if len(given) > 1:
+        return "your model's where its sizes are given, else a small network's"
+    return "your model's" if given == {True} else "a small network's"
 
 
 def by_trace(
@@ -172,7 +196,10 @@ def _upgrades(rows: Rows) -> Iterator[RenderableType]:
 def _holdings(rows: Rows) -> Iterator[RenderableType]:
     shown = holding(rows)
     if shown:
-        yield from (Text("bytes held, by kind"), holdings_table(shown[:MOST_HELD]))
+        yield from (
+            Text(f"bytes held, by kind ({whose_bytes(rows)})"),
+            holdings_table(shown[:MOST_HELD]),
+        )
         if len(shown) > MOST_HELD:
             yield Text(f"{len(shown) - MOST_HELD} servers more, in --format json")
         yield Text()

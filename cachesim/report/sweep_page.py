@@ -11,7 +11,17 @@ from cachesim.report.charts import STYLE as CHARTS
 from cachesim.report.charts import legend, line_chart, stacked_bars
 from cachesim.report.holdings import KINDS, in_words, timeline_of
 from cachesim.report.knees import knees
-from cachesim.report.sweep import by_trace, causes_in, endings, holding, lines, server_of, swept
+from cachesim.report.sweep import (
+    by_trace,
+    causes_in,
+    endings,
+    holding,
+    lines,
+    notes,
+    server_of,
+    swept,
+    whose_bytes,
+)
 from cachesim.report.upgrades import told, upgrades
 from cachesim.report.why_page import STYLE
 
@@ -41,7 +51,8 @@ def _parts(rows: Rows, name: str) -> Iterator[str]:
     yield "<p>Requests come one after the other; nothing here is a claim about time.</p>"
     for title, members in by_trace(rows):
         yield f"<h2>{escape(title)}</h2>"
-        yield from (f"<p>{escape(each)}</p>" for each in endings(members))
+        sentences = (*endings(members), *notes(members))
+        yield from (f"<p>{escape(each)}</p>" for each in sentences)
         for flag in swept(members):
             yield f"<h3>Share of the prompts that is reused, over {escape(flag)}</h3>"
             yield from _curves(members, flag)
@@ -106,7 +117,8 @@ def _holdings(rows: Rows) -> Iterator[str]:
     shown = holding(rows)
     if not shown:
         return
-    yield "<h3>Bytes held by kind, over the requests</h3><div class='small'>"
+    whose = escape(whose_bytes(rows))
+    yield f"<h3>Bytes held by kind, over the requests ({whose})</h3><div class='small'>"
     for name, row in shown[:MOST_SMALL]:
         requests, columns = timeline_of(row)
         most = in_words(max(map(sum, zip(*columns.values(), strict=True))))

@@ -18,7 +18,7 @@ class Asked:
     sizes    512      512      86           silent: as many as the trace's blocks have
     """
 
-    time: float  # milliseconds since the trace began
+    time: float  # milliseconds since the trace began, whatever the trace counts in
     length: int  # tokens of the prompt
     output: int  # tokens of the reply
     blocks: tuple[int, ...]
@@ -26,3 +26,6 @@ class Asked:
     runs: tuple[Run, ...] = ()  # the prompt, where its texts are known
     reply: tuple[Run, ...] = ()
     kept: tuple[tuple[int, int], ...] = ()  # prompt and reply as blocks, where the reply is known
+    silent: bool = False  # the trace has no length for its reply: one token is assumed
+    seconds: bool = False  # the trace's own timestamps count seconds
+    rank: int = 0  # the data-parallel rank that computed it

@@ -12,18 +12,25 @@
     [server.set]
     num_gpu_blocks_override = [1000, 2000, 4000]
 
+    [[server]]
+    profile = "llama.cpp@b11549"
+    model   = "dense"
+    gguf    = "model.gguf"                 # or: sizes = {token = 131072}, bytes of a token
+
 Every trace is played on every server; where a key has a list, each of its values is a cell of its
-own. This plan has 12 cells.
+own. This plan has 13 cells.
 """
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachesim.errors import InputError
+from cachesim.model.spec import Sizes
+from cachesim.traces.limits import Measured
 from cachesim.traces.replay import BOUND, Cell
 from cachesim.traces.source import Source
 from cachesim.typed import Json
@@ -39,11 +46,12 @@ READ: Final[Mapping[str, int | None]] = {
     "replies": None,
     "turn": 0,
     "remember": None,
+    "rank": None,
 }
 """How a trace is read: numbers, each with what holds where a plan is silent."""
 
-TRACE_KEYS: Final = {"file", "made", "seed", *READ}
-SERVER_KEYS: Final = {"profile", "model", "set"}
+TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
+SERVER_KEYS: Final = {"profile", "model", "set", "gguf", "sizes"}
 
 
 class PlanError(InputError):
@@ -85,19 +93,13 @@ def plan_of(told: Mapping[str, Any], *, name: str = "plan", folder: Path = Path(
     servers = _as_many(
         server
         for at, each in _tables(told, "server", name)
-        for server in _servers(each, f"{name}: server {at}")
+        for server in _servers(each, f"{name}: server {at}", folder)
     )
     if len(sources) * len(servers) > MOST_CELLS:
         msg = f"{name}: more than {MOST_CELLS:,} cells; write shorter lists"
         raise PlanError(msg)
-    cells = tuple(
-        Cell(source=source, profile=profile, model=model, options=options)
-        for source, (profile, model, options) in product(sources, servers)
-    )
-    for cell in dict.fromkeys(
-        Cell(source=sources[0], profile=each.profile, model=each.model, options=each.options)
-        for each in cells
-    ):
+    cells = tuple(replace(server, source=source) for source, server in product(sources, servers))
+    for cell in dict.fromkeys(replace(each, source=sources[0]) for each in cells):
         try:
             cell.check()
         except InputError as error:
@@ -146,6 +148,7 @@ def _sources(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Sour
     axes: dict[str, list[Any]] = {
         key: _numbers(told, key, place, default) for key, default in READ.items()
     }
+    axes["timestamps"] = _several(told.get("timestamps"), f"{place}: timestamps")
     for name, *values in product(names, *axes.values()):  # a product in it would be made whole
         yield Source(name=name, **dict(zip(axes, values, strict=True)))
 
@@ -161,10 +164,10 @@ def _numbers(
     return values
 
 
-def _servers(
-    told: Mapping[str, Any], place: str
-) -> Iterator[tuple[str, str, tuple[tuple[str, Any], ...]]]:
+def _servers(told: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cell]:
+    """The servers of a table, as cells whose trace is set later."""
     _known(told, SERVER_KEYS, place)
+    measured = _measured(told, place, folder)
     profiles = _several(told.get("profile"), f"{place}: profile")
     models = _several(told.get("model", "hybrid"), f"{place}: model")
     for key, values in (("profile", profiles), ("model", models)):
@@ -186,7 +189,34 @@ def _servers(
             msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
             raise PlanError(msg)
     for profile, model, *values in product(profiles, models, *each_flag):
-        yield profile, model, tuple(zip(flags, values, strict=True))
+        yield Cell(
+            source=Source(name=""),
+            profile=profile,
+            model=model,
+            options=tuple(zip(flags, values, strict=True)),
+            measured=measured,
+        )
+
+
+def _measured(told: Mapping[str, Any], place: str, folder: Path) -> Measured | None:
+    """The bytes of the user's model, from its file or as written."""
+    gguf, sizes = told.get("gguf"), told.get("sizes")
+    if gguf is not None and sizes is not None:
+        msg = f"{place}: gguf and sizes are both given; leave one of the two out"
+        raise PlanError(msg)
+    if gguf is not None:
+        if not isinstance(gguf, str):
+            msg = f"{place}: gguf is {gguf!r}; write a path in quotes"
+            raise PlanError(msg)
+        return Measured.of_gguf(folder / gguf)
+    if sizes is None:
+        return None
+    known = {each.name for each in fields(Sizes)}
+    if not isinstance(sizes, dict) or not sizes or not sizes.keys() <= known:
+        msg = f"{place}: sizes is {str(sizes)[:60]}; write a table of bytes, as {{token = 131072}}"
+        raise PlanError(msg)
+    written = ", ".join(f"{name} = {value}" for name, value in sizes.items())
+    return Measured(sizes=Sizes(**sizes), by=f"sizes = {{{written}}}")
 
 
 def _several(value: Json, place: str) -> list[Json]:

@@ -18,12 +18,15 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Reply
 from cachesim.engines.profile import Profile
 from cachesim.engines.rope import Rope
+from cachesim.engines.words import counted
 from cachesim.errors import ProfileError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
 from cachesim.traces.asked import Asked
+from cachesim.traces.limits import Measured, bytes_of, limits_of, sentence_of
 from cachesim.traces.serving import Coming, Served, serve
-from cachesim.traces.source import Source
+from cachesim.traces.source import MADE, Source
 from cachesim.traces.timeline import Timeline
 from cachesim.units import Tokens
 from cachesim.verify.explain import NOT_HELD
@@ -43,10 +46,13 @@ class Cell:
     profile: str
     model: str = "hybrid"
     options: tuple[tuple[str, Any], ...] = ()
+    measured: Measured | None = None  # bytes of the user's model; the small network's if None
 
     def check(self) -> None:
         """Say whatever is wrong with it, before anything is played."""
-        preset(self.model)
+        spec = preset(self.model)
+        if self.measured is not None and self.profile != BOUND:
+            self.measured.over(spec, 1)
         if self.profile == BOUND and self.options:
             msg = f"{BOUND} is no server and has no flags: leave out {self.settings}"
             raise ProfileError(msg)
@@ -68,13 +74,20 @@ class Cell:
         family = FAMILIES[profile.engine]
         quiet = {family.records_provenance: False} if family.records_provenance else {}
         options = {**dict(self.options), **quiet}
-        model = preset(self.model)
+        model = self.spec()
         if vocabulary is not None:
             model = replace(model, vocabulary=vocabulary)
         made = Engine.create(profile, model=model, options=options, arithmetic=arithmetic)
         if self.source.remember is not None:
             made.remember(self.source.remember)
         return made
+
+    def spec(self) -> ModelSpec:
+        """The model, with the bytes of the user's where these are given."""
+        spec = preset(self.model)
+        if self.measured is None:
+            return spec
+        return self.measured.over(spec, self.source.scaling(self.source.open()[0]))
 
     def coming(self) -> Iterator[Coming]:
         """The requests, as clients send them."""
@@ -96,6 +109,9 @@ class Replayed:
     prompt_tokens: int = 0
     cached: int = 0
     lost: Counter[str] = field(default_factory=Counter)  # by cause: tokens that were equal once
+    silent: int = 0  # requests of which the trace has no length of the reply
+    seconds: bool = False  # the trace's timestamps count seconds
+    ranks: set[int] = field(default_factory=set)  # data-parallel ranks of the requests
     ended: str = ""  # at which request the server ended, and why
 
     @property
@@ -119,17 +135,58 @@ class Replayed:
             "ended": self.ended,
         }
 
+    def add_trace(self, asked: Asked) -> None:
+        """Count what the trace leaves open of a request."""
+        self.requests += 1
+        self.silent += asked.silent
+        self.seconds = asked.seconds
+        self.ranks.add(asked.rank)
+
+    def notes(self, source: Source) -> Iterator[str]:
+        """How the trace was read, where that is not in it."""
+        if self.silent and source.replies is None:
+            has = "have" if self.silent > 1 else "has"
+            yield (
+                f"{self.silent:,} of {counted(self.requests, 'request')} {has} no length of the "
+                "reply in the trace: a reply of 1 token is assumed (--replies N: of N tokens)"
+            )
+        if source.turn:
+            unit, other = ("seconds", "ms") if self.seconds else ("milliseconds", "s")
+            if MADE.fullmatch(source.name) is None:
+                yield f"timestamps are read as {unit} (--timestamps {other} reads them otherwise)"
+        if len(self.ranks) > 1:
+            ranks = ", ".join(map(str, sorted(self.ranks)))
+            yield (
+                f"the data-parallel ranks {ranks} have a cache each: what one computed is not "
+                f"reused by another. Here one server plays the requests of all; "
+                f"--rank {min(self.ranks)} plays those of one"
+            )
+
 
 def play(cell: Cell, hear: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
     """What comes of a cell; `hear` is told how many requests are done."""
     engine = None if cell.profile == BOUND else cell.engine()
-    found, over = Replayed(), Timeline()
+    limits = {} if engine is None else limits_of(cell.profile, dict(cell.options))
+    found, over, evictions = Replayed(), Timeline(), 0
     for found in replay(cell, engine):
         hear(found.requests)
         if engine is not None and over.wants(found.requests):
             over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
+        if engine is not None and limits:
+            evictions += sum(event.for_bytes for event in engine.events)
     scale = cell.source.scaling(cell.source.open()[0])
-    return {"scale": scale, **found.as_dict(), "held": over.as_dict()}
+    bytes_ = None
+    if engine is not None:
+        bytes_ = bytes_of(cell.profile, limits, engine.network.spec, scale, cell.measured)
+        bytes_["evictions"] = evictions
+        bytes_["note"] = sentence_of(bytes_, scale)
+    return {
+        "scale": scale,
+        **found.as_dict(),
+        "held": over.as_dict(),
+        "bytes": bytes_,
+        "notes": list(found.notes(cell.source)),
+    }
 
 
 def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
@@ -151,6 +208,7 @@ def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Co
             known=known.see(_blocks_of(asked, unit, scale), asked.kept),
             prompt=cast("Tokens", prompt),
             reply=cast("Tokens", reply),
+            trace=asked,
         )
 
 
@@ -193,7 +251,7 @@ def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
     Where requests overlap, what another one has not computed yet is not held either. What the
     server found is known, though nobody remembered it.
     """
-    found.requests += 1
+    found.add_trace(asked.trace)
     if answer is None or answer.cached is None:
         found.refused += 1
         return
@@ -239,7 +297,7 @@ def _bound(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Rep
         blocks = _blocks_of(asked, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)
         equal = known.see(blocks, asked.kept)
-        found.requests += 1
+        found.add_trace(asked)
         found.prompt_tokens += length
         found.cached += min(equal, length - 1)
         found.lost["last-token"] += equal - min(equal, length - 1)

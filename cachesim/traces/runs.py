@@ -35,7 +35,9 @@ class Chains:
         return tuple(found)
 
 
-def asked_of(told: dict[str, Any], time: float, chains: Chains, place: str) -> Asked:
+def asked_of(
+    told: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool = False
+) -> Asked:
     """A request from its line."""
     prompt = _runs(told.get("prompt"), f"{place}: prompt")
     reply = _runs(told.get("reply", []), f"{place}: reply")
@@ -52,6 +54,8 @@ def asked_of(told: dict[str, Any], time: float, chains: Chains, place: str) -> A
         runs=prompt,
         reply=reply,
         kept=chains.of(_joined([*prompt, *_without_last(reply)])),
+        silent="reply" not in told,
+        seconds=seconds,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.errors import UpstreamAbort
+from cachesim.traces.asked import Asked
 from cachesim.units import Tokens
 
 
@@ -26,6 +27,7 @@ class Coming:
     known: int  # leading tokens that were asked for before
     prompt: Tokens
     reply: Tokens
+    trace: Asked  # the request as the trace has it
 
     def request(self) -> Request:
         """As a client sends it, with the reply it is to get."""
@@ -81,4 +83,5 @@ def _on_time(engine: Engine, requests: Iterable[Coming], turn: float) -> Iterato
         if not busy:
             for ticket in [*inside]:  # nobody works on them any more
                 yield Served(inside.pop(ticket), None)
+                engine.forget(ticket)
             now = max(now, coming.time) if coming is not None else now

@@ -1,6 +1,6 @@
 """Where a trace comes from, how much of it is played, and what it is scaled to.
 
-conversation_trace.jsonl    a file as its publishers write it
+conversation_trace.jsonl    a file as its publishers write it, or compressed
 made:100000, made:100000:7  so many requests that are made up, with a seed
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from cachesim.traces.asked import Asked, TraceError
 from cachesim.traces.made import UNIT, made_requests
-from cachesim.traces.reading import open_trace
+from cachesim.traces.reading import Clock, open_trace
 
 MADE: Final = re.compile(r"made:(\d{1,10})(?::(\d{1,10}))?")
 
@@ -32,9 +32,15 @@ class Source:
     )
     turn: int = 0  # milliseconds of a turn of the server's loop; 0: only the order counts
     remember: int | None = None  # blocks that count as asked for before; all if None
+    timestamps: Clock | None = None  # what they count; as the form of the trace has it if None
+    rank: int | None = None  # of KV events, the requests of one data-parallel rank; all if None
+    file: str = ""  # where the trace is, if its name is not a path
 
     def __post_init__(self) -> None:
         numbers = {"--first": self.first, "--replies": self.replies, "--remember": self.remember}
+        if self.rank is not None and self.rank < 0:
+            msg = f"--rank is {self.rank}; write a whole number from 0"
+            raise TraceError(msg)
         for name, value in numbers.items():
             if value is not None and value < 1:
                 msg = f"{name} is {value}; write a whole number from 1"
@@ -44,6 +50,9 @@ class Source:
             raise TraceError(msg)
         if self.turn < 0:
             msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
+            raise TraceError(msg)
+        if self.timestamps not in {None, *get_args(Clock)}:
+            msg = f"--timestamps is {self.timestamps!r}; write s for seconds or ms"
             raise TraceError(msg)
         if self.name.startswith("made:") and not _makes_some(self.name):
             msg = f"{self.name} is no trace; write made:REQUESTS or made:REQUESTS:SEED"
@@ -55,11 +64,18 @@ class Source:
         if made:
             unit, requests = UNIT, made_requests(int(made[1]), int(made[2] or 0))
         else:
-            unit, requests = open_trace(Path(self.name), self.unit)
+            unit, requests = open_trace(
+                self.path, self.unit, name=self.name, clock=self.timestamps, rank=self.rank
+            )
         if unit % self.scaling(unit):
             msg = f"--scale is {self.scale}; it must divide the trace's blocks of {unit} tokens"
             raise TraceError(msg)
         return unit, islice(requests, self.first)
+
+    @property
+    def path(self) -> Path:
+        """Where the trace is."""
+        return Path(self.file or self.name)
 
     def scaling(self, unit: int) -> int:
         """The tokens that become one: a block of 512 is played as 16, where nobody says."""
@@ -70,7 +86,7 @@ class Source:
         if MADE.fullmatch(self.name):
             return self.name
         try:
-            with Path(self.name).open("rb") as file:
+            with self.path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             msg = f"{self.name}: cannot be read: {error.strerror or error}"

@@ -42,7 +42,7 @@ def code_digest(rooms: tuple[str, ...] = ROOMS) -> str:
 
 def key_of(cell: Cell, digest: str) -> str:
     """The address of a cell's outcome; where the file of the trace lies plays no part."""
-    told = asdict(cell) | {"source": asdict(cell.source) | {"name": digest}}
+    told = asdict(cell) | {"source": asdict(cell.source) | {"name": digest, "file": ""}}
     text = json.dumps([code_digest(), told], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

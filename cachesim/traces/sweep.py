@@ -65,12 +65,15 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
     Of what is held over time, what there was of each kind at most.
     """
-    tables = {"settings", "lost", "held"}
+    tables = {"settings", "lost", "held", "bytes", "notes"}
     plain = {name: value for name, value in row.items() if name not in tables}
     flags = {f"set.{name}": value for name, value in row["settings"].items()}
     lost = {f"lost.{name}": count for name, count in row["lost"].items()}
     kinds = {name: column for name, column in row["held"].items() if name != "requests"}
-    return plain | flags | lost | {f"held.{name}": max(kinds[name]) for name in kinds}
+    most = {f"held.{name}": max(kinds[name]) for name in kinds}
+    sizes = row["bytes"] or {}
+    bytes_ = {f"bytes.{name}": value for name, value in sizes.items() if name != "limits"}
+    return plain | flags | lost | most | bytes_ | {"notes": "; ".join(row["notes"])}
 
 
 def play_cells(

@@ -1,7 +1,11 @@
 """Traces of other forms: runs of texts, as logs and recordings tell them, and KV events."""
 
+import bz2
+import gzip
+import io
 import json
-from collections.abc import Iterable, Iterator
+import lzma
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.traces.asked import TraceError
 from cachesim.traces.made import UNIT, made_requests
-from cachesim.traces.reading import open_trace
+from cachesim.traces.reading import Clock, open_trace
 from cachesim.traces.replay import Cell, play
 from cachesim.traces.source import Source
 
@@ -192,3 +196,159 @@ def test_a_wrong_event_is_named(tmp_path: Path, line: Any, complaint: str) -> No
 def test_a_stream_without_a_stored_block_has_no_request(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no block is stored"):
         open_trace(written(tmp_path, [[0.0, []]]))
+
+
+RANKED = [
+    [0.0, [stored([11, 12, 13])], 0],
+    [1.0, [stored([11, 12, 13])], 1],
+    [1.5, [], 0],
+    [1.5, [], 1],
+    [2.0, [stored([14, 15], 13)], 0],
+    [3.0, [stored([14, 15], 13)], 1],
+]
+
+
+def test_a_rank_reuses_nothing_of_another(tmp_path: Path) -> None:
+    path = written(tmp_path, RANKED)
+
+    whole = play(Cell(source=Source(name=str(path)), profile="bound"))
+    one = play(Cell(source=Source(name=str(path), rank=1), profile="bound"))
+
+    assert (4, 256, 96) == tuple(whole[each] for each in ("requests", "prompt_tokens", "cached"))
+    assert (2, 128, 48) == tuple(one[each] for each in ("requests", "prompt_tokens", "cached"))
+    assert "the data-parallel ranks 0, 1 have a cache each" in whole["notes"][0]
+    assert [] == one["notes"]
+
+
+@pytest.mark.parametrize("key", ["cache_salt", "lora_name", "lora_id"])
+def test_equal_hashes_under_two_salts_are_two_blocks(tmp_path: Path, key: str) -> None:
+    salted = [{"ts": at, "events": [stored(["a", "b"]) | {key: at}]} for at in range(2)]
+
+    found = play(Cell(source=Source(name=str(written(tmp_path, salted))), profile="bound"))
+
+    assert (64, 0) == (found["prompt_tokens"], found["cached"])
+
+
+def test_batches_of_another_rank_do_not_end_a_request(tmp_path: Path) -> None:
+    """A request of rank 0 goes on in the next batch of rank 0, wherever that stands."""
+    batches = [
+        [0.0, [stored([1, 2])], 0],
+        {"ts": 0.5, "events": [stored([1, 2])], "data_parallel_rank": 1},
+        {"ts": 0.6, "events": [], "attn_dp_rank": 1},
+        [1.0, [stored([3, 4], 2)], 0],
+    ]
+
+    _, requests = open_trace(written(tmp_path, batches), rank=0)
+
+    assert [(0, 1, 2, 3)] == [each.blocks for each in requests]
+
+
+def test_a_rank_without_a_stored_block_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"no block of rank 7 \(there are 0, 1\)"):
+        open_trace(written(tmp_path, RANKED), rank=7)
+
+
+BAILIAN = {"chat_id": 159, "parent_chat_id": 55, "type": "text", "turn": 2}
+
+
+@pytest.mark.parametrize(
+    ("more", "clock", "milliseconds"),
+    [
+        (BAILIAN | {"hash_ids": [1, 2, 3]}, None, 61114.0),
+        (BAILIAN | {"hash_ids": [1, 2, 3]}, "ms", 61.114),
+        ({"hash_ids": [1, 2, 3]}, None, 61114.0),  # blocks of 16: Bailian's
+        ({"hash_ids": [1]}, None, 61.114),  # blocks of 512: Mooncake's
+        ({"hash_ids": [1]}, "s", 61114.0),
+        (BAILIAN | {"input_length": 9, "hash_ids": [1]}, None, 61114.0),
+    ],
+)
+def test_timestamps_count_what_the_publisher_counts(
+    tmp_path: Path, more: dict[str, Any], clock: Clock | None, milliseconds: float
+) -> None:
+    line = {"timestamp": 61.114, "input_length": 40, "output_length": 5} | more
+
+    _, (asked,) = open_trace(written(tmp_path, [line]), clock=clock)
+
+    assert milliseconds == asked.time
+
+
+def test_what_timestamps_count_is_printed_where_time_counts(tmp_path: Path) -> None:
+    line = BAILIAN | {"timestamp": 61.114, "input_length": 40, "hash_ids": [1, 2, 3]}
+    name = str(written(tmp_path, [line | {"output_length": 5}]))
+
+    timed = play(Cell(source=Source(name=name, turn=50), profile="bound"))
+    ordered = play(Cell(source=Source(name=name), profile="bound"))
+
+    assert ["timestamps are read as seconds (--timestamps ms reads them otherwise)"] == timed[
+        "notes"
+    ]
+    assert [] == ordered["notes"]
+
+
+@pytest.mark.parametrize("missing", [{}, {"output_length": None}])
+def test_a_reply_whose_length_is_missing_is_one_token_and_the_output_has_it(
+    tmp_path: Path, missing: dict[str, Any]
+) -> None:
+    lines = [{"input_length": 512, "hash_ids": [at]} | missing for at in range(2)]
+    name = str(written(tmp_path, [*lines, lines[0] | {"output_length": 9}]))
+
+    found = play(Cell(source=Source(name=name), profile="vllm@0.33.0", model="dense"))
+    given = play(Cell(source=Source(name=name, replies=3), profile="vllm@0.33.0", model="dense"))
+
+    assert 3 == found["requests"]
+    assert "2 of 3 requests have no length of the reply in the trace" in found["notes"][0]
+    assert [] == given["notes"]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_trace_is_read_as_what_is_in_it(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    path = written(tmp_path, CHAT)
+    packed = tmp_path / "trace.packed"
+    packed.write_bytes(pack(path.read_bytes()))
+
+    assert list(open_trace(path)[1]) == list(open_trace(packed)[1])
+    packed.write_bytes(pack(path.read_bytes() * 50)[:-20])
+    with pytest.raises(TraceError, match="is compressed, and cut or damaged"):
+        list(open_trace(packed)[1])
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_is_played_on_every_server(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pack: Callable[[bytes], bytes],
+) -> None:
+    path = written(tmp_path, CHAT)
+    servers = ("-p", "vllm@0.33.0", "-p", "mlx-lm@0.32.2", "--model", "dense")
+    assert 0 == main(["replay", str(path), *servers, "--format", "json"])
+    of_file = json.loads(capsys.readouterr().out)
+
+    stdin = io.TextIOWrapper(io.BytesIO(pack(path.read_bytes())))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert 0 == main(["replay", "-", *servers, "--format", "json"])
+    of_stdin = json.loads(capsys.readouterr().out)
+
+    assert [each | {"trace": "standard input"} for each in of_file] == of_stdin
+
+
+def test_messages_of_standard_input_name_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a,b\n")))
+
+    assert 2 == main(["replay", "-", "-p", "bound"])
+    assert "standard input:1: not JSON" in capsys.readouterr().err
+
+
+def test_a_line_without_an_end_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cachesim.traces.reading.MOST_CHARACTERS", 1000)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("[" * 5000)
+
+    with pytest.raises(TraceError, match=r"trace.jsonl:1: more than 1,000 characters"):
+        open_trace(path)

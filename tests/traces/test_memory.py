@@ -5,6 +5,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,3 +67,31 @@ def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace
 
     assert long < short + 40 * KIB
     assert held(2000, None) > long + 200 * KIB  # what is remembered is what grows
+
+
+@pytest.mark.parametrize("profile", ["vllm@0.33.0", "vllm@0.19.1"])
+def test_an_account_that_remembers_so_many_blocks_does_not_grow(profile: str) -> None:
+    def held(first: int, remember: int | None = 200) -> int:
+        source = Source(name="made:1600", replies=1, first=first, remember=remember)
+        return peak(lambda: play(Cell(source=source, profile=profile, model="dense")))
+
+    short, long = held(800), held(1600)  # the pool is full after 500
+
+    assert long < short + 600 * KIB
+    assert held(1600, None) > long + 2500 * KIB
+
+
+@pytest.mark.parametrize("model", ["dense", "swa", "hybrid"])
+@pytest.mark.parametrize("options", [(), (("num_gpu_blocks_override", 90),)])
+def test_what_is_forgotten_changes_no_decision(
+    model: str, options: tuple[tuple[str, int], ...]
+) -> None:
+    def played(remember: int | None) -> dict[str, Any]:
+        source = Source(name="made:300", replies=20, remember=remember, turn=2)
+        return play(Cell(source=source, profile="vllm@0.33.0", model=model, options=options))
+
+    every, few = played(None), played(12)
+
+    assert every["cached"] == few["cached"]
+    assert every["held"] == few["held"]
+    assert bool(options) == (sum(every["lost"].values()) > sum(few["lost"].values()))

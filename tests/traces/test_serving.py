@@ -49,7 +49,7 @@ def test_requests_that_do_not_overlap_are_served_as_in_order(profile: str, apart
     source = Source(name=str(apart), turn=10)
     cell = Cell(source=source, profile=profile, model="dense", options=SERVERS[profile])
 
-    assert played(profile) == play(cell)
+    assert played(profile) == play(cell) | {"notes": []}
 
 
 @pytest.mark.parametrize("profile", SERVERS)

@@ -90,6 +90,11 @@ class PromptEvicted(
     n_tokens: int
     size: int
 
+    @property
+    def for_bytes(self) -> bool:
+        """`--cache-ram` decided it."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixMatched(

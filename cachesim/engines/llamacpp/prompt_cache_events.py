@@ -60,6 +60,11 @@ class CacheEntryTooLarge(
     size: int
     limit: int
 
+    @property
+    def for_bytes(self) -> bool:
+        """`--cache-ram` decided it."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntryDropped(
@@ -73,6 +78,11 @@ class CacheEntryDropped(
     n_tokens: int
     size: int
     limit: int
+
+    @property
+    def for_bytes(self) -> bool:
+        """`--cache-ram` decided it, and not the limit in tokens."""
+        return self.reason != "tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

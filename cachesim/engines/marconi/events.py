@@ -43,9 +43,19 @@ class NodeEvicted(Event, tone="loss", says="a leaf is evicted: {own} of {tokens}
     tokens: Count
     own: Count
 
+    @property
+    def for_bytes(self) -> bool:
+        """`capacity_bytes` decided it."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEvicted(Event, tone="loss", says="the state after {tokens} tokens is evicted"):
     """An inner node lost its state and became one with its child."""
 
     tokens: Count
+
+    @property
+    def for_bytes(self) -> bool:
+        """`capacity_bytes` decided it."""
+        return True

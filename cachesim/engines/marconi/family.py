@@ -23,4 +23,5 @@ FAMILY: Final[Family[Rules, MarconiOptions]] = Family(
         "state-evicted": "eviction",
         "sequence-kept": "save",
     },
+    describes_model=("num_ssm_layers", "num_attn_layers", "d", "n"),
 )

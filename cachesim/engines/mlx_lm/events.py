@@ -117,6 +117,11 @@ class StoreTrimmed(
     before: int
     after: int
 
+    @property
+    def for_bytes(self) -> bool:
+        """`--prompt-cache-bytes` decided it."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished(Event, tone="plain", says="the request has all its tokens ({reason})"):

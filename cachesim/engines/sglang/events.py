@@ -128,6 +128,11 @@ class LoadedFromHost(HostEvent, tone="gain", says="loaded back from the host"):
 class HostEvicted(HostEvent, tone="loss", says="evicted from the host"):
     """The host gave something up."""
 
+    @property
+    def for_bytes(self) -> bool:
+        """The host's size decided it, which `--hicache-size` gives in bytes."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedToStorage(HostEvent, tone="gain", says="copied to the storage"):

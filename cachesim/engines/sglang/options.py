@@ -166,6 +166,7 @@ class SglangOptions:
         default=0,
         high=4096,
         unit="GB",
+        needs="enable_hierarchical_cache",
     )
     hicache_write_policy: WritePolicy = option(
         "--hicache-write-policy",

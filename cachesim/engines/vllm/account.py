@@ -9,7 +9,7 @@ The numbers are the lookup's own: each kind of group's answer when it was asked.
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from cachesim.engines.causes import Cause
 from cachesim.engines.ledger import Ledger
@@ -31,13 +31,18 @@ MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
 """What a group's shorter answer is called: nothing was there, or it was there and went."""
 
 
+Tails: TypeAlias = dict[tuple[int, int], list[tuple[tuple[int, ...], int]]]
+"""By the prefix before them and their first token: parts of a unit, and who computed them."""
+
+
 class Computed:
     """Every sequence that was computed, by hash unit: how much of a prompt was computed before."""
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self._whole: dict[int, int] = {}  # prefix -> the request that first computed it
-        self._tails: dict[tuple[int, int], list[tuple[tuple[int, ...], int]]] = {}
+        self._tails: Tails = {}
+        self._earlier: Tails = {}
 
     def learn(self, request: Request, count: int) -> None:
         """Tokens `[0, count)` of a request have been computed."""
@@ -58,6 +63,11 @@ class Computed:
         if not any(each[: len(tail)] == tail for each, _ in known):
             known.append((tail, request.id))
 
+    def cut(self, left: AbstractSet[int]) -> None:
+        """Forget all prefixes but these, and parts of units from before the last cut."""
+        self._whole = {number: by for number, by in self._whole.items() if number in left}
+        self._earlier, self._tails = self._tails, {}
+
     def equal(self, request: Request) -> tuple[int, str]:
         """How many leading tokens were computed before, and by whom."""
         unit, parent, count, by = self.unit, request.root, 0, -1
@@ -68,10 +78,11 @@ class Computed:
         rest = request.tokens[count : count + unit]
         if rest:
             best = 0
-            for tail, who in self._tails.get((parent, rest[0]), ()):
-                shared = get_common_prefix(tail, rest)
-                if shared > best:
-                    best, by = shared, who
+            for tails in (self._earlier, self._tails):
+                for tail, who in tails.get((parent, rest[0]), ()):
+                    shared = get_common_prefix(tail, rest)
+                    if shared > best:
+                        best, by = shared, who
             count += best
         return count, f"request {by}" if count else NOTHING
 

@@ -4,10 +4,13 @@
     ids        h0 = (root, b0)   h1 = (h0, b1)   h2 = (h1, b2)
 
 The real server hashes; here prefixes are numbered, so equal numbers are equal prefixes and nothing
-can collide.
+can collide. A long replay forgets prefixes that nothing holds and nobody asks for:
+
+    recent   h0 h1 h2        asked for since the last cut
+    earlier  h0 h3 h4        asked for before it; at the next cut those that are held stay
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 ROOT: Final = -1
@@ -16,11 +19,13 @@ ROOT: Final = -1
 class Prefixes:
     """Numbers whole prefixes, one hash unit at a time."""
 
-    __slots__ = ("_numbers", "_roots", "unit")
+    __slots__ = ("_earlier", "_given", "_numbers", "_roots", "unit")
 
     def __init__(self, unit: int) -> None:
         self.unit = unit
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._earlier: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._given = 0
         self._roots: dict[Any, int] = {None: ROOT}
 
     def root(self, extra: object) -> int:
@@ -38,6 +43,34 @@ class Prefixes:
             key = (parent, tuple(tokens[end - unit : end]))  # of a tuple: no second copy
             number = known(key)
             if number is None:
-                number = numbers[key] = len(numbers)
+                number = numbers[key] = self._number(key)
             give(number)
             parent = number
+
+    def __len__(self) -> int:
+        """Prefixes that were asked for since the last cut."""
+        return len(self._numbers)
+
+    def _number(self, key: tuple[int, tuple[int, ...]]) -> int:
+        """The number of a prefix that was not asked for lately."""
+        number = self._earlier.pop(key, None)
+        if number is None:
+            number, self._given = self._given, self._given + 1
+        return number
+
+    def cut(self, held: Iterable[int]) -> set[int]:
+        """Forget what was not asked for since the last cut, unless it is held or begins what is.
+
+        Returns the numbers that are left.
+        """
+        known = self._numbers | self._earlier
+        keys = {number: key for key, number in known.items()}
+        left = set(self._numbers.values())
+        for number in held:
+            at = number
+            while at in keys and at not in left:
+                left.add(at)
+                at = keys[at][0]
+        self._earlier = {keys[number]: number for number in left}
+        self._numbers = {}
+        return left

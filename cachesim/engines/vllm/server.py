@@ -55,6 +55,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self._pending: Step | None = None
         self._published: dict[int, int] = {}  # blocks of the step that is scheduled, by request
         self._lost: set[int] = set()  # keys that were evicted
+        self._most: int | None = None  # prefixes after which the books are cut
         self._idle = 0
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
@@ -105,6 +106,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 f"the prompt has {len(request.prompt)}",
             )
             return ticket
+        if self._most is not None and len(self.prefixes) >= self._most:
+            self._cut_books()
         job.request = Request.make(
             int(ticket),
             self.prefixes,
@@ -248,6 +251,23 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if request.num_output + len(tokens) >= request.max_tokens:
                 break
         return tokens
+
+    def remember(self, most: int) -> None:
+        """Forget what was computed before the last so many prefixes, and is not held any more."""
+        self._most = most
+
+    def _cut_books(self) -> None:
+        """Forget prefixes that no block, store or request has, and what was noted of them."""
+        groups = len(self.manager.groups)
+        held = {key // groups for key in self.manager.pool.cached}
+        if self.connector is not None:
+            held |= {number for number, _ in self.connector.kept}
+        for job in self._jobs:
+            if job.request is not None:
+                held.update(job.request.hashes)
+        left = self.prefixes.cut(held)
+        self.computed.cut(left)
+        self._lost = {key for key in self._lost if key // groups in left}
 
     # -- what is told ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Logs as they are put away: compressed files are read as what is in them."""
+"""Compressed logs and traces, read as what is in them."""
 
 import importlib
 import zlib
