@@ -91,7 +91,7 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
 
     def added(row: "Row") -> None:
         if not quiet:
-            view.add(row, live.totals, causes_of(live)[:1])
+            view.add(row, live.totals.as_dict(), causes_of(live)[:1])
 
     def opened(passage: "Passage", loop: asyncio.AbstractEventLoop) -> "Session":
         asker = Asker(plan.upstream, passage.session, loop) if plan.asks else None

@@ -184,7 +184,7 @@ def recorded_from(
     A recorder numbers its requests, and its lines speak of each other by these numbers: they count
     from `first` on. Where they do not grow the line is taken for itself.
     """
-    request = mapping(entry.get("request", entry))
+    request, entry = _with_answer(entry)
     found = _hashed(entry["segments"]) if "segments" in entry else segments_of(request)
     segments = tuple(map(keep, found))
     if not segments:
@@ -225,6 +225,24 @@ def recorded_from(
     )
 
 
+def _with_answer(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """A line's request, and the line with the counts that other recorders keep elsewhere.
+
+    LiteLLM keeps the answer under `response` and the tools under `model_parameters`; a batch of
+    OpenAI's has the request under `body`, and the answer under `response.body`.
+    """
+    request = mapping(entry.get("request") or entry.get("body"))
+    request = request or {**mapping(entry.get("model_parameters")), **entry}
+    answer = mapping(entry.get("response"))
+    answer = mapping(answer.get("body")) or answer
+    kept = {key: entry.get(key) or answer.get(key) for key in ("usage", "timings")}
+    if not kept["usage"]:
+        kept["usage"] = mapping(entry.get("metadata")).get("usage_object")
+    if not kept["usage"] and "prompt_tokens" in entry:
+        kept["usage"] = {key: entry.get(key) for key in ("prompt_tokens", "completion_tokens")}
+    return request, {**entry, **{key: value for key, value in kept.items() if value}}
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Tokens of a request, as the server reported them."""
@@ -260,6 +278,7 @@ def counts_of(entry: Mapping[str, Any]) -> Counts:
         )
     if prompt is None and cached is not None and processed is not None:
         prompt = cached + processed
+    prompt = prompt or None  # no prompt has 0 tokens: some servers write 0 where they do not count
     if prompt is not None and cached is not None:
         processed = prompt - cached if processed is None and cached <= prompt else processed
     generated = whole(

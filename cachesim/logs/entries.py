@@ -115,7 +115,7 @@ def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
     """What the server made of a request that rewrites nothing."""
     cached, equal = understood.prompt.recorded.cached, understood.prompt.equal
     if cached is None:
-        return "; the server does not say what it reused"
+        return "; the answer does not report cached tokens"
     if cached > equal:
         return f", and {cached - equal:,} tokens more were reused from what is not recorded"
     if not again:

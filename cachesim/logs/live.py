@@ -8,7 +8,7 @@ The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file;
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cachesim.errors import InputError
@@ -34,6 +34,43 @@ MOST_TEXT: Final = 128 << 20
 """Characters of earlier requests that are kept at hand, parts that come again counted each time."""
 
 
+COUNTS: Final = ("prompt_tokens", "cached", "processed", "again")
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over requests; a number that no answer reports is None, never 0."""
+
+    requests: int = 0
+    answered: int = 0  # those that the server did not refuse
+    comparable: int = 0
+    agreeing: int = 0
+    sums: Counter[str] = field(default_factory=Counter)
+    reported: Counter[str] = field(default_factory=Counter)  # requests with each number
+
+    def add(self, found: Mapping[str, Any], *, answered: bool) -> None:
+        """One more request."""
+        self.requests += 1
+        self.answered += answered
+        self.comparable += found["agrees"] is not None
+        self.agreeing += found["agrees"] is True
+        for key in COUNTS:
+            if found[key] is not None:
+                self.sums[key] += found[key]
+                self.reported[key] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it: the sums, and how many requests each is of."""
+        sums = {key: self.sums[key] if self.reported[key] else None for key in COUNTS}
+        reported = {key: self.reported[key] for key in COUNTS}
+        return {
+            "requests": self.requests,
+            "answered": self.answered,
+            **sums,
+            "reported": reported,
+        }
+
+
 class Live:
     """What is known of the requests so far."""
 
@@ -46,7 +83,7 @@ class Live:
         self.options: dict[str, Any] = {}  # of the server that is played
         self.reruns: list[Rerun] = []  # one for each kind of model that it may be
         self.prompts: list[Prompt] = []
-        self.totals: Counter[str] = Counter()
+        self.totals = Totals()
         self.groups: dict[tuple[str, str], dict[str, Any]] = {}
         self._forgets = forgets
         self._recent: deque[Candidate] = deque()
@@ -91,7 +128,7 @@ class Live:
         continued = number_of(understood.continues)
         found = entry_of(replace(understood, taken=self._slots.lost(continued)), played)
         self._slots.ran(request.number, played.slot if request.slot is None else request.slot)
-        self._count(found)
+        self._count(found, answered=request.was_read)
         return found
 
     def check(self) -> None:
@@ -162,17 +199,14 @@ class Live:
         if self._forgets:
             del self.prompts[:-1]
 
-    def _count(self, found: Mapping[str, Any]) -> None:
-        self.totals["requests"] += 1
-        for key in ("prompt_tokens", "cached", "processed", "again"):
-            self.totals[key] += found[key] or 0
-        self.totals["comparable"] += found["agrees"] is not None
-        self.totals["agreeing"] += found["agrees"] is True
+    def _count(self, found: Mapping[str, Any], *, answered: bool) -> None:
+        self.totals.add(found, answered=answered)
         cause = cause_of(found)
         if cause is None:
             return
         group = self.groups.setdefault(
-            (cause["kind"], cause["part"]), {**cause, "tokens": 0, "requests": []}
+            (cause["kind"], cause["part"]), {**cause, "tokens": None, "requests": []}
         )
-        group["tokens"] += found["again"] or 0
+        if found["again"] is not None:
+            group["tokens"] = (group["tokens"] or 0) + found["again"]
         group["requests"].append(found["number"])

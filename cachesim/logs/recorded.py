@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from cachesim.errors import InputError
 from cachesim.logs.dump import Recorded
 from cachesim.logs.live import Live
 from cachesim.logs.rerun import elsewhere as played_elsewhere
@@ -29,6 +30,14 @@ def told_of_dump(
     if live.rerun is not None and live.model_how == "computed":
         live = Live(replace(about, model=live.rerun.model), model_how="computed")
         entries = live.add_all(requests)
+    if not any(live.totals.reported.values()) and all(
+        each["continues"] is None and not each["equal_characters"] for each in entries
+    ):
+        msg = (
+            f"{source}: no answer's `usage` or `timings`, and no two requests that begin alike: "
+            "there is nothing to explain; `cachesim record` records the answers too"
+        )
+        raise InputError(msg)
     found = told_of_live(live, source=source)
     found["totals"]["after_partings"] = sum(each["tokens_after"] or 0 for each in entries)
     found["requests"] = entries
@@ -42,13 +51,14 @@ def told_of_live(live: Live, *, source: str) -> dict[str, Any]:
     totals = live.totals
     return {
         "format": FORMAT,
-        "dump": {"sources": [source], "requests": totals["requests"]},
+        "dump": {"sources": [source], "requests": totals.requests},
         "server": server_of(live),
-        "totals": {
-            key: totals[key]
-            for key in ("requests", "prompt_tokens", "cached", "processed", "again")
+        "totals": totals.as_dict(),
+        "agreement": {
+            "requests": totals.requests,
+            "comparable": totals.comparable,
+            "agreeing": totals.agreeing,
         },
-        "agreement": {key: totals[key] for key in ("requests", "comparable", "agreeing")},
         "causes": causes_of(live),
         "requests": [],
         "what_if": [],
@@ -71,7 +81,7 @@ def server_of(live: Live) -> dict[str, Any] | None:
 def causes_of(live: Live) -> list[dict[str, Any]]:
     """Causes of one kind in one part of the prompt, those that cost most first."""
     groups = live.groups.values()
-    return sorted(groups, key=lambda g: (-g["tokens"], -len(g["requests"]), g["kind"]))
+    return sorted(groups, key=lambda g: (-(g["tokens"] or 0), -len(g["requests"]), g["kind"]))
 
 
 def elsewhere(live: Live, asked: Sequence[str]) -> Iterator[dict[str, Any]]:

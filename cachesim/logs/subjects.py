@@ -162,6 +162,8 @@ def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -
         raise InputError(msg)
     options = known(live.profile, options_in(requests[0])) | dict(wanted.options)
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
+    if any(each.recorded.prompt_tokens is None and not each.recorded.runs for each in prompts):
+        assumed.append("lengths of prompts, from their characters")
     assumed += [] if wanted.model else [f"a model like the preset {live.rerun.model}"]
     if "ctx_size" not in options and any(each.name == "ctx_size" for each in family.declared):
         longest = max(len(each.rope) + len(each.reply) for each in prompts)

@@ -10,8 +10,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cachesim.engines.words import counted
 from cachesim.printable import printable
 from cachesim.report.consoles import show
+from cachesim.report.recorded import totals_line
+from cachesim.report.why import shown
 
 SHOWN: Final = 12
 """Requests that the table shows at once."""
@@ -66,7 +69,7 @@ class LiveView:
     def __init__(self, screen: Console) -> None:
         self._screen = screen
         self._rows: deque[Row] = deque(maxlen=SHOWN)
-        self._totals: Mapping[str, int] = {}
+        self._totals: Mapping[str, Any] = {}
         self._worst: Sequence[Mapping[str, Any]] = ()
         self._live = (
             Live(console=screen, refresh_per_second=OFTEN, get_renderable=self._page)
@@ -85,7 +88,7 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
 
-    def add(self, row: Row, totals: Mapping[str, int], worst: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, row: Row, totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]) -> None:
         """One more request has passed."""
         self._rows.append(row)
         self._totals, self._worst = dict(totals), list(worst)
@@ -114,7 +117,7 @@ LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
 
 
 def _live_page(
-    rows: Sequence[Row], totals: Mapping[str, int], worst: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row], totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]
 ) -> RenderableType:
     """The last requests, the totals, and what cost most."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
@@ -134,26 +137,19 @@ def _live_page(
         )
     parts: list[RenderableType] = [table]
     if totals:
-        parts.append(Text(_totals_line(totals), style="name"))
+        requests = counted(totals["requests"], "request")
+        parts.append(Text(f"{requests}. {totals_line(totals)}", style="name"))
     if worst:
         most = worst[0]
         times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
         parts.append(
             Text(
-                f"worst: {most['kind']}, {times}, {most['tokens']:,} tokens reprocessed. "
+                f"worst: {most['kind']}, {times}, {shown(most['tokens'])} tokens reprocessed. "
                 f"{most['advice']}",
                 style="lost",
             )
         )
     return Group(*parts)
-
-
-def _totals_line(totals: Mapping[str, int]) -> str:
-    """All requests so far, in one line."""
-    return (
-        f"{totals['requests']:,} requests, {totals['prompt_tokens']:,} prompt tokens: "
-        f"{totals['cached']:,} reused, {totals['again']:,} reprocessed"
-    )
 
 
 def says(row: Row) -> str:

@@ -1,7 +1,7 @@
 """What recorded requests tell, on the terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -19,13 +19,12 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
     names = ", ".join(found["dump"]["sources"])
     parts: list[RenderableType] = [
         Text(f"{names}: {counted(totals['requests'], 'recorded request')}", style="name"),
-        Text(
-            f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-            f"{totals['processed']:,} processed, {totals['again']:,} of these reprocessed."
-        ),
+        Text(totals_line(totals)),
     ]
     if found["server"] is not None:
         parts.append(Text(server_line(found["server"], found["agreement"])))
+        if totals["reported"]["prompt_tokens"] < totals["answered"]:
+            parts.append(Text(ESTIMATED))
     if found["causes"]:
         parts += [Text(), _causes(found["causes"])]
     else:
@@ -41,14 +40,55 @@ def dump_page(found: Mapping[str, Any], *, worst: int) -> RenderableType:
     return Group(*parts)
 
 
+ESTIMATED: Final = (
+    "Where an answer reports no prompt tokens, the replay takes a length that is estimated from "
+    "the characters."
+)
+
+
+def totals_line(totals: Mapping[str, Any]) -> str:
+    """Prompt tokens of all requests, and what became of them, as far as answers report it."""
+    answered, reported = totals["answered"], totals["reported"]
+    prompts, cached = reported["prompt_tokens"], reported["cached"]
+    if not answered:
+        return "No request was answered."
+    counts = (
+        f"{shown(totals['cached'])} reused, {shown(totals['processed'])} processed, "
+        f"{shown(totals['again'])} of these reprocessed."
+    )
+    whole = f"{shown(totals['prompt_tokens'])} prompt tokens"
+    if prompts == cached == answered:
+        return f"{whole}: {counts}"
+    if not prompts and not cached:
+        return "Prompt, reused and processed tokens: unknown, no answer reports them."
+    first = f"{whole} in {prompts} of {answered} answered requests."
+    if not prompts:
+        first = "Prompt tokens: unknown, no answer reports them."
+    elif prompts == answered:
+        first = f"{whole}."
+    if not cached:
+        return f"{first} Reused and processed: unknown, no answer reports cached tokens."
+    return f"{first} In {cached} of {answered} answered requests: {counts}"
+
+
 def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:
     """Who is simulated, and how often it reuses as many tokens as the real server did."""
+    compared = (
+        f"it reuses as many tokens as the server did in {agreement['agreeing']} of "
+        f"{agreement['comparable']} requests."
+        if agreement["comparable"]
+        else "no answer reports cached tokens to compare it with."
+    )
     line = (
         f"Replayed on {server['profile']} ({server['profile_known']}) with a {server['model']} "
-        f"model ({server['model_known']}): it reuses as many tokens as the server did in "
-        f"{agreement['agreeing']} of {agreement['comparable']} requests."
+        f"model ({server['model_known']}): {compared}"
     )
     return f"{line} It ended early: {server['problem']}" if server["problem"] else line
+
+
+def tokens_of(count: int | None) -> str:
+    """A number of tokens, or that there is none."""
+    return "unknown" if count is None else counted(count, "token")
 
 
 def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -60,7 +100,7 @@ def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     for each in groups:
         words = Text(each["kind"], style="name")
         words.append(f"\n{each['example']}. {each['advice']}".rstrip(), style="")
-        table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), each["by"], words)
+        table.add_row(shown(each["tokens"]), str(len(each["requests"])), each["by"], words)
     return table
 
 
@@ -84,8 +124,8 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="quiet", no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("prompt", f"{shown(each['prompt_tokens'])} tokens")
-    facts.add_row("cached", f"{shown(each['cached'])} tokens")
+    facts.add_row("prompt", tokens_of(each["prompt_tokens"]))
+    facts.add_row("cached", tokens_of(each["cached"]))
     if each["continues"] is not None:
         facts.add_row(
             "continues",
@@ -96,7 +136,8 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     if parting is not None:
         after = each["tokens_after"]
         about = "" if each["known"]["tokens_after"] == "computed" else "about "
-        cost = "" if after is None else f"; {about}{after:,} tokens after it are reprocessed"
+        known = "are reprocessed" if each["cached"] is not None else "follow"
+        cost = "" if after is None else f"; {about}{after:,} tokens after it {known}"
         facts.add_row("parts", f"{parting['sentence']}{cost}")
         facts.add_row("helps", parting["advice"])
     for loss in each["losses"]:

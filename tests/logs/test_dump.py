@@ -10,6 +10,8 @@ from cachesim.errors import InputError
 from cachesim.logs.live import Live
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.whole import Wanted
+from cachesim.report.consoles import plain_text
+from cachesim.report.recorded import dump_page
 from tests.dumps import read_dump
 
 SYSTEM = "You are a careful assistant. " * 20
@@ -211,3 +213,97 @@ def test_flags_with_which_no_server_starts_are_refused_in_words() -> None:
     }
     with pytest.raises(InputError, match="no server starts with batch_size 1"):
         told(line)
+
+
+def found_in(*lines: dict[str, Any]) -> dict[str, Any]:
+    text = "".join(f"{json.dumps(each)}\n" for each in lines)
+    return told_of_dump(read_dump("dump.jsonl", BytesIO(text.encode())), source="dump.jsonl")
+
+
+def said_of(found: dict[str, Any]) -> str:
+    return " ".join(plain_text(dump_page(found, worst=3), width=500).split())
+
+
+ASKED = [{"role": "user", "content": "Once upon a time. " * 20}]
+AGAIN = [*ASKED, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And?"}]
+KNOWN = {"prompt_tokens": 300, "prompt_tokens_details": {"cached_tokens": 250}}
+NO_CACHE = {"prompt_tokens": 300, "completion_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("usages", "totals", "words"),
+    [
+        (
+            [None, None],
+            [None, None, None],
+            "Prompt, reused and processed tokens: unknown, no answer reports them.",
+        ),
+        (
+            [NO_CACHE, NO_CACHE],
+            [600, None, None],
+            "600 prompt tokens. Reused and processed: unknown",
+        ),
+        ([NO_CACHE, None], [300, None, None], "300 prompt tokens in 1 of 2 answered requests."),
+        (
+            [NO_CACHE, KNOWN],
+            [600, 250, 50],
+            "600 prompt tokens. In 1 of 2 answered requests: 250 reused, 50 processed",
+        ),
+        ([KNOWN, KNOWN], [600, 500, 100], "600 prompt tokens: 500 reused, 100 processed"),
+    ],
+)
+def test_what_no_answer_reports_is_unknown_and_not_0(
+    usages: list[Any], totals: list[int | None], words: str
+) -> None:
+    requests = [{"messages": ASKED}, {"messages": AGAIN}]
+    found = found_in(*({**r, "usage": u} for r, u in zip(requests, usages, strict=True)))
+
+    assert totals == [found["totals"][key] for key in ("prompt_tokens", "cached", "processed")]
+    assert words in said_of(found)
+    assert (" 0 reused" in said_of(found)) is (totals[1] == 0)
+
+
+def test_requests_without_counts_that_share_nothing_are_refused() -> None:
+    other = [{"role": "user", "content": "Something else"}]
+
+    with pytest.raises(InputError, match="there is nothing to explain"):
+        found_in({"messages": ASKED}, {"messages": other})
+
+
+def test_a_rewrite_is_told_without_counts() -> None:
+    changed = [{"role": "user", "content": "Once upon a day. " * 20}, *AGAIN[1:]]
+    found = found_in({"messages": AGAIN}, {"messages": changed})
+
+    assert [None] == [each["tokens"] for each in found["causes"]]
+    assert "unknown 1 the client" in said_of(found)
+
+
+def test_a_replay_without_counts_to_compare_says_so() -> None:
+    lines = BytesIO("".join(f"{json.dumps({'messages': m})}\n" for m in (ASKED, AGAIN)).encode())
+    about = Wanted(profile="b9538")
+    said = said_of(told_of_dump(read_dump("d", lines), source="d", about=about))
+
+    assert "no answer reports cached tokens to compare it with" in said
+    assert "a length that is estimated from the characters" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": ASKED, "response": {"usage": KNOWN}},
+        {"messages": ASKED, "metadata": {"usage_object": KNOWN}},
+        {"body": {"messages": ASKED}, "response": {"status_code": 200, "body": {"usage": KNOWN}}},
+        {"request": {"messages": ASKED}, "response": {"usage": KNOWN}},
+    ],
+    ids=["LiteLLM", "LiteLLM's metadata", "OpenAI's batch", "request and response"],
+)
+def test_counts_are_found_where_other_recorders_keep_them(line: dict[str, Any]) -> None:
+    (request,) = found_in(line)["requests"]
+
+    assert (300, 250, 50) == (request["prompt_tokens"], request["cached"], request["processed"])
+
+
+def test_a_prompt_of_0_tokens_is_one_that_was_not_counted() -> None:
+    found = found_in({"messages": ASKED, "usage": {"prompt_tokens": 0}}, {"messages": AGAIN})
+
+    assert found["totals"]["prompt_tokens"] is None
