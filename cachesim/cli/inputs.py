@@ -157,6 +157,9 @@ def requests_in(inputs: Sequence[Given]) -> list[Recorded]:
     reader = DumpReader()
     for each in inputs:
         reader.read(each.name, as_dump(each.file) if has_bodies(each.head) else each.file)
+    left_out = ", ".join(f"{why} ({count})" for why, count in sorted(reader.unread.items()))
+    if left_out:
+        show(notes(), Text(f"requests without a prompt are left out: {left_out}"))
     if not reader.requests:
         msg = f"{', '.join(each.name for each in inputs)}: no request with a prompt is recorded"
         raise InputError(msg)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Flags, ServerFlags
+from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.logs.live import Live
 from cachesim.logs.recorded import causes_of, told_of_live
@@ -88,16 +90,21 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
     if plan.keep_text:
         show(notes(), Text(LOUDLY.format(path=plan.output), style="wrong"))
     view = LiveView(notes())
+    parts: list[Passage] = []
+    sessions: list[Session] = []
 
     def added(row: "Row") -> None:
         if not quiet:
             view.add(row, live.totals.as_dict(), causes_of(live)[:1])
 
     def opened(passage: "Passage", loop: asyncio.AbstractEventLoop) -> "Session":
+        parts.append(passage)
         asker = Asker(plan.upstream, passage.session, loop) if plan.asks else None
-        return Session(
+        session = Session(
             file, keep_text=plan.keep_text, asker=asker, live=live, view=added, complain=view.say
         )
+        sessions.append(session)
+        return session
 
     def listening(place: str) -> None:
         show(notes(), Text(f"{place} passes on to {plan.upstream}; recording to {plan.output}"))
@@ -106,7 +113,7 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
             view.open()
 
     try:
-        asyncio.run(serve(plan, opened, listening))
+        faults = asyncio.run(serve(plan, opened, listening))
     finally:
         view.close()
         file.close()
@@ -115,14 +122,28 @@ def _recorded(plan: Plan, about: Wanted, *, quiet: bool) -> int:
     if not quiet and file.lines:
         show(results(), dump_page(told_of_live(live, source=str(plan.output)), worst=0))
     _farewell(plan, file)
+    _name_counts("malformed requests, refused with status 400", faults.counts)
+    for passage in parts:
+        _name_counts("passed without a record (no known prompt in such a request)", passage.skipped)
+    for each in sessions:
+        _name_counts("recorded without a prompt", each.without_prompt)
     return NOT_AS_EXPECTED if file.problem else AS_EXPECTED
 
 
 def _farewell(plan: Plan, file: RecordFile) -> None:
+    requests = counted(file.lines, "request")
     if file.problem:
         said = f"RECORDING STOPPED EARLY: {plan.output}: {file.problem}"
-        show(notes(), Text(f"{said}; {file.lines} requests are in it", style="wrong"))
+        show(notes(), Text(f"{said}; {requests} in it", style="wrong"))
     elif file.lines:
-        show(notes(), Text(f"{file.lines} requests in {plan.output}: cachesim why {plan.output}"))
+        show(notes(), Text(f"{requests} in {plan.output}: cachesim why {plan.output}"))
     else:
         show(notes(), Text("nothing was recorded"))
+
+
+def _name_counts(what: str, counts: Mapping[str, int]) -> None:
+    """Name what was left out, and how often, the most frequent first."""
+    if counts:
+        ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+        named = ", ".join(f"{name} ({count})" for name, count in ranked)
+        show(notes(), Text(f"{what}: {named}"))

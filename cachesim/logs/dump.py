@@ -12,12 +12,14 @@ them; both may be missing. A line with an action is a call of llama-server's `/s
 
 import json
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
+from cachesim.logs.dialects import usage_of
 from cachesim.logs.segments import Segment, segments_of, whole
 from cachesim.logs.slot_actions import SlotAction, action_from, is_action
 from cachesim.typed import mapping
@@ -81,6 +83,7 @@ class DumpReader:
 
     def __init__(self) -> None:
         self.requests: list[Recorded] = []
+        self.unread: Counter[str] = Counter()  # requests whose prompt was not recorded, by why
         self.cut: list[str] = []  # files whose last line is not whole
         self._known: dict[Segment, Segment] = {}
         self._kept = 0
@@ -118,7 +121,8 @@ class DumpReader:
 
     def _add(self, name: str, line: int, entry: Mapping[str, Any]) -> None:
         if entry.get("unread") and not entry.get("segments") and not entry.get("request"):
-            return  # passed through, and its prompt could not be read
+            self.unread[str(entry["unread"])[:100]] += 1
+            return
         try:
             if is_action(entry):
                 self._actions.append(acted(entry, number=self._next, first=self._first))
@@ -236,6 +240,7 @@ def _with_answer(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[s
     answer = mapping(entry.get("response"))
     answer = mapping(answer.get("body")) or answer
     kept = {key: entry.get(key) or answer.get(key) for key in ("usage", "timings")}
+    kept["usage"] = kept["usage"] or usage_of(answer) or usage_of(entry)
     if not kept["usage"]:
         kept["usage"] = mapping(entry.get("metadata")).get("usage_object")
     if not kept["usage"] and "prompt_tokens" in entry:

@@ -19,9 +19,15 @@ PLACES: Final = (
     "instructions",
     "messages",
     "input",
+    "memory",
     "prompt",
+    "text",
+    "input_ids",
     "input_prefix",
     "input_suffix",
+    "suffix",
+    "images",
+    "image_data",
 )
 """Keys of a request whose text is part of the prompt."""
 
@@ -91,9 +97,25 @@ def whole(*values: object) -> int | None:
     return None
 
 
+def _refuse_kept(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError where a part of the prompt is not in the request, or it has several."""
+    if fields.get("previous_response_id"):
+        msg = "continues a conversation that the server keeps (previous_response_id)"
+        raise ValueError(msg)
+    if fields.get("context") and "prompt" in fields and "messages" not in fields:
+        msg = "continues tokens of an earlier answer (context), which are no text"
+        raise ValueError(msg)
+    for key in ("text", "input_ids"):
+        value = fields.get(key)
+        if isinstance(value, list) and any(isinstance(each, str | list) for each in value):
+            msg = f"has several prompts in one request ({key})"
+            raise ValueError(msg)
+
+
 def segments_of(request: object) -> list[Segment]:
     """The parts of a request in the order in which templates put them."""
     fields = mapping(request)
+    _refuse_kept(fields)
     found = []
     tools = fields.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else [], 1):
@@ -110,13 +132,33 @@ def segments_of(request: object) -> list[Segment]:
     messages = fields.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else [], 1):
         found += _message(f"message {index}", mapping(message))
-    for key in ("input_prefix", "prompt", "input_suffix"):
+    for key, part in PROMPTS.items():
         value = fields.get(key)
         if isinstance(value, list):
             value = " ".join(map(str, value))
         if isinstance(value, str):
-            found.append(Segment(key, "", "text", value))
+            found.append(Segment(part, "", "text", value))
+    for key in ("images", "image_data"):
+        found += _images("images", "", fields.get(key))
     return found
+
+
+PROMPTS: Final = {
+    "input_prefix": "input_prefix",
+    "memory": "memory",  # KoboldCpp puts it before the prompt
+    "prompt": "prompt",
+    "text": "prompt",  # SGLang
+    "input_ids": "prompt",
+    "input_suffix": "input_suffix",
+    "suffix": "suffix",
+}
+"""Keys of a request without messages, and the part of the prompt that each is."""
+
+
+def _images(part: str, role: str, images: object) -> Iterator[Segment]:
+    """Attachments beside a text, as Ollama, KoboldCpp and SGLang take them."""
+    for each in images if isinstance(images, list) else [images] if images else []:
+        yield Segment(part, role, "attachment", _canonical(each))
 
 
 def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
@@ -126,6 +168,7 @@ def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
             yield Segment(part, role, "reasoning", message[key])
             break
     yield from _content(part, role, message.get("content"))
+    yield from _images(part, role, message.get("images"))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         yield Segment(part, role, "tool call", _canonical(call))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cachesim.logs.dialects import is_last, texts_of, usage_of
 from cachesim.typed import mapping
 
 MOST_REPLY: Final = 8 << 20
@@ -27,11 +28,24 @@ BATCH: Final = 1 << 14
 DONE: Final = b"[DONE]"
 """What OpenAI's streams end with; a client that knows it leaves without waiting for the rest."""
 
-NUMBERS: Final = (b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop')
+NUMBERS: Final = (
+    b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop',
+    b'"eval_count"', b'"meta_info"', b'"chat.end"', b'"finish_reason"',
+)  # fmt: skip
 """What a line must have to be read where the reply is long enough already."""
 
 LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
 """The last events of streams that have no such word: of Anthropic's messages, of responses."""
+
+EVENTS: Final = "text/event-stream"
+LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+"""Content types of streams with one object on each line, as Ollama's are."""
+
+FACTS: Final = (
+    "model", "system_fingerprint", "id_slot", "tokens_evaluated", "response_id",
+    "n_saved", "n_restored", "n_erased",
+)  # fmt: skip
+"""What is kept of an answer besides counts and texts."""
 
 MOVED: Final = ("n_saved", "n_restored", "n_erased")
 """What answers to `/slots/N?action=...` count."""
@@ -62,6 +76,7 @@ class AnswerReader:
         self.said = Said()
         self.size = 0
         self.is_stream = False
+        self._prefix = b"data:"  # of the lines of a stream that hold an object
         self.unread = ""  # why the answer was not read
         self._held: list[bytes] = []
         self._held_size = 0
@@ -71,7 +86,10 @@ class AnswerReader:
 
     def opened(self, content_type: str, encoding: str) -> None:
         """The head of the answer is there."""
-        self.is_stream = content_type.lower().startswith("text/event-stream")
+        kind = content_type.lower()
+        if kind.startswith(LINES):
+            self._prefix = b""
+        self.is_stream = kind.startswith((EVENTS, *LINES))
         encoding = encoding.strip().lower()
         if encoding in {"gzip", "deflate", "x-gzip"}:
             self._unpack = zlib.decompressobj(wbits=ZLIB_OR_GZIP)
@@ -128,11 +146,11 @@ class AnswerReader:
             self._rest, self._skipping = b"", True
 
     def _take_line(self, line: bytes) -> None:
-        if not line.startswith(b"data:"):
+        if not line.startswith(self._prefix):
             return
         if self.said.characters > MOST_REPLY and not any(word in line for word in NUMBERS):
             return
-        self._take(line[5:])
+        self._take(line.removeprefix(self._prefix))
 
     def _take(self, text: bytes) -> None:
         """One JSON object of the server; anything else is passed over."""
@@ -153,15 +171,18 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
     """Take from one object of an answer what a recorder keeps, in the shapes of all servers."""
     message = mapping(entry.get("message"))  # Anthropic's `message_start`
     response = mapping(entry.get("response"))  # the last event of OpenAI's responses
-    for source in (message, response, entry):
-        said.usage |= mapping(source.get("usage"))
+    result = mapping(entry.get("result"))  # the last event of LM Studio's chats
+    for source in (message, response, result, entry):
+        said.usage |= mapping(source.get("usage")) | usage_of(source)
         said.timings |= mapping(source.get("timings"))
         said.progress |= mapping(source.get("prompt_progress"))
-        for key in ("model", "system_fingerprint", "id_slot", "tokens_evaluated", *MOVED):
+        for key in FACTS:
             if isinstance(source.get(key), str | int):
                 said.facts[key] = source[key]
     if "error" in entry:
         said.error = _error_of(entry["error"])
+    if "meta_info" in entry and isinstance(entry.get("text"), str):
+        _replace_text(said, entry["text"])
     for kind, text in texts(entry):
         room = MOST_REPLY - said.characters
         said.characters += len(text)
@@ -171,9 +192,16 @@ def take(said: Said, entry: Mapping[str, Any]) -> None:
             )
 
 
+def _replace_text(said: Said, text: str) -> None:
+    """SGLang's text: each event has the whole reply so far, or, as a server may be set, its end."""
+    so_far = "".join(said.text)
+    said.text[:] = [(text if text.startswith(so_far) else so_far + text)[:MOST_REPLY]]
+    said.characters = len(said.text[0])
+
+
 def _is_last(entry: Mapping[str, Any]) -> bool:
     """Whether an event of a stream is its last one; llama-server's own say `stop`."""
-    return entry.get("stop") is True or str(entry.get("type")) in LAST
+    return entry.get("stop") is True or str(entry.get("type")) in LAST or is_last(entry)
 
 
 def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -186,9 +214,12 @@ def texts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(fields.get("text"), str):
             yield "text", fields["text"]
         yield from _of_message(mapping(fields.get("delta") or fields.get("message")))
+    if "done" in entry:  # Ollama's chat
+        yield from _of_message(mapping(entry.get("message")))
+    yield from texts_of(entry)
     content = entry.get("content")
-    if isinstance(content, str):  # llama-server's `/completion` and `/infill`
-        yield "text", content
+    if isinstance(content, str):  # llama-server's `/completion` and `/infill`, LM Studio's events
+        yield "reasoning" if entry.get("type") == "reasoning.delta" else "text", content
     for block in content if isinstance(content, list) else []:
         yield from _of_block(mapping(block))
     yield from _of_block(mapping(entry.get("delta")))
@@ -211,7 +242,8 @@ def _of_response(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     items = entry.get("output")
     for item in map(mapping, items if isinstance(items, list) else []):
         content = item.get("content")
-        for block in map(mapping, content if isinstance(content, list) else []):
+        blocks = [{"text": content}] if isinstance(content, str) else content
+        for block in map(mapping, blocks if isinstance(blocks, list) else []):
             if isinstance(block.get("text"), str):
                 yield "reasoning" if item.get("type") == "reasoning" else "text", block["text"]
         for key in ("name", "arguments"):
@@ -220,7 +252,7 @@ def _of_response(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _of_message(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key in ("reasoning_content", "reasoning"):
+    for key in ("reasoning_content", "reasoning", "thinking"):
         if isinstance(message.get(key), str):
             yield "reasoning", message[key]
             break
@@ -232,6 +264,8 @@ def _of_message(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for key in ("name", "arguments"):
             if isinstance(function.get(key), str):
                 yield "tool call", function[key]
+        if isinstance(function.get("arguments"), dict):  # Ollama's
+            yield "tool call", json.dumps(function["arguments"])
 
 
 def _of_block(block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

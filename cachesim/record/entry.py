@@ -19,6 +19,8 @@ SAMPLING: Final = (
     "n_cache_reuse", "n_keep", "n_discard", "t_max_predict_ms", "temperature", "top_p", "top_k",
     "min_p", "seed", "speculative.n_max", "ignore_eos", "enable_thinking", "reasoning_effort",
     "add_generation_prompt", "continue_final_message", "parallel_tool_calls",
+    "num_ctx", "num_keep", "num_predict", "think", "max_new_tokens", "max_length",
+    "max_context_length", "max_output_tokens", "context_length",
 )  # fmt: skip
 """Fields of a request that change what a server keeps or reuses, or what it says."""
 
@@ -156,7 +158,9 @@ def shown(segment: Segment) -> dict[str, Any]:
 
 def _sampling_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that matter for a cache, where they are numbers, yes or no, or a short word."""
-    fields = {**mapping(request.get("chat_template_kwargs")), **request}
+    nested = ("chat_template_kwargs", "options", "sampling_params")
+    inner = {key: value for name in nested for key, value in mapping(request.get(name)).items()}
+    fields = {**inner, **request}
     return {
         key: fields[key] if not isinstance(fields[key], str) else short(fields[key])[:20]
         for key in SAMPLING

@@ -7,6 +7,7 @@ from typing import Final
 
 from cachesim.logs.dump import LONGEST_REQUEST
 from cachesim.logs.slot_actions import ACTIONS
+from cachesim.printable import printable
 from cachesim.record.answer import AnswerReader
 
 RECORDED: Final = (
@@ -16,8 +17,20 @@ RECORDED: Final = (
     "/infill",
     "/v1/messages",
     "/v1/responses",
+    "/api/chat",  # Ollama
+    "/generate",  # Ollama, SGLang, KoboldCpp
+    "/generate/stream",  # KoboldCpp
+    "/api/v1/chat",  # LM Studio
 )
 """Ends of paths whose requests hold a prompt."""
+
+NAMELESS: Final = re.compile(r"[^/]{24,}")
+"""Parts of paths that may be keys or identifiers of users."""
+
+
+def path_shown(path: str) -> str:
+    """A path that may be printed: without a query, and without parts that may be secret."""
+    return printable(NAMELESS.sub("*", path[:200]))
 
 
 SLOT: Final = re.compile(r"/slots/(\d{1,4})/?$")

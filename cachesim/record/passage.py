@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -29,7 +30,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from cachesim.record.answer import AnswerReader
-from cachesim.record.exchange import Body, Exchange, holds_prompt, slot_action
+from cachesim.record.exchange import Body, Exchange, holds_prompt, path_shown, slot_action
 
 HOP_BY_HOP: Final = frozenset(
     (
@@ -43,6 +44,7 @@ OURS: Final = frozenset(("host", "expect"))
 """Headers of a request that name the recorder, or that it has answered itself."""
 
 LONGEST_HEADER: Final = 1 << 16
+MOST_PATHS, OTHER_PATHS = 50, "other paths"
 SECONDS_TO_CONNECT: Final = 30
 WAITS: Final = 0.05
 LOOKS: Final = 0.25
@@ -63,6 +65,7 @@ class Passage:
         self._numbers = itertools.count()
         self._session: ClientSession | None = None
         self._theirs: WeakKeyDictionary[web.StreamResponse, Mapping[str, str]] = WeakKeyDictionary()
+        self.skipped: Counter[str] = Counter()  # requests that hold no known prompt, by path
         self.passed = 0
         self.at_work = 0
 
@@ -107,7 +110,9 @@ class Passage:
         self.at_work += 1
         exchange = None
         action = slot_action(request.method, request.path, request.query)
-        if action is not None or holds_prompt(request.method, request.path):
+        if action is None and not holds_prompt(request.method, request.path):
+            self._skip(request)
+        else:
             exchange = Exchange(
                 number=next(self._numbers),
                 method=request.method,
@@ -133,6 +138,13 @@ class Passage:
         while self._wait():  # the answer is out; the next request on this connection waits
             await asyncio.sleep(WAITS)
         return response
+
+    def _skip(self, request: web.Request) -> None:
+        """Count a request that only passes."""
+        name = f"{request.method} {path_shown(request.path)}"
+        if name not in self.skipped and len(self.skipped) >= MOST_PATHS:
+            name = OTHER_PATHS
+        self.skipped[name] += 1
 
     async def _pass(
         self, request: web.Request, exchange: Exchange | None, begun: float

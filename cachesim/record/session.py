@@ -8,13 +8,16 @@ wait long for it; where it falls behind, clients wait after their answers, never
 
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Final
 
+from cachesim.logs.dialects import is_lm_studio, messages_of
 from cachesim.logs.dump import Recorded, acted
 from cachesim.logs.live import Live
+from cachesim.logs.segments import Segment
 from cachesim.logs.slot_actions import SlotAction
 from cachesim.record.asking import Asker, Tokens
 from cachesim.record.entry import (
@@ -31,6 +34,9 @@ from cachesim.record.hashing import Hasher
 
 MOST_WAITING: Final = 256 << 20
 """Bytes of exchanges that wait to be written."""
+
+MOST_STORED: Final = 256
+"""Conversations of LM Studio's that may still be continued."""
 
 QUOTES: Final = ("before", "after", "sentence", "advice")
 """What a parting says that quotes the prompt, or that its kind says already."""
@@ -70,6 +76,8 @@ class Session:
         self.live = live
         self._view = view
         self._complain = complain
+        self.without_prompt: Counter[str] = Counter()  # requests, by why none could be read
+        self._stored: dict[str, list[Any]] = {}  # messages, by the name of LM Studio's answer
         self._actions: list[SlotAction] = []  # since the last request with a prompt
         self._queue: SimpleQueue[Exchange | None] = SimpleQueue()
         self._waiting = 0
@@ -99,9 +107,8 @@ class Session:
             try:
                 self._write(exchange)
             except Exception as error:  # noqa: BLE001 - whatever it is, requests go on passing
-                self._complain(
-                    f"request {exchange.number} could not be recorded: "
-                    f"{type(error).__name__}: {error}"
+                self._complain(  # its text may quote the prompt
+                    f"request {exchange.number} could not be recorded: {type(error).__name__}"
                 )
             with self._lock:
                 self._waiting -= exchange.body.size
@@ -114,8 +121,10 @@ class Session:
         if exchange.action is not None:
             self._write_action(exchange, exchange.action, request)
             return
+        request = self._whole(exchange, request)
         entry = entry_of(exchange, request, problem)
         reply = reply_of(said)
+        self._store(exchange, request, reply)
         row: Row | None = None
         if not problem:
             try:
@@ -124,6 +133,7 @@ class Session:
                 entry["unread"] = str(error)[:100]
         if "segments" not in entry and "request" not in entry:
             entry["segments"] = []
+            self.without_prompt[str(entry.get("unread"))] += 1
         self._keep(entry)
         if row is not None:
             self._view(row)
@@ -137,6 +147,30 @@ class Session:
         self._actions.append(action)
         self._keep(entry)
         self._view(_row_of_action(exchange, action))
+
+    def _whole(self, exchange: Exchange, request: dict[str, Any]) -> dict[str, Any]:
+        """A request with the messages that LM Studio keeps for the client."""
+        if not is_lm_studio(exchange.path):
+            return request
+        before = request.get("previous_response_id")
+        earlier = self._stored.get(str(before)) if before else []
+        if earlier is None:
+            return request  # its beginning was not recorded
+        rest = {key: value for key, value in request.items() if key != "previous_response_id"}
+        return messages_of(rest, earlier)
+
+    def _store(
+        self, exchange: Exchange, request: Mapping[str, Any], reply: tuple[Segment, ...]
+    ) -> None:
+        """Keep a conversation for the request that continues it."""
+        name = exchange.answer.said.facts.get("response_id")
+        if name is None or "messages" not in request:
+            return
+        said = {"text": "content", "reasoning": "reasoning_content"}
+        answer = {said[each.kind]: each.text for each in reply if each.kind in said}
+        self._stored[str(name)] = [*request["messages"], {"role": "assistant", **answer}]
+        if len(self._stored) > MOST_STORED:
+            del self._stored[next(iter(self._stored))]
 
     def _keep(self, entry: Mapping[str, Any]) -> None:
         """Write a line, and say so once where that ends."""

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -162,3 +163,49 @@ def test_a_place_that_is_taken_is_said(tmp_path: Path) -> None:
     assert 2 == found.returncode
     assert f"--listen 127.0.0.1:{port}: " in found.stderr
     assert not (tmp_path / "other.jsonl").exists()
+
+
+MALFORMED = [
+    b"Authorization: Bearer sk-SECRET\x00",
+    b"Authorization Bearer sk-SECRET",
+    b"Authorization: Bearer sk-SECRET\r\nBad Header: 1",
+    b"Authorization: Bearer sk-SECRET" + b"x" * 70_000,
+    b"Authorization: Bearer sk-SECRET\r\nContent-Length: -5",
+    b"Authorization: Bearer sk-SECRET\r\nTransfer-Encoding: chunked\r\n\r\nZZ",
+]
+
+
+def test_no_secret_of_a_malformed_request_is_printed(tmp_path: Path) -> None:
+    with server() as url, program(url, tmp_path) as (process, port):
+        for head in MALFORMED:
+            with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as client:
+                client.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\n%s\r\n\r\n" % (CHAT.encode(), head))
+                assert b" 400 " in client.recv(100)
+        process.send_signal(signal.SIGINT)
+        out, notes = process.communicate(timeout=SECONDS)
+
+    assert 0 == process.returncode
+    assert "SECRET" not in out + notes
+    assert "Traceback" not in notes
+    said = " ".join(notes.split())
+    assert "malformed requests, refused with status 400: " in said
+
+
+def test_what_passes_without_a_record_is_named_with_its_count(tmp_path: Path) -> None:
+    with server() as url, program(url, tmp_path) as (process, port):
+        for path in ("/v1/embeddings", "/v1/embeddings", f"/keys/{'k3' * 20}?token=secret"):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+            connection.request("POST", path, b"{}", {"Content-Type": "application/json"})
+            connection.getresponse().read()
+            connection.close()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        connection.request("POST", CHAT, b"{}", {"Content-Type": "application/json"})
+        connection.getresponse().read()
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, notes = process.communicate(timeout=SECONDS)
+
+    said = " ".join(notes.split())
+    assert "POST /v1/embeddings (2), POST /keys/* (1)" in said
+    assert "recorded without a prompt: has no messages and no prompt" in said
+    assert "secret" not in said
