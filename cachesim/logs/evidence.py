@@ -81,8 +81,11 @@ def lengths_of(request: Observed) -> Lengths:
     processed = UNKNOWN
     if request.processed is not None:
         processed = printed(request.processed)
-    elif whole is not None and cached.value is not None and not request.cancelled:
-        processed = computed(whole - cached.value)
+    elif whole is not None and cached.value is not None:
+        read = _read_before_cancel(request, whole)
+        processed = UNKNOWN if read is None else computed(max(0, read - cached.value))
+    if prompt.value is None and None not in {cached.value, processed.value}:
+        prompt = computed((cached.value or 0) + (processed.value or 0))
     if prompt.value is None and request.held_after is None and request.checked:
         prompt = Known(1, "bounded", 1, None)
     elif prompt.value is None and request.cancelled and request.held_after is not None:
@@ -125,6 +128,13 @@ def _whole_of(common: int, sim: float, low: int, guess: int) -> Known:
     highest = max(lowest, floor(common / max(sim - HALF_STEP, SLACK)))
     nearest = guess if lowest <= guess <= highest else round(common / sim)
     return Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest)
+
+
+def _read_before_cancel(request: Observed, whole: int) -> int | None:
+    """How far a prompt was read; all of it, unless its client went away before that."""
+    if not request.cancelled:
+        return whole
+    return None if request.held_after is None else min(whole, request.held_after)
 
 
 def _before_shifts(request: Observed) -> int | None:

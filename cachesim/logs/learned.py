@@ -16,6 +16,9 @@ def _prompt(_: ServerLog, request: Observed, fields: Fields) -> None:
 def _depth(_: ServerLog, request: Observed, fields: Fields) -> None:
     request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
     request.swa = int(fields["n_swa"])
+    request.keeps_all = int(fields["pos_min"]) == 0 and request.depth[1] > 1
+    if fields["pos_min"] == str(request.depth[1] - 1):  # nothing but the last position is kept
+        request.spans.append((request.depth[1] - 1, request.depth[1] - 1))
 
 
 def found_in_slot(request: Observed, fields: Fields) -> None:
@@ -26,11 +29,18 @@ def found_in_slot(request: Observed, fields: Fields) -> None:
         request.prints_tries = False
 
 
+def _span(request: Observed, fields: Fields) -> None:
+    """The positions of a checkpoint: one alone is a recurrent state, several are a window."""
+    request.spans.append((int(fields["pos_min"]), int(fields["pos_max"])))
+
+
 def _checked(_: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
     request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
 
 
 def _restored(server: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
     request.restored_at = int(fields["n_tokens"])
     request.restored = int(fields.get("n_past", fields["n_tokens"]))
     server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
@@ -42,12 +52,14 @@ def _forced(_: ServerLog, request: Observed, fields: Fields) -> None:
 
 
 def _erased(_: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
     following = fields.get("pos_next")
     request.erased.append((int(fields["n_tokens"]), None if following is None else int(following)))
     request.swa = int(fields["n_swa"])
 
 
 def _created(server: ServerLog, request: Observed, fields: Fields) -> None:
+    _span(request, fields)
     n_tokens = int(fields["n_tokens"])
     request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
     server.facts.setdefault("checkpoints", fields["most"])
@@ -75,18 +87,25 @@ def _refused_cut(_: ServerLog, request: Observed, fields: Fields) -> None:
 
 def _empty(_: ServerLog, request: Observed, fields: Fields) -> None:
     del fields
-    request.n_tokens = request.first_cut = 0
+    request.is_empty = True
+    request.n_tokens = request.first_cut = request.processed = request.generated = 0
 
 
 def _read(_: ServerLog, request: Observed, fields: Fields) -> None:
     request.done_at = int(fields["n_tokens"])
+    if request.n_tokens is None:
+        request.n_tokens = request.done_at
 
 
 def _prompt_time(_: ServerLog, request: Observed, fields: Fields) -> None:
+    if request.is_empty:
+        return
     request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
 
 
 def _reply_time(_: ServerLog, request: Observed, fields: Fields) -> None:
+    if request.is_empty:
+        return
     request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
 
 

@@ -47,21 +47,31 @@ class Line:
 
 @dataclass(slots=True)
 class Tally:
-    """How many lines went by, and how long they were."""
+    """How many lines went by, how long they were, and how many of a length break off."""
 
     lines: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
+    cut: Counter[int] = field(default_factory=Counter)
+
+    def count(self, raw: bytes) -> None:
+        """One more line."""
+        text = raw.rstrip()
+        self.lengths[len(text)] += 1
+        self.cut[len(text)] += ENDS.search(text) is None
 
     @property
     def wrapped_at(self) -> int:
         """The length at which a terminal broke the lines; 0 where none did."""
         longest = max(self.lengths, default=0)
-        times = self.lengths[longest]
+        times = self.cut[longest]
         return longest if times >= MANY and times * 10 >= self.lines and longest < WIDEST else 0
 
 
 MANY, WIDEST = 8, 400
 """So many lines of one length, the greatest of all, were broken there; no terminal is wider."""
+
+ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|f_keep = [\d.-]+)$")
+"""The ends of messages that are printed with fixed widths: their lines are all as long."""
 
 
 OURS: Final = re.compile(
@@ -79,7 +89,7 @@ def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> I
     number = after
     for number, raw in enumerate(pieces_of(file), after + 1):
         if tally is not None:
-            tally.lengths[len(raw.rstrip())] += 1
+            tally.count(raw)
         if OURS.search(raw) is not None:
             line = _read_line(number, raw)
             if line is not None:

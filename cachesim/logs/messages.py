@@ -85,7 +85,9 @@ SLOT_PATTERNS: Final = (
     _pattern("empty", "empty prompt - releasing slot", r"(?P<all>empty)"),
     _pattern("refused-cut", "failed to truncate", r"(?P<all>failed)"),
     _pattern("progress", "prompt processing progress", r"n_tokens = (?P<n_tokens>\d+)"),
-    _pattern("read", "prompt processing done", r"n_tokens = (?P<n_tokens>\d+)"),
+    _pattern(
+        "read", "done, n_tokens", r"^prompt (?:processing )?done, n_tokens = (?P<n_tokens>\d+)"
+    ),
     _pattern(
         "shifted",
         "context shift, n_keep",
@@ -192,6 +194,7 @@ SERVER_PATTERNS: Final = (
     _pattern(
         "too-long",
         "exceeds the available context size",
+        r"(?:task id = (?P<task>\d+), .*)?"
         r"request \((?P<n_tokens>\d+) tokens\) exceeds the available context size \((?P<n_ctx>\d+)",
     ),
 )

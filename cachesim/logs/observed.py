@@ -47,6 +47,8 @@ class Observed:
     search: Search = field(default_factory=Search)
     n_tokens: int | None = None  # as printed
     depth: tuple[int, int, int] | None = None  # n_past, tokens held, n_swa
+    spans: list[tuple[int, int]] = field(default_factory=list)  # pos_min, pos_max of what is kept
+    keeps_all: bool = False  # memory reached back to position 0
     checked: list[tuple[int, int, int]] = field(default_factory=list)
     restored: int | None = None
     restored_at: int | None = None  # tokens of the restored checkpoint
@@ -70,6 +72,7 @@ class Observed:
     moved: list[tuple[int, int, int]] = field(default_factory=list)  # from where, to where, tokens
     cancelled: bool = False
     too_long: bool = False
+    is_empty: bool = False  # an empty prompt: its timings are those of the slot's last request
     is_child: bool = False
     is_chat: bool = False
     started_before: bool = False  # launched before the log begins

@@ -286,11 +286,17 @@ class Reader:
         self._chats.append(True)
 
     def on_too_long(self, line: Line, fields: Fields) -> None:
-        """A prompt does not fit; the slot is released at once."""
+        """A prompt does not fit; the slot is released at once.
+
+        A line without a task is of the request that was launched last.
+        """
         del line
-        if self._timed is not None:
-            self._timed.too_long = True
-            self._timed.n_tokens = int(fields["n_tokens"])
+        task = int(fields.get("task", "-1"))
+        at_work = [each for each in self._active.values() if task in {-1, each.task}]
+        if at_work:
+            refused = max(at_work, key=lambda each: each.number)
+            refused.too_long = True
+            refused.n_tokens = int(fields["n_tokens"])
 
 
 ROADS: Final[Mapping[str, Road]] = {

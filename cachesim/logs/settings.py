@@ -183,8 +183,6 @@ def _model(log: ServerLog, given: str | None) -> tuple[Setting, Setting]:
             msg = f"--model {given}: there is no such preset; there are {known}"
             raise InputError(msg)
         return Setting(given, "given"), window
-    exact = any(low == high > 0 for r in log.requests for low, high, _ in r.created)
-    windowed = any(low < high for r in log.requests for low, high, _ in r.created) and not exact
     name = log.facts.get("architecture", "")
     kind = kind_of(name) if name else None
     how = "computed"
@@ -193,18 +191,46 @@ def _model(log: ServerLog, given: str | None) -> tuple[Setting, Setting]:
         how = "assumed"
     if "draft-mtp" in log.facts and kind in {None, "hybrid-delta"}:
         return Setting("hybrid-mtp", "computed"), window
-    recurrent = {"recurrent", "hybrid", "hybrid-delta", "hybrid-swa"}
-    if "rs-size" in log.facts and kind not in recurrent:
+    seen = _seen_of_memory(log, window)
+    if "rs-size" in log.facts and kind not in RECURRENT:
         kind, how = ("hybrid" if "kv-size" in log.facts else "recurrent"), "computed"
-    elif exact and kind not in recurrent:
-        kind, how = "hybrid", "computed"
+    elif seen is not None and kind not in seen:
+        kind, how = seen[0], "bounded" if len(seen) < len(LIMITED) else "assumed"
     elif kind == "hybrid" and int(log.facts.get("n_swa", "0")) > 0:
         kind = "hybrid-swa"
-    elif windowed and kind not in {"swa", "hybrid-swa"}:
-        kind, how = "swa", "computed"
     if kind is None:
         return Setting("dense", "assumed"), window
     return Setting(kind, how), window
+
+
+RECURRENT: Final = ("hybrid", "recurrent", "hybrid-delta", "hybrid-swa", "hybrid-mtp")
+"""Presets whose memory has states, each of one position."""
+
+WINDOWED: Final = ("swa", "hybrid-swa")
+LIMITED: Final = ("hybrid", "swa", *RECURRENT[1:])
+"""Presets whose memory cannot go back to any position: the likeliest first."""
+
+
+def _seen_of_memory(log: ServerLog, window: Setting) -> tuple[str, ...] | None:
+    """The presets that a log's lines allow; None where no line tells of memory.
+
+    Only memory that cannot go back has checkpoints, and is re-processed in full; but b9294 is also
+    where memory reaches back to position 0 and one token is equal.
+    """
+    spans = [span for request in log.requests for span in request.spans]
+    if any(low == high > 0 for low, high in spans):
+        return RECURRENT
+    limited = any(
+        r.created or r.restored is not None or r.refused_cut or (r.forced and not r.keeps_all)
+        for r in log.requests
+    )
+    if not limited:
+        return None
+    if any(request.refused_cut for request in log.requests):
+        return RECURRENT
+    if (window.value or 0) > 1 or any(0 <= low < high for low, high in spans):
+        return WINDOWED
+    return LIMITED
 
 
 def _window(log: ServerLog) -> Setting:
