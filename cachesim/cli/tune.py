@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,17 +26,8 @@ from cachesim.cli.workers import workers
 from cachesim.errors import InputError
 from cachesim.files import PAGE
 from cachesim.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
-from cachesim.logs.subjects import Subject, Tuned, of_dump, of_log, of_scenario
-from cachesim.logs.tuning import (
-    Trial,
-    Tried,
-    alone,
-    command_line,
-    front,
-    recommended,
-    together,
-    tried,
-)
+from cachesim.logs.subjects import Life, Tuned, of_dump, of_log, of_scenario
+from cachesim.logs.tuning import Trial, Tried, alone, summary, together, tried
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import notes, results, show
@@ -69,7 +60,7 @@ def tune(
     wanted = server.wanted(set, chats=chats)
     html = output_at(report, "--report", PAGE)
     tuned = _tuned_of(files, wanted, None if gguf is None else sizes_of_gguf(gguf)[0])
-    found = swept(tuned.subject, tuned.options)
+    found = swept(tuned.lives)
     told = _told_of(found, tuned, source=", ".join(files))
     if html is not None:
         write(html, text_page("cachesim tune", tune_page(told)))
@@ -81,7 +72,7 @@ def tune(
 
 
 def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tuned:
-    """What the arguments name: a scenario, recorded requests, or the longest life of a log."""
+    """What the arguments name: a scenario, recorded requests, or a log."""
     if len(files) == 1 and _is_scenario(files[0]):
         ((_, scenario), *rest) = load_all(files)
         if rest:
@@ -102,7 +93,7 @@ def _tuned_of(files: Sequence[str], wanted: Wanted, sizes: Sizes | None) -> Tune
         engine = found[0].settings.engine
         msg = f"{', '.join(files)}: a log of {engine} cannot be played with other settings"
         raise InputError(msg)
-    return of_log(max(replays, key=lambda each: len(each.requests)), sizes)
+    return of_log(replays, sizes)
 
 
 def _is_scenario(name: str) -> bool:
@@ -115,13 +106,13 @@ def _is_scenario(name: str) -> bool:
     )
 
 
-def swept(subject: Subject, options: Mapping[str, Any]) -> list[Tried]:
+def swept(lives: Sequence[Life]) -> list[Tried]:
     """Everything that was tried, the user's own settings first."""
-    first = _played(alone(subject, options))
+    first = _played(alone(lives))
     if not first:
         msg = "the server refuses its own settings; name its release with --profile"
         raise InputError(msg)
-    return first + _played(together(subject, options, first))
+    return first + _played(together(first, lives))
 
 
 def _played(trials: Sequence[Trial]) -> list[Tried]:
@@ -141,19 +132,14 @@ def _played(trials: Sequence[Trial]) -> list[Tried]:
 
 def _told_of(found: Sequence[Tried], tuned: Tuned, *, source: str) -> dict[str, Any]:
     """What `--format json` prints."""
-    best = recommended(found)
+    life = tuned.lives[0]
     return {
         "format": 1,
         "source": source,
-        "requests": tuned.subject.requests,
+        "requests": tuned.requests,
         "assumed": list(tuned.assumed),
         "small_network": tuned.sizes == ASSUMED,
         "sizes": tuned.sizes,
         "bytes_say": WHOSE.get(tuned.sizes, ""),
-        "options": dict(tuned.options),
-        "own": found[0].as_dict(),
-        "recommended": best.as_dict(),
-        "command": command_line(tuned.subject.engine, tuned.options, best.changes),
-        "front": [each.as_dict() for each in front(found)],
-        "tried": [each.as_dict() for each in found],
-    }
+        "options": dict(life.options),
+    } | summary(found, life)

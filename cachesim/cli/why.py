@@ -26,6 +26,7 @@ from cachesim.cli.inputs import (
     requests_in,
     write,
 )
+from cachesim.cli.tune import swept
 from cachesim.errors import InputError
 from cachesim.files import PAGE, Output
 from cachesim.logs.dump import Recorded
@@ -33,8 +34,10 @@ from cachesim.logs.extract import worst_of_recording, worst_scenario
 from cachesim.logs.following import Following
 from cachesim.logs.recorded import told_of_dump
 from cachesim.logs.replay import Replay
+from cachesim.logs.subjects import of_log
 from cachesim.logs.telling import worst as worst_of
-from cachesim.logs.what_if import answers, tried, tried_in_words
+from cachesim.logs.tuning import summary
+from cachesim.logs.what_if import answers, asked_by, flags_in_words, of_flags, usual
 from cachesim.logs.whole import Read, Wanted, open_log, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.consoles import notes, results, show
@@ -161,12 +164,22 @@ def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequ
     if what_if and not played:
         msg = f"--what-if: {found['servers'][0]['missing'][0]}"
         raise InputError(msg)
-    if what_if or few:
-        found["what_if"] = list(answers(played, what_if))
+    if what_if:
+        found["what_if"] = list(answers(played, asked_by(played[0].settings, what_if)))
+    elif few:
+        found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few:
-        for cause in found["causes"]:
-            flags = tried(played, cause["cause"])
-            cause |= {"tried": flags, "tried_says": tried_in_words(flags)}
+        _add_tuned(found, played)
+
+
+def _add_tuned(found: dict[str, Any], played: Sequence[Replay]) -> None:
+    """Put in what `tune` finds, and of each cause what comes of the flags in its advice."""
+    lives = of_log(played, None).lives
+    tried = swept(lives)
+    found["tuned"] = summary(tried, lives[0])
+    for cause in found["causes"]:
+        flags = of_flags(tried, cause["cause"], played[0].settings)
+        cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
 
 
 def _show(found: dict[str, Any], numbers: Sequence[int], worst: int) -> None:

@@ -82,6 +82,8 @@ class Family(Generic[R, S]):
     program: str = ""  # how it is started
     swept: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Flag -> values to try for a workload that reads too much; see `cachesim tune`."""
+    swept_factors: Mapping[str, int] = field(default_factory=dict)
+    """Flag -> by what the user's own value is multiplied, to be tried too."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of every server, in turn, in a hunt
     corners: tuple[Corner, ...] = ()  # where half of a search's workloads are put
     incidents: tuple[str, ...] = ()  # what else happens to it in a search that goes on

@@ -8,6 +8,9 @@ from typing import Any, Final
 MOST: Final = 3
 """Of longer lists the first ones are named, and the rest counted."""
 
+MIB: Final = 1 << 20
+"""Bytes."""
+
 _NAME: Final = re.compile(r"[a-z_]+")
 _ONE: Final = re.compile(
     r"(?<![\d.])(of at least )?1 (of its tokens|tokens)(?: (match|are|were|have))?\b"
@@ -72,3 +75,8 @@ def _mapping_in_words(value: Mapping[str, Any]) -> str:
         shown = f"{rest.pop('n_tokens', '')}[{low}..{high}]"
         return f"{shown} refused: {rest['numbers']}" if rest.get("numbers") else shown
     return ", ".join(f"{name} {in_words(each)}" for name, each in rest.items())
+
+
+def mib(size: int) -> str:
+    """Bytes in MiB, with one decimal."""
+    return f"{size / MIB:,.1f}"

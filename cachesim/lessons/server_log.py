@@ -20,7 +20,7 @@ from cachesim.lessons.drawing import Control, Drawn
 from cachesim.lessons.kit import say
 from cachesim.logs.extract import whole_scenario
 from cachesim.logs.replay import FRESH, Rebuilt, Replay, text_of
-from cachesim.logs.what_if import answers
+from cachesim.logs.what_if import answers, asked_by
 from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.logs.whole import why as why_of
 from cachesim.report.picture import story
@@ -71,7 +71,7 @@ class Log:
 
     def what_if(self, *flags: str) -> list[dict[str, Any]]:
         """The same requests with flags changed one at a time; the first row is the log itself."""
-        return list(answers([self.replay], flags))
+        return list(answers([self.replay], asked_by(self.replay.settings, flags)))
 
     def run(self, *, upto: int | None = None, parts_at: int | None = None, **options: int) -> Run:
         """The requests played with a network and watched.

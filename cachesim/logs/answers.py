@@ -17,18 +17,17 @@ from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
-MOST_TOKENS: Final = 300_000
-"""Prompt tokens of a workload whose answers are judged."""
-
 VOCABULARY: Final = 65_536
 FIRST: Final = 300
 
 MOST_TURNS: Final = 200_000
 
 
-def wrong_answers(workload: Workload, profile: str, options: dict[str, Any]) -> int | None:
-    """How many answers are wrong on a server; None where the workload is too long to judge."""
-    if sum(len(each.prompt) for each in workload.asked.values()) > MOST_TOKENS:
+def wrong_answers(
+    workload: Workload, profile: str, options: dict[str, Any], *, most: int
+) -> int | None:
+    """How many answers are wrong on a server; None where it has more than so many prompt tokens."""
+    if sum(len(each.prompt) for each in workload.asked.values()) > most:
         return None
     spec = replace(workload.spec, vocabulary=VOCABULARY)
     engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")

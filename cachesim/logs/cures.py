@@ -7,26 +7,26 @@ from typing import Final, Literal, TypeAlias
 from cachesim.logs.observed import IK
 
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
-Tries: TypeAlias = tuple[tuple[str, float | bool], ...]
-"""Flags to try: by what the server's own value is multiplied, or True to switch one on."""
 
-DENSER: Final[Tries] = (("ctx_checkpoints", 4), ("checkpoint_min_step", 1 / 4))
-MORE_SLOTS: Final[Tries] = (("parallel", 2),)
-LARGER: Final[Tries] = (("ctx_size", 2),)
+DENSER: Final = ("ctx_checkpoints", "checkpoint_min_step", "ubatch_size")
+"""Flags that decide where checkpoints are: before the last ubatch of a prompt there is one."""
+
+MORE_SLOTS: Final = ("parallel",)
+LARGER: Final = ("ctx_size",)
 
 
 @dataclass(frozen=True, slots=True)
 class Cure:
     """A cause's kind, advice, and the report upstream where there is one.
 
-    `tries` are the flags that the advice names. They are played, because advice that holds of most
-    logs need not hold of this one.
+    `flags` are those that the advice names. `tune` plays other values of each: advice that holds of
+    most logs need not hold of this one.
     """
 
     kind: Kind
     advice: str
     upstream: str = ""
-    tries: Tries = ()
+    flags: tuple[str, ...] = ()
 
 
 CURES: Final[Mapping[str, Cure]] = {
@@ -36,13 +36,13 @@ CURES: Final[Mapping[str, Cure]] = {
     "embedding-reuses-nothing": Cure("design", "Nothing: this release reuses nothing for them."),
     "adapters-changed": Cure("client", "Give requests with other adapters a slot of their own."),
     "slot-busy": Cure(
-        "flag", "Start the server with more slots (`--parallel`).", tries=MORE_SLOTS
+        "flag", "Start the server with more slots (`--parallel`).", flags=MORE_SLOTS
     ),
     "slot-pinned": Cure("client", "Leave `id_slot` out, so that the server may choose."),
     "slot-similarity": Cure(
         "flag",
         "Lower `--slot-prompt-similarity`, or give each conversation a slot (`--parallel`).",
-        tries=(("slot_prompt_similarity", 1 / 2), *MORE_SLOTS),
+        flags=("slot_prompt_similarity", *MORE_SLOTS),
     ),
     "slot-age": Cure("flag", "Leave `--slot-prompt-similarity` at its default instead of 0."),
     "cache-unseen": Cure(
@@ -61,20 +61,20 @@ CURES: Final[Mapping[str, Cure]] = {
     "cache-not-better": Cure(
         "design",
         "More slots (`--parallel`), so that conversations do not share one.",
-        tries=MORE_SLOTS,
+        flags=MORE_SLOTS,
     ),
     "cache-better-entry": Cure("design", "Nothing: another parked conversation was better."),
     "cache-obsolete-entry": Cure("design", "Nothing: the longer conversation was parked instead."),
     "cache-making-room": Cure(
         "flag",
         "Give the prompt cache more room (`--cache-ram`).",
-        tries=(("cache_ram", 4),),
+        flags=("cache_ram",),
     ),
     "cache-load-failed": Cure(
-        "flag", "Give the context more room (`--ctx-size`).", tries=LARGER
+        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
     ),
     "slot-cleared": Cure(
-        "flag", "Give the context more room (`--ctx-size`).", tries=LARGER
+        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
     ),
     "slot-tokens": Cure(
         "client",
@@ -82,22 +82,23 @@ CURES: Final[Mapping[str, Cure]] = {
     ),
     "memory-depth": Cure(
         "flag",
-        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`; "
-        "and have the client keep its history.",
+        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
+        "try another `--ubatch-size`; and have the client keep its history.",
         "ggml-org/llama.cpp#24055",
         DENSER,
     ),
     "full-reprocessing": Cure(
         "flag",
-        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`; "
-        "with a sliding window `--swa-full` also helps. Have the client keep its history.",
+        "More or denser checkpoints: raise `--ctx-checkpoints`, lower `--checkpoint-min-step`, or "
+        "try another `--ubatch-size`; with a sliding window `--swa-full` also helps. Have the "
+        "client keep its history.",
         "ggml-org/llama.cpp#24055",
-        (*DENSER, ("swa_full", True)),
+        (*DENSER, "swa_full"),
     ),
     "checkpoint-restored": Cure(
         "flag",
-        "Denser checkpoints (`--checkpoint-min-step`) may restore a later one.",
-        tries=DENSER[1:],
+        "Denser checkpoints (`--checkpoint-min-step`, `--ubatch-size`) may restore a later one.",
+        flags=DENSER,
     ),
     "seq-rm-refused": Cure(
         "defect", "Use a later release: since June it restores a checkpoint instead.",
@@ -110,7 +111,7 @@ CURES: Final[Mapping[str, Cure]] = {
     ),
     "unknown": Cure("unknown", "Start the server with `-lv 4`: then the log says why."),
     "request-refused": Cure(
-        "flag", "Give the context more room (`--ctx-size`).", tries=LARGER
+        "flag", "Give the context more room (`--ctx-size`).", flags=LARGER
     ),
 }  # fmt: skip
 """Cause -> what helps."""

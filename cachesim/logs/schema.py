@@ -89,6 +89,10 @@ def why_schema() -> dict[str, Any]:
             "causes": {"type": "array"},
             "requests": {"type": "array", "items": _request_of_a_log()},
             "what_if": {"type": "array"},
+            "tuned": {
+                "type": ["object", "null"],
+                "description": "What `cachesim tune` finds; null where nothing was tried.",
+            },
         },
         ["format", "servers", "agreement", "totals", "causes", "requests", "what_if"],
     )

@@ -93,6 +93,20 @@ def _own_rate(spec: ModelSpec) -> int:
     )
 
 
+def context_bytes(spec: ModelSpec, options: Mapping[str, Any]) -> int:
+    """Bytes of a server's context; a window's own cells are few, unless it is kept in full.
+
+    Without `ctx_size` its memory grows with what it holds, which is counted there.
+    """
+    kinds = {"attention", "window"} if options.get("swa_full") else {"attention"}
+    each = sum(
+        spec.key_bytes(layer) + spec.value_bytes(layer)
+        for layer, kind in enumerate(spec.layers)
+        if kind in kinds
+    )
+    return int(options.get("ctx_size", 0)) * each
+
+
 def sizes_of_gguf(path: Path) -> tuple[Sizes, dict[str, Any]]:
     """The bytes of a model's memory by its file's metadata, and the metadata."""
     fields = read_header(path)

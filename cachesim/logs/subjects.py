@@ -57,13 +57,25 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
-    """What is swept: its own settings, how its bytes are known, and what had to be assumed."""
+class Life:
+    """What a server did from its start to its end, and the settings that it was started with."""
 
     subject: Subject
     options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What is swept, how its bytes are known, and what had to be assumed."""
+
+    lives: tuple[Life, ...]  # the one with the most requests first
     sizes: str
     assumed: tuple[str, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        """How many requests they have in all."""
+        return sum(each.subject.requests for each in self.lives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +144,17 @@ class OfRequests(OnServer):
         )
 
 
-def of_log(replay: Replay, sizes: Sizes | None) -> Tuned:
-    """A log's rebuilt workload."""
-    known_by = how_known(replay.log, replay.settings.spec)
+def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
+    """A log's rebuilt workloads, one for each start of the server."""
+    longest_first = sorted(replays, key=lambda each: -len(each.requests))
+    longest = longest_first[0]
+    known_by = how_known(longest.log, longest.settings.spec)
     if sizes is not None:
-        replay.settings.sizes, known_by = sizes, GIVEN
-    return Tuned(workload_of(replay), replay.settings.values, known_by)
+        known_by = GIVEN
+        for each in replays:
+            each.settings.sizes = sizes
+    lives = (Life(workload_of(each), each.settings.values) for each in longest_first)
+    return Tuned(tuple(lives), known_by)
 
 
 def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -> Tuned:
@@ -171,7 +188,7 @@ def of_dump(requests: Sequence[Recorded], wanted: Wanted, sizes: Sizes | None) -
         assumed.append(f"ctx_size {options['ctx_size']}")
     spec = spec_for(live.profile, live.rerun.model, window=wanted.window or None, sizes=sizes)
     subject = OfRequests(live.profile, spec, tuple(prompts))
-    return Tuned(subject, options, _given(spec), tuple(assumed))
+    return Tuned((Life(subject, options),), _given(spec), tuple(assumed))
 
 
 def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tuned:
@@ -188,7 +205,7 @@ def of_scenario(scenario: Scenario, wanted: Wanted, sizes: Sizes | None) -> Tune
     release = release_of(str(played))
     options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
     subject = OfScenario(scenario, played)
-    return Tuned(subject, options, _given(subject.spec))
+    return Tuned((Life(subject, options),), _given(subject.spec))
 
 
 def _given(spec: ModelSpec) -> str:

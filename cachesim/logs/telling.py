@@ -66,6 +66,7 @@ def told(
         "causes": [each.as_dict() for each in groups],
         "requests": requests,
         "what_if": [],
+        "tuned": None,
         "bytes_say": _whose_bytes(replays),
     }
 
@@ -262,15 +263,31 @@ def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Sums over all requests, as far as they are known."""
+    """Sums over all requests that were not refused, as far as they are known.
+
+    prompt tokens = reused + processed + unknown; a prompt whose length is not sure counts with what
+    is known of it.
+    """
+    refused = [each for each in requests if each["refused"]]
+    others = [each for each in requests if not each["refused"]]
+    cached = sum(each["cached"] or 0 for each in others)
+    processed = sum(each["processed"] or 0 for each in others)
+    sure = [each for each in others if each["known"]["prompt_tokens"] in {"printed", "computed"}]
+    unknown = sum(
+        each["prompt_tokens"] - (each["cached"] or 0) - (each["processed"] or 0) for each in sure
+    )
     return {
         "requests": len(requests),
-        "prompt_tokens": sum(each["prompt_tokens"] or 0 for each in requests),
-        "cached": sum(each["cached"] or 0 for each in requests),
-        "processed": sum(each["processed"] or 0 for each in requests),
+        "prompt_tokens": cached + processed + unknown,
+        "cached": cached,
+        "processed": processed,
+        "unknown": unknown,
         "again": sum(each["again"] or 0 for each in requests),
         "again_at_most": sum(map(_again_at_most, requests)),
-        "untold": sum(each["cached"] is None and not each["refused"] for each in requests),
+        "untold": sum(each["cached"] is None for each in others),
+        "without_length": len(others) - len(sure),
+        "refused": len(refused),
+        "refused_tokens": sum(each["prompt_tokens"] or 0 for each in refused),
     }
 
 

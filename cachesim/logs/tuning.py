@@ -10,8 +10,8 @@ from typing import Any, Final
 from cachesim.engines import FAMILIES
 from cachesim.errors import InputError
 from cachesim.logs.settings import flag_of, matters
-from cachesim.logs.subjects import Subject
-from cachesim.model.spec import ModelSpec
+from cachesim.logs.sizes import context_bytes
+from cachesim.logs.subjects import Life
 
 NEARLY: Final = 1.01
 """A setting within this of the fewest tokens is as good, if it holds less."""
@@ -45,63 +45,63 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one process is given to do."""
+    """The work of one process: every life of a server with some settings changed."""
 
-    subject: Subject
-    options: Mapping[str, Any]
+    lives: tuple[Life, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def tried(trial: Trial) -> Tried | None:
     """Play everything with some settings; None where the server refuses them."""
-    options = {**trial.options, **trial.changes}
-    context = options.get("ctx_size", 0)  # 0: its memory grows with what it holds
-    slots = trial.options.get("parallel", 1)
-    if "parallel" in trial.changes and not options.get("kv_unified"):
-        context = context // max(1, slots) * options["parallel"]
-        options["ctx_size"] = context
-    try:
-        came = trial.subject.outcome(options)
-    except InputError:
-        return None
-    full = bool(options.get("swa_full"))
+    outcomes, context = [], 0
+    for life in trial.lives:
+        options = {**life.options, **trial.changes}
+        try:
+            outcomes.append(life.subject.outcome(options))
+        except InputError:
+            return None
+        context = max(context, context_bytes(life.subject.spec, options))
     return Tried(
         changes=trial.changes,
-        processed=came.processed,
-        peak_bytes=came.peak_bytes,
-        context_bytes=context * _bytes_per_token(trial.subject.spec, swa_full=full),
-        failed=came.failed,
+        processed=sum(each.processed for each in outcomes),
+        peak_bytes=max(each.peak_bytes for each in outcomes),
+        context_bytes=context,
+        failed=sum(each.failed for each in outcomes),
     )
 
 
-def _bytes_per_token(spec: ModelSpec, *, swa_full: bool) -> int:
-    """Bytes of one token's place in the context; a window's own cells are few."""
-    kinds = {"attention", "window"} if swa_full else {"attention"}
-    return sum(
-        spec.key_bytes(layer) + spec.value_bytes(layer)
-        for layer, kind in enumerate(spec.layers)
-        if kind in kinds
-    )
-
-
-def alone(subject: Subject, options: Mapping[str, Any]) -> list[Trial]:
+def alone(lives: Sequence[Life]) -> list[Trial]:
     """The user's own settings, and each other value by itself."""
-    trials = [Trial(subject, options)]
+    subject, options = lives[0].subject, lives[0].options
+    trials = [Trial(tuple(lives))]
     family = FAMILIES[subject.engine]
     for name, values in family.swept.items():
         if not matters(family, subject.release, subject.spec, name):
             continue
         own = options.get(name, family.default(family.option(name), subject.release))
-        trials += [Trial(subject, options, {name: value}) for value in values if value != own]
+        trials += [
+            Trial(tuple(lives), _change(options, name, value)) for value in values if value != own
+        ]
+    multiplied = {name: options.get(name, 0) * n for name, n in family.swept_factors.items()}
+    trials += [Trial(tuple(lives), {name: value}) for name, value in multiplied.items() if value]
     return trials
 
 
-def together(subject: Subject, options: Mapping[str, Any], first: Sequence[Tried]) -> list[Trial]:
+def _change(options: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
+    """A changed setting; slots that share no cells take their part of the context with them."""
+    changes = {name: value}
+    context, slots = options.get("ctx_size", 0), options.get("parallel", 1)
+    if name == "parallel" and isinstance(value, int) and not options.get("kv_unified") and context:
+        changes["ctx_size"] = context // max(1, slots) * value
+    return changes
+
+
+def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
     """The settings that helped, in pairs and all at once."""
     own = first[0]
     best: dict[str, Tried] = {}
     for each in first[1:]:
-        (name,) = each.changes
+        name = next(iter(each.changes))
         better = each.processed < own.processed and each.failed <= own.failed
         if better and (name not in best or each.processed < best[name].processed):
             best[name] = each
@@ -112,7 +112,7 @@ def together(subject: Subject, options: Mapping[str, Any], first: Sequence[Tried
         whole |= change
     if len(changes) > 2:
         pairs.append(whole)
-    return [Trial(subject, options, each) for each in pairs]
+    return [Trial(tuple(lives), each) for each in pairs]
 
 
 def front(found: Iterable[Tried]) -> list[Tried]:
@@ -140,3 +140,15 @@ def command_line(engine: str, options: Mapping[str, Any], changes: Mapping[str, 
     family, given = FAMILIES[engine], {**options, **changes}
     flags = (flag_of(family, name, value) for name, value in given.items())
     return " ".join([family.program, *filter(None, flags)])
+
+
+def summary(found: Sequence[Tried], life: Life) -> dict[str, Any]:
+    """A sweep as JSON has it, with the command line of the best settings."""
+    best = recommended(found)
+    return {
+        "own": found[0].as_dict(),
+        "recommended": best.as_dict(),
+        "command": command_line(life.subject.engine, life.options, best.changes),
+        "front": [each.as_dict() for each in front(found)],
+        "tried": [each.as_dict() for each in found],
+    }

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
@@ -18,78 +19,93 @@ from cachesim.logs.other import (
     play_workload,
 )
 from cachesim.logs.replay import Replay
-from cachesim.logs.settings import RELEASES, Settings, flag_of, matters
+from cachesim.logs.settings import RELEASES, Settings, flag_of
+from cachesim.logs.sizes import context_bytes
+from cachesim.logs.tuning import Tried
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
 """Proposals whose effect users ask for, where a release can take them."""
 
+MOST_JUDGED: Final = 400_000
+"""Prompt tokens of all servers together whose answers are judged: about a second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Another server: its profile, and flags that differ."""
+    """A server that the requests are played on: its profile, and flags that differ."""
 
     name: str
-    profile: str
-    options: Mapping[str, Any]
+    profile: str = ""  # the log's own, if none is named
+    options: Mapping[str, Any] = field(default_factory=dict)
+    is_asked: bool = False  # named by the user
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the log's own server."""
+        return not self.profile and not self.options
 
 
-def questions(settings: Settings, asked: Sequence[str]) -> list[Question]:
-    """What the user asks, or by default the other releases and the patches that matter."""
+def usual(settings: Settings) -> list[Question]:
+    """The log's own server, the other releases, and the patches that matter."""
     own = settings.profile.removeprefix("llama.cpp@")
-    if not asked:
-        release = str(settings.release.value)
-        names = [own, *(each for each in RELEASES if each != own)]
-        names += [f"{release}+{patch}" for patch in PATCHES if f"{release}+{patch}" != own]
-        return [Question(name, f"llama.cpp@{name}", {}) for name in names]
-    found = [Question(own, settings.profile, {})]
-    for text in asked:
+    release = str(settings.release.value)
+    names = [each for each in RELEASES if each != own]
+    names += [f"{release}+{patch}" for patch in PATCHES if f"{release}+{patch}" != own]
+    return [Question(own), *(Question(name, f"llama.cpp@{name}") for name in names)]
+
+
+def asked_by(settings: Settings, texts: Sequence[str]) -> list[Question]:
+    """The log's own server, and those that the user names."""
+    found = [Question(settings.profile.removeprefix("llama.cpp@"))]
+    for text in texts:
         name, equals, value = text.partition("=")
         if equals:
-            found.append(Question(text, settings.profile, {name: value_of(value)}))
+            found.append(Question(text, options={name: value_of(value)}, is_asked=True))
         else:
-            found.append(Question(text, f"llama.cpp@{text.removeprefix('llama.cpp@')}", {}))
+            profile = f"llama.cpp@{text.removeprefix('llama.cpp@')}"
+            found.append(Question(text, profile, is_asked=True))
     return found
 
 
-def tried(replays: Sequence[Replay], cause: str) -> list[dict[str, Any]]:
-    """The flags that a cause's advice names, each played on the same requests."""
-    settings = replays[0].settings
-    release, spec = str(settings.release.value), settings.spec
-    asked: dict[str, str] = {}
-    for name, factor in cure_of(cause, settings.engine).tries:
-        if matters(FAMILY, release, spec, name):
-            own: Any = settings.values.get(name, FAMILY.default(FAMILY.option(name), release))
-            value = factor if factor is True else type(own)(own * factor)
-            if value and value != own:
-                asked[f"{name}={str(value).lower()}"] = flag_of(FAMILY, name, value)
-    try:
-        now, *rows = answers(replays, list(asked))
-    except InputError:  # a server that does not start so
-        return []
+def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dict[str, Any]]:
+    """Of the settings that were tried, own ones first, those that a cause's advice names."""
+    own, *others = found
+    named = cure_of(cause, settings.engine).flags
     return [
         {
-            "flag": asked[row["name"]],
-            "processed": row["processed"],
-            "fewer": now["processed"] - row["processed"],
-            "failed": row["failed"] - now["failed"],
+            "flag": flag_of(FAMILY, name, value),
+            "processed": each.processed,
+            "fewer": own.processed - each.processed,
+            "failed": each.failed - own.failed,
         }
-        for row in rows
+        for each in others
+        for name, value in islice(each.changes.items(), 1)
+        if name in named and set(each.changes) <= {name, "ctx_size"}
     ]
 
 
-def tried_in_words(found: Sequence[Mapping[str, Any]]) -> str:
-    """What came of the flags, those that help first."""
-    by_effect: dict[int, list[str]] = {}
-    for each in sorted(found, key=lambda one: -one["fewer"]):
-        by_effect.setdefault(each["fewer"], []).append(f"`{each['flag']}`")
-    words = [f"{_effect(fewer)} with {' or '.join(flags)}" for fewer, flags in by_effect.items()]
+def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
+    """The flags that help, best first, each with its best value; and those of which no value did.
+
+    A setting with which requests fail that were answered does not help.
+    """
+    helpful = [each for each in found if each["fewer"] > 0 and each["failed"] <= 0]
+    best: dict[str, Mapping[str, Any]] = {}
+    for each in sorted(helpful, key=lambda one: -one["fewer"]):
+        best.setdefault(_name(each["flag"]), each)
+    words = [
+        f"{each['fewer']:,} fewer tokens are processed with `{each['flag']}`"
+        for each in best.values()
+    ]
+    useless = dict.fromkeys(f"`{_name(e['flag'])}`" for e in found if _name(e["flag"]) not in best)
+    if useless:
+        words.append(f"no fewer tokens are processed with other values of {', '.join(useless)}")
     return f"Played on these requests: {'; '.join(words)}." if words else ""
 
 
-def _effect(fewer: int) -> str:
-    if fewer == 0:
-        return "no fewer tokens are processed"
-    return f"{abs(fewer):,} {'fewer' if fewer > 0 else 'more'} tokens are processed"
+def _name(flag: str) -> str:
+    """A flag without its value; one that is switched off has the name of the flag switched on."""
+    return flag.partition(" ")[0].replace("--no-", "--", 1)
 
 
 def value_of(text: str) -> object:
@@ -101,25 +117,28 @@ def value_of(text: str) -> object:
     return {"true": True, "false": False}.get(text, text)
 
 
-def answers(replays: Sequence[Replay], asked: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """One entry for each question, over all servers of the log."""
+def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+    """One entry for each question, over all starts of the log's server; none for no question.
+
+    A usual one that the server of a log cannot be asked is left out.
+    """
     allowed = [workloads_of(replay) for replay in replays]
-    for index, name in enumerate(each.name for each in questions(replays[0].settings, asked)):
+    judged = MOST_JUDGED // max(1, len(questions))
+    for question in questions:
         try:
             played = [
-                list(_play(replay, workloads, questions(replay.settings, asked)[index]))
+                list(_play(replay, workloads, question))
                 for replay, workloads in zip(replays, allowed, strict=True)
             ]
-        except InputError as error:
-            if asked:
+        except InputError:
+            if question.is_asked:
                 raise
-            del error
             continue
         counts = [
-            wrong_answers(workloads[0], others[0].profile, dict(others[0].options))
+            wrong_answers(workloads[0], others[0].profile, dict(others[0].options), most=judged)
             for workloads, others in zip(allowed, played, strict=True)
         ]
-        yield entry(name, replays, played) | {"wrong_answers": summed(counts)}
+        yield entry(question, replays, played) | {"wrong_answers": summed(counts)}
 
 
 def summed(counts: Sequence[int | None]) -> int | None:
@@ -131,19 +150,20 @@ def summed(counts: Sequence[int | None]) -> int | None:
 def _play(replay: Replay, workloads: Sequence[Workload], question: Question) -> Iterator[Otherwise]:
     """The likeliest workload, then the others that the log allows."""
     settings = replay.settings
-    release = question.profile.partition("@")[2]
+    profile = question.profile or settings.profile
+    release = profile.partition("@")[2]
     values = dict(settings.values)
     if release.partition("+")[0] != settings.release.value:
         values = {n: v for n, v in values.items() if n not in default_step(settings)}
     options = options_for(release, values) | dict(question.options)
-    if question.profile == settings.profile and not question.options:
+    if question.is_own:
         workloads = workloads[:1]  # the log itself
     for workload in workloads:
-        yield play_workload(workload, question.profile, options)
+        yield play_workload(workload, profile, options)
 
 
 def entry(
-    name: str, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
+    question: Question, replays: Sequence[Replay], played: Sequence[Sequence[Otherwise]]
 ) -> dict[str, Any]:
     """One row: tokens that are read, requests that reuse something, bytes at most."""
     hits = failed = 0
@@ -156,12 +176,17 @@ def entry(
         for replay, others in zip(replays, played, strict=True)
     ]
     return {
-        "name": name,
+        "name": question.name,
+        "asked": question.is_asked,
         "processed": sum(each[0] for each in read),
         "processed_bounds": [sum(map(min, read)), sum(map(max, read))],
         "hits": hits,
         "failed": failed,
         "peak_bytes": max(others[0].peak_bytes for others in played),
+        "context_bytes": max(
+            context_bytes(replay.settings.spec, others[0].options)
+            for replay, others in zip(replays, played, strict=True)
+        ),
         "options": dict(played[0][0].options),
     }
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from cachesim.engines.words import MIB, counted, mib
 from cachesim.report.fitting import FittingTable
 
-MIB: Final = 1 << 20
 WIDTH, HEIGHT, MARGIN = 60, 12, 14
 """Columns and lines of the plot, and columns to its left."""
 
@@ -36,7 +36,7 @@ def tune_page(found: Mapping[str, Any]) -> RenderableType:
         _table(found["front"], own, best),
         Text(),
         *_drawn(found["tried"], own, best),
-        Text(_verdict(own, best, found["tried"])),
+        Text(verdict(own, best, found["tried"])),
         Text(),
         Text(found["command"], style="name"),
     ]
@@ -68,8 +68,8 @@ def _table(
             words_of(each["changes"]) + mark,
             f"{each['processed']:,}",
             _more(each["processed"] - own["processed"]),
-            f"{held(each) / MIB:,.0f}",
-            _more(round((held(each) - held(own)) / MIB)),
+            mib(held(each)),
+            _more_mib(held(each) - held(own)),
         )
     return table
 
@@ -81,6 +81,10 @@ def held(each: Mapping[str, Any]) -> int:
 
 def _more(difference: int) -> str:
     return f"{difference:+,}" if difference else ""
+
+
+def _more_mib(difference: int) -> str:
+    return f"{difference / MIB:+,.1f}" if mib(abs(difference)) != mib(0) else ""
 
 
 def _drawn(
@@ -111,7 +115,7 @@ class _Plot:
             label = {0: f"{high:,}", HEIGHT - 1: f"{low:,}"}.get(number, "")
             yield f"{label:>{MARGIN - 2}} |{''.join(row)}"
         yield f"{'prefilled':>{MARGIN - 2}} +{'-' * width}"
-        least, most = (f"{end / MIB:,.0f}" for end in self._ends())
+        least, most = map(mib, self._ends())
         ends = f"{least} MiB held"
         yield f"{'':>{MARGIN}}{ends}{most:>{max(len(most) + 1, width - len(ends))}}"
         legend = [f"{sign} {words}" for sign, words in signs.items()]
@@ -141,24 +145,34 @@ class _Plot:
         return grid, {sign: words for sign, words in SIGNS.items() if sign in marks.values()}
 
 
-def _verdict(
+def verdict(
     own: Mapping[str, Any], best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]
 ) -> str:
-    saved = own["processed"] - best["processed"]
-    cost = (held(best) - held(own)) / MIB
+    """What the recommended settings save, and the memory that they take."""
+    saved, cost = own["processed"] - best["processed"], held(best) - held(own)
     if not best["changes"]:
         return "The settings as they are: none of the settings tried prefills clearly fewer tokens."
+    if best["failed"] < own["failed"]:
+        answered = counted(own["failed"] - best["failed"], "request")
+        return f"{answered} more would be answered, for {_cost(cost)}: {words_of(best['changes'])}."
     if saved <= 0:
         fewest = min(each["processed"] for each in tried if each["failed"] <= own["failed"])
         clearly = "clearly " if fewest < own["processed"] else ""
         tokens = "The same number of tokens is" if saved == 0 else f"{-saved:,} more tokens are"
         return (
             f"None of the settings tried prefills {clearly}fewer tokens. {tokens} prefilled with "
-            f"{-cost:,.0f} MiB less: {words_of(best['changes'])}."
+            f"{_cost(cost)}: {words_of(best['changes'])}."
         )
     part = 100 * saved / max(1, own["processed"])
-    more = f"{cost:,.0f} MiB more" if cost >= 0 else f"{-cost:,.0f} MiB less"
     return (
-        f"{saved:,} fewer tokens are prefilled ({part:.0f} %) for {more}: "
+        f"{saved:,} fewer tokens are prefilled ({part:.0f} %) for {_cost(cost)}: "
         f"{words_of(best['changes'])}."
     )
+
+
+def _cost(size: int) -> str:
+    """A difference of memory in words."""
+    if not size:
+        return "no more memory"
+    number = mib(abs(size)) if mib(abs(size)) != mib(0) else f"under {mib(MIB // 10)}"
+    return f"{number} MiB {'more' if size > 0 else 'less'}"

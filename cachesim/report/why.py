@@ -1,6 +1,6 @@
 """What a log tells, on the terminal: totals, causes, the worst requests, what if."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -8,10 +8,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.engines.words import counted
+from cachesim.engines.words import counted, mib
 from cachesim.report.fitting import SENTENCES, FittingTable
+from cachesim.report.tune import held, verdict
 
-MIB: Final = 1 << 20
 NAMED: Final = 6
 """Differing requests that are named one by one."""
 
@@ -33,7 +33,9 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
     for place in found["places"]:
         parts += [Text(), Text(f"{place['sentence']} {place['advice']}")]
     if found["causes"]:
-        parts += [Text(), causes(found["causes"])]
+        parts += [Text(), causes(found["causes"], found["tuned"])]
+    if advice := advice_of(found["tuned"]):
+        parts += [Text(), Text(advice)]
     for each in worst:
         parts += [Text(), request(each)]
     if found["what_if"] and found["totals"]["processed"]:
@@ -48,8 +50,9 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
 
 
 def is_exact(found: Mapping[str, Any]) -> bool:
-    """Whether the replay answers every request as the log says."""
-    return not found["agreement"]["differing"]
+    """Whether the replay answers every request as the log says, and processes as many tokens."""
+    same = found["what_if"][0]["processed"] == found["totals"]["processed"]
+    return same and not found["agreement"]["differing"]
 
 
 def _head(found: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -126,25 +129,51 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def totals_in_words(totals: Mapping[str, int]) -> str:
     """What all requests come to."""
-    if not totals["prompt_tokens"] and not totals["processed"]:
+    return " ".join([_sum_in_words(totals), *_left_out(totals)])
+
+
+def _sum_in_words(totals: Mapping[str, int]) -> str:
+    if not totals["prompt_tokens"]:
         return "No line says how many tokens a prompt had, or how many were processed."
-    if totals["untold"] == totals["requests"]:
+    if totals["untold"] == totals["requests"] - totals["refused"]:
         return (
             f"{totals['processed']:,} tokens were processed; how many were reused, "
             "the log does not say."
         )
-    untold = totals["untold"]
-    words = f" ({counted(untold, 'request')} without a count)" if untold else ""
+    unknown = f", {totals['unknown']:,} unknown" if totals["unknown"] else ""
     again, most = totals["again"], totals["again_at_most"]
     matched = f"{again:,}" if again == most else f"{again:,} to {most:,}"
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{totals['processed']:,} processed{words}. Of these {matched} matched what the "
+        f"{totals['processed']:,} processed{unknown}. Of these {matched} matched what the "
         f"server held, and were reprocessed anyway."
     )
 
 
-def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _left_out(totals: Mapping[str, int]) -> Iterator[str]:
+    """What the sums do not have."""
+    if unsure := totals["without_length"]:
+        yield (
+            f"The log does not have the length of {counted(unsure, 'prompt')}: only what is known "
+            f"of {'it' if unsure == 1 else 'them'} is counted."
+        )
+    if refused := totals["refused"]:
+        verb = "was" if refused == 1 else "were"
+        yield (
+            f"{counted(refused, 'request')} of {totals['refused_tokens']:,} tokens {verb} refused, "
+            f"and {'is' if refused == 1 else 'are'} not counted."
+        )
+
+
+def advice_of(tuned: Mapping[str, Any] | None) -> str:
+    """What `cachesim tune` recommends; nothing where nothing was tried, or there was no choice."""
+    if tuned is None or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
+        return ""
+    words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
+    return f"Played with {len(tuned['tried'])} settings, as `cachesim tune` does: {words}"
+
+
+def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:
     """Why, largest first."""
     table = FittingTable()
     table.add_column("tokens", justify="right")
@@ -154,7 +183,7 @@ def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     )
     for each in groups:
         words = Text(each["cause"], style="name")
-        words.append(f"  ({kind_of(each)})", style="quiet")
+        words.append(f"  ({kind_of(each, tuned)})", style="quiet")
         words.append(f"\n{each['example']}. {each['cure']}", style="")
         if each["upstream"]:
             words.append(f" See {each['upstream']}.")
@@ -164,11 +193,19 @@ def causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def kind_of(cause: Mapping[str, Any]) -> str:
+def kind_of(cause: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> str:
     """Who can do something about a cause; a flag only where none was tried in vain."""
-    if cause["tried"] and all(each["fewer"] <= 0 for each in cause["tried"]):
-        return "no flag tried helps" if cause["kind"] == "flag" else KINDS[cause["kind"]]
-    return KINDS[cause["kind"]]
+    if cause["kind"] != "flag" or tuned is None or not cause["tried"]:
+        return KINDS[cause["kind"]]
+    if _any_helps(cause["tried"], 0):
+        return KINDS["flag"]
+    own = tuned["own"]
+    fewer = (each | {"fewer": own["processed"] - each["processed"]} for each in tuned["tried"])
+    return "these flags do not help" if _any_helps(fewer, own["failed"]) else "no flag tried helps"
+
+
+def _any_helps(tried: Iterable[Mapping[str, Any]], failed: int) -> bool:
+    return any(each["fewer"] > 0 and each["failed"] <= failed for each in tried)
 
 
 def request(each: Mapping[str, Any]) -> RenderableType:
@@ -235,9 +272,15 @@ def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType
 
 
 def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[tuple[str, ...]]:
-    """A row for each server; the first is that of the log, or what replays it where they differ."""
+    """A row for each server; the first is that of the log, or what replays it where they differ.
+
+    Releases in a row that come to the same share one, unless the user named them.
+    """
     cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
     yield (f"{cells[0][0]} ({'the log' if exact else 'replayed'})", *cells[0][1:])
+    if any(each["asked"] for each in rows):
+        yield from cells[1:]
+        return
     for alike in _neighbours(cells[1:]):
         name = alike[0][0] if len(alike) == 1 else f"{alike[0][0]} to {alike[-1][0]}"
         yield (name, *alike[0][1:])
@@ -261,10 +304,15 @@ def wrong_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]:
     failed = f", {each['failed']} failed" if each["failed"] else ""
     difference = "" if each is first else f"{each['processed'] - first['processed']:+,}"
-    held = f"{each['peak_bytes'] / MIB:,.1f}"
     wrong = each["wrong_answers"]
     judged = "not judged" if wrong is None else str(wrong)
-    return (f"{_tokens_prefilled(each)}{failed}", difference, str(each["hits"]), judged, held)
+    return (
+        f"{_tokens_prefilled(each)}{failed}",
+        difference,
+        str(each["hits"]),
+        judged,
+        mib(held(each)),
+    )
 
 
 def _tokens_prefilled(each: Mapping[str, Any]) -> str:

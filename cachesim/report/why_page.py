@@ -8,6 +8,7 @@ from typing import Any, Final
 from cachesim.printable import printable
 from cachesim.report.why import (
     WHAT_IF,
+    advice_of,
     is_exact,
     kind_of,
     shown,
@@ -73,8 +74,11 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"<p>{_text(place['sentence'])} {_text(place['advice'])}</p>"
     if found["causes"]:
         yield "<h2>Why</h2>" + _table(
-            ("tokens", "requests", "cause", "what helps"), map(_cause, found["causes"])
+            ("tokens", "requests", "cause", "what helps"),
+            (_cause(each, found["tuned"]) for each in found["causes"]),
         )
+    if advice := advice_of(found["tuned"]):
+        yield f"<p>{_text(advice)}</p>"
     if found["what_if"] and found["totals"]["processed"]:
         rows = what_if_rows(found["what_if"], exact=is_exact(found))
         yield "<h2>What if</h2>" + _table(("", *WHAT_IF[1:]), rows)
@@ -96,8 +100,8 @@ def _server(server: Mapping[str, Any]) -> str:
     return f"{server['profile']}{model}{'; ' if flags else ''}{flags}"
 
 
-def _cause(each: Mapping[str, Any]) -> tuple[object, ...]:
-    words = f"{each['cause']} ({kind_of(each)}): {each['example']}."
+def _cause(each: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> tuple[object, ...]:
+    words = f"{each['cause']} ({kind_of(each, tuned)}): {each['example']}."
     see = f"See {each['upstream']}." if each["upstream"] else ""
     cure = " ".join(filter(None, (each["cure"], see, each["tried_says"])))
     return each["tokens"], len(each["requests"]), words, cure

@@ -88,11 +88,19 @@ def test_a_flag_is_named_as_the_cure_only_where_one_was_played_that_helps() -> N
         model="hybrid",
         profile="b9538",
     )
-    found["causes"][0]["tried"] = [{"flag": "--ctx-checkpoints 128", "fewer": 0}]
+    tried = {"changes": {}, "processed": 50, "peak_bytes": 0, "context_bytes": 0, "failed": 0}
+    found["tuned"] = {"own": tried, "recommended": tried, "tried": [tried]}
+    found["causes"][0]["tried"] = [{"flag": "--ctx-checkpoints 128", "fewer": 0, "failed": 0}]
     assert "full-reprocessing (no flag tried helps)" in in_words(found)
 
     found["causes"][0]["tried"][0]["fewer"] = 7
     assert "full-reprocessing (a flag)" in in_words(found)
+
+    found["causes"][0]["tried"][0]["failed"] = 1
+    assert "full-reprocessing (no flag tried helps)" in in_words(found)
+
+    found["tuned"]["tried"].append(tried | {"changes": {"parallel": 2}, "processed": 40})
+    assert "full-reprocessing (these flags do not help)" in in_words(found)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +157,15 @@ def test_the_page_has_the_place_the_same_rows_as_the_terminal_and_flags_as_code(
         model="hybrid",
         profile="b9538",
     )
-    row = {"hits": 0, "failed": 0, "peak_bytes": 0, "wrong_answers": 0, "processed_bounds": [7, 7]}
+    row = {
+        "asked": False,
+        "hits": 0,
+        "failed": 0,
+        "peak_bytes": 0,
+        "context_bytes": 0,
+        "wrong_answers": 0,
+        "processed_bounds": [7, 7],
+    }
     found["what_if"] = [
         row | {"name": "b9538", "processed": 7},
         row | {"name": "b9713", "processed": 9, "processed_bounds": [8, 9]},
@@ -180,7 +196,15 @@ def test_a_wrong_answer_in_the_replay_is_said_and_where_there_is_none(
         model="hybrid",
         profile="b9538",
     )
-    row = {"hits": 0, "failed": 0, "peak_bytes": 0, "processed_bounds": [7, 7], "processed": 7}
+    row = {
+        "asked": False,
+        "hits": 0,
+        "failed": 0,
+        "peak_bytes": 0,
+        "context_bytes": 0,
+        "processed_bounds": [7, 7],
+        "processed": 7,
+    }
     counts = zip(("b9538", "b9713", "b9873"), (own, *others), strict=True)
     found["what_if"] = [row | {"name": name, "wrong_answers": wrong} for name, wrong in counts]
 

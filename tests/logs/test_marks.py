@@ -2,7 +2,7 @@
 
 from cachesim.engines.llamacpp.events import SlotReleased, TaskLaunched
 from cachesim.logs.replay import Replay
-from cachesim.logs.what_if import answers
+from cachesim.logs.what_if import answers, asked_by
 from tests.logs.test_open import (
     EARLIER,
     MAY,
@@ -141,7 +141,7 @@ def test_a_prompt_that_was_held_whole_and_read_again_wanted_nothing_of_the_cache
         True,
         False,
     ]
-    _, later = answers([replay], ["b9538"])
+    _, later = answers([replay], asked_by(replay.settings, ["b9538"]))
     assert later["processed_bounds"] == [38, 38]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from cachesim.logs.doubt import workloads_of
 from cachesim.logs.replay import Replay
-from cachesim.logs.what_if import answers
+from cachesim.logs.what_if import answers, asked_by
 from cachesim.logs.whole import Wanted, read_files, replays_of
 
 OCTOBER = "0.10.000.000 I "
@@ -134,7 +134,9 @@ def a_chat_of_may() -> str:
 
 def test_a_message_that_no_line_shows_leaves_bounds_for_releases_that_stop_at_it() -> None:
     replay = replayed(a_chat_of_may(), model="recurrent", profile="b9093")
-    own, june, without = answers([replay], ["b9538", "ctx_checkpoints=0"])
+    own, june, without = answers(
+        [replay], asked_by(replay.settings, ["b9538", "ctx_checkpoints=0"])
+    )
 
     assert len(workloads_of(replay)) == 5
     assert cached(replay) == [(0, 0), (0, 0)]
@@ -147,7 +149,7 @@ def test_a_message_that_no_line_shows_leaves_bounds_for_releases_that_stop_at_it
 def test_a_raw_prompt_has_no_messages_and_leaves_nothing_open() -> None:
     raw = a_chat_of_may().replace("Chat format", "format")
     replay = replayed(raw, model="recurrent", profile="b9093")
-    _, june = answers([replay], ["b9538"])
+    _, june = answers([replay], asked_by(replay.settings, ["b9538"]))
 
     assert len(workloads_of(replay)) == 1
     assert june["processed_bounds"] == [400, 400]
@@ -279,7 +281,7 @@ def test_a_slot_that_holds_what_it_held_long_ago_was_read_from_a_file() -> None:
         + may(2, EARLIER, length=50, read=50, said=4)
         + may(3, again, length=65, read=5, said=4)
     )
-    own, *_ = answers([replay], ["b9538"])
+    own, *_ = answers([replay], asked_by(replay.settings, ["b9538"]))
 
     third = replay.requests[2].asked
     assert third is not None

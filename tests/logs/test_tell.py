@@ -9,7 +9,9 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.logs.known import How
 from cachesim.logs.schema import HOWS, requests_schema, why_schema
-from cachesim.logs.what_if import tried_in_words
+from cachesim.logs.what_if import flags_in_words
+from tests.logs.test_log_places import JUNE
+from tests.logs.test_threads import finished, launched
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
@@ -94,38 +96,85 @@ def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert without["options"]["ctx_checkpoints"] == 0
 
 
-def test_advice_is_played_on_the_requests_themselves(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ("ctx_checkpoints=128", "checkpoint_min_step=64")
+def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    why = json.loads(output(capsys, "why", LOG, "--format", "json"))
+    tune = json.loads(output(capsys, "tune", LOG, "--format", "json"))
+
+    assert {"ubatch_size": 1024} == tune["recommended"]["changes"]
+    assert {name: tune[name] for name in why["tuned"]} == why["tuned"]
+    own, held = why["what_if"][0], ("processed", "peak_bytes", "context_bytes")
+    assert [tune["own"][name] for name in held] == [own[name] for name in held]
+    for shown in (output(capsys, "why", LOG), output(capsys, "tune", LOG)):
+        assert "1,552 fewer tokens are prefilled (25 %)" in " ".join(shown.split())
+
+
+def test_of_each_cause_the_flags_in_its_advice_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("ctx_checkpoints=128", "checkpoint_min_step=64", "ubatch_size=1024")
     asked = [word for flag in flags for word in ("--what-if", flag)]
     found = json.loads(output(capsys, "why", LOG, "--format", "json", *asked))
 
     now, *others = found["what_if"]
     (cause,) = found["causes"]
-    assert [each["flag"] for each in cause["tried"]] == [
-        "--ctx-checkpoints 128",
-        "--checkpoint-min-step 64",
-    ]
-    assert [each["fewer"] for each in cause["tried"]] == [
-        now["processed"] - each["processed"] for each in others
+    fewer = {each["flag"]: each["fewer"] for each in cause["tried"]}
+    assert [now["processed"] - each["processed"] for each in others] == [
+        fewer["--ctx-checkpoints 128"],
+        fewer["--checkpoint-min-step 64"],
+        fewer["--ubatch-size 1024"],
     ]
     assert cause["tried_says"] == (
-        "Played on these requests: no fewer tokens are processed with `--ctx-checkpoints 128` or "
-        "`--checkpoint-min-step 64`."
+        "Played on these requests: 1,552 fewer tokens are processed with `--ubatch-size 1024`; no "
+        "fewer tokens are processed with other values of `--ctx-checkpoints`, "
+        "`--checkpoint-min-step`."
     )
+
+
+def test_servers_that_are_named_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("ctx_checkpoints=128", "b11549", "b10809")
+    asked = [word for name in names for word in ("--what-if", name)]
+    shown = output(capsys, "why", LOG, "--worst", "0", *asked)
+
+    assert [name for name in names if f"\n{name} " in shown] == list(names)
 
 
 def test_of_flags_that_were_tried_the_best_stands_first() -> None:
     found = [
-        {"flag": "--a 1", "fewer": -3},
-        {"flag": "--b 2", "fewer": 1900},
-        {"flag": "--c 3", "fewer": 0},
+        {"flag": "--a 1", "fewer": -3, "failed": 0},
+        {"flag": "--b 2", "fewer": 1900, "failed": 0},
+        {"flag": "--b 3", "fewer": 1800, "failed": 0},
+        {"flag": "--no-c", "fewer": 0, "failed": 0},
+        {"flag": "--d 4", "fewer": 5000, "failed": 2},
     ]
 
-    assert tried_in_words(found) == (
+    assert flags_in_words(found) == (
         "Played on these requests: 1,900 fewer tokens are processed with `--b 2`; no fewer tokens "
-        "are processed with `--c 3`; 3 more tokens are processed with `--a 1`."
+        "are processed with other values of `--a`, `--c`, `--d`."
     )
-    assert tried_in_words([]) == ""
+    assert flags_in_words([]) == ""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_cause_without_a_flag_is_explained(
+    form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log, report = tmp_path / "same.log", tmp_path / "same.html"
+    log.write_text(
+        launched(1, "LRU, t_last = -1", level=JUNE)
+        + finished(1, read=40, said=2, held=41)
+        + launched(
+            2, "LCP similarity, sim_best = 1.000 (> 0.100 thold), f_keep = 0.976", level=JUNE
+        )
+        + finished(2, read=1, said=2, held=41)
+    )
+    words = ["--format", form, "--report", str(report), "--profile", "b9538", "--model", "dense"]
+    shown = output(capsys, "why", str(log), *words)
+
+    assert "last-token" in shown
+    assert "last-token" in report.read_text()
+    if form == "json":
+        (cause,) = json.loads(shown)["causes"]
+        assert ("last-token", [], "") == (cause["cause"], cause["tried"], cause["tried_says"])
 
 
 def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_where_no_setting_helps_that_comes_first_and_nothing_is_drawn() -> None:
 
     assert (
         "None of the settings tried prefills fewer tokens. The same number of tokens is prefilled "
-        "with 3 MiB less: cache_ram=0."
+        "with 3.0 MiB less: cache_ram=0."
     ) in said
     assert "o now" not in said
 
@@ -56,7 +56,7 @@ def test_a_little_more_is_not_called_the_same() -> None:
     said = in_words(tried(1000, 7), tried(1005, 4, cache_ram=0), tried(999, 9, parallel=2))
 
     assert "None of the settings tried prefills clearly fewer tokens." in said
-    assert "5 more tokens are prefilled with 3 MiB less: cache_ram=0." in said
+    assert "5 more tokens are prefilled with 3.0 MiB less: cache_ram=0." in said
     assert "o now" in said
 
 

@@ -30,7 +30,9 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
         "ubatch_size": (256, 512, 1024),
         "swa_full": (False, True),
         "cache_idle_slots": (False, True),
+        "slot_prompt_similarity": (0.05, 0.1, 0.5),
     },
+    swept_factors={"ctx_size": 2},
     hunted=(
         {},
         {"context_shift": True, "ctx_size": 256},
