@@ -1,6 +1,6 @@
 """Runs inside mlx-lm's environment: its own HTTP server with a toy model and a toy tokenizer.
 
-    http_worker.py FOLDER PORT
+    http_worker.py FOLDER PORT [LEVEL]
 
 The folder gets a model of random weights and a tokenizer of words, as files; the release's own
 `main` loads and serves them.
@@ -37,9 +37,10 @@ CONFIG = {
 def main() -> None:
     """Write the model and serve it until the process is ended."""
     folder, port = Path(sys.argv[1]), sys.argv[2]
+    level = sys.argv[3] if len(sys.argv) > 3 else "ERROR"
     size = write_tokenizer(folder)
     write_model(folder, size)
-    sys.argv = ["mlx_lm.server", "--model", str(folder), "--port", port, "--log-level", "ERROR"]
+    sys.argv = ["mlx_lm.server", "--model", str(folder), "--port", port, "--log-level", level]
     importlib.import_module("mlx_lm.server").main()
 
 

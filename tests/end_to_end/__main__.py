@@ -9,14 +9,16 @@ import argparse
 import importlib
 import importlib.util
 import multiprocessing
+import re
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Final
 
-from tests.end_to_end.bench import FAILURES, Result, Settings, Task, done
+from tests.end_to_end.bench import FAILURES, Failure, Result, Settings, Task, done
 from tests.end_to_end.program import load
 
 PARTS: Final = (
@@ -34,6 +36,9 @@ LOGS: Final = 1040
 
 RECORDINGS: Final = 200
 SHOWN: Final = 60
+"""Kinds of failures that are listed; all are kept."""
+
+NUMBER: Final = re.compile(r"\d[\d,]*")
 
 
 def chosen(names: Sequence[str], settings: Settings) -> Iterator[Task]:
@@ -60,8 +65,9 @@ def main(words: Sequence[str] | None = None) -> int:
     total = Result()
     load()
     work = list(chosen(arguments.parts, settings))
-    with multiprocessing.get_context("fork").Pool(arguments.jobs, maxtasksperchild=1) as pool:
-        for task, result in pool.imap_unordered(done, work):
+    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("fork")) as pool:
+        for running in as_completed([pool.submit(done, task) for task in work]):
+            task, result = running.result()
             total.merge(result)
             if result.failures:
                 sys.stdout.write(f"{task.name}: {len(result.failures)} failures\n")
@@ -91,8 +97,14 @@ def show(total: Result, seconds: float) -> None:
         f"starts them; by exit status {', '.join(statuses)}"
     )
     lines += [f"SKIPPED {each}" for each in total.skipped]
-    for each in total.failures[:SHOWN]:
-        lines += [f"FAILED  {each.problem}", f"        {each.line}", f"        {each.folder}"]
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for each in total.failures:
+        key = each.line.split()[1] if " " in each.line else each.line
+        groups.setdefault((key, NUMBER.sub("N", each.problem)), []).append(each)
+    for alike in sorted(groups.values(), key=len, reverse=True)[:SHOWN]:
+        first = alike[0]
+        lines += [f"FAILED  {len(alike)} times: {first.problem}", f"        {first.line}"]
+        lines.append(f"        {first.folder}")
     lines.append(f"{len(total.failures):,} failures")
     sys.stdout.write("\n".join(lines) + "\n")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tests.end_to_end.laws import broken
@@ -92,13 +93,18 @@ class Bench:
 
     def try_(self, case: Case) -> Ran:
         """Run a case; what breaks a law is kept with its files."""
-        result = self.result
-        before = {name: (self.folder / name).exists() for name in case.writes}
-        number = result.counts.total()
+        number = self.result.counts.total()
         run_it = run_as_a_shell_does if number % ONE_OF_A_SHELL == 7 else run
+        before = {name: (self.folder / name).exists() for name in case.writes}
         ran = run_it(case.words, self.folder, stdin=case.stdin)
+        self.result.counts["as a shell does", "", ""] += run_it is run_as_a_shell_does
+        self.took(case, ran, before)
+        return ran
+
+    def took(self, case: Case, ran: Ran, before: Mapping[str, bool] = MappingProxyType({})) -> None:
+        """Count a command line that was run, and hold the laws on it."""
+        result = self.result
         result.counts[case.command, case.form, self.kind] += 1
-        result.counts["as a shell does", "", ""] += run_it is run_as_a_shell_does
         result.statuses[ran.status] += 1
         result.milliseconds[case.command] += round(1000 * ran.seconds)
         problems = list(broken(ran, statuses=case.statuses, form=case.form))
@@ -107,7 +113,11 @@ class Bench:
             problems += case.extra(ran)
         for problem in problems[:3]:
             result.failures.append(self._kept(ran, problem))
-        return ran
+
+    def fail(self, command: str, problem: str) -> None:
+        """Keep what no command line alone shows."""
+        ran = Ran(words=(command,), status=0, out="", err="", seconds=0)
+        self.result.failures.append(self._kept(ran, problem))
 
     def _kept(self, ran: Ran, problem: str) -> Failure:
         """Keep the folder of a failure, with its command line and what it printed."""

@@ -59,7 +59,7 @@ def _broken_json(out: str, *, lines: bool) -> Iterator[str]:
     for each in found:
         if not lines and isinstance(each, dict):
             yield from _off_schema(each)
-            if "servers" in each and "requests" in each:
+            if "totals" in each and isinstance(each.get("requests"), list):
                 yield from broken_sums(each)
 
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.random_flags import draw_preset
-from cachesim.real.llama_cpp.server import Played, RealServer
+from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.simulated import spec_of
-from cachesim.real.llama_cpp.workload import Step
+from cachesim.real.llama_cpp.workload import Outcome, Step
 from tests.end_to_end.client import Answer, Call, post
 from tests.end_to_end.talk import WORD, Talk, Talker
 
@@ -124,10 +124,28 @@ def draw_options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
     return options
 
 
+class Asked(Protocol):
+    """A running server."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        ...
+
+    @property
+    def lost(self) -> bool:
+        """True when nothing sound can be asked of it any more."""
+        ...
+
+    def ask(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
+        """Do something to the server itself, as starting it again."""
+        ...
+
+
 class Client:
     """One life's requests, drawn as its answers come in."""
 
-    def __init__(self, rng: Random, server: Played, options: dict[str, Any]) -> None:
+    def __init__(self, rng: Random, server: Asked, options: dict[str, Any]) -> None:
         self._rng = rng
         self._server = server
         slots = options["parallel"]

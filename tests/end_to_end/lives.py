@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
@@ -156,7 +157,6 @@ class Column:
 
 def measured(column: Column) -> tuple[Column, Tally]:
     """Play the lives and read their logs."""
-    load()
     tally = Tally()
     with (
         tempfile.TemporaryDirectory() as name,
@@ -210,8 +210,9 @@ def main(words: Sequence[str] | None = None) -> int:
         environment_for(each.release).ready()
     sums = {DEFAULT: Tally(), PRINTING: Tally()}
     sys.stdout.write(HEAD + "\n")
-    with multiprocessing.Pool(arguments.jobs, maxtasksperchild=1) as pool:
-        for column, tally in pool.imap(measured, work):
+    load()
+    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("fork")) as pool:
+        for column, tally in pool.map(measured, work):
             sums[column.verbosity].merge(tally)
             sys.stdout.write(tally.row(f"{column.release} -lv {column.verbosity}") + "\n")
             sys.stdout.flush()

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -29,7 +30,7 @@ MEMORY: Final = 4 << 30
 """Bytes of address space that one command line may take."""
 
 
-COMMANDS: Final = ("app", "bisect", "compare", "diff", "explain", "run", "tune", "why")
+COMMANDS: Final = ("app", "bisect", "compare", "diff", "explain", "record", "run", "tune", "why")
 """Modules whose import takes longest."""
 
 
@@ -78,7 +79,7 @@ def run(words: list[str], folder: Path, *, stdin: bytes = b"") -> Ran:
     return Ran(words=tuple(words), status=status, out=texts[0], err=texts[1], seconds=seconds)
 
 
-def _become(words: list[str], folder: Path, files: tuple[int, int, int]) -> None:
+def _become(words: list[str], folder: Path, files: Sequence[int]) -> None:
     """Be the program, in the child: its files, its folder, its arguments; never return."""
     status = 70
     try:
@@ -105,6 +106,48 @@ def _become(words: list[str], folder: Path, files: tuple[int, int, int]) -> None
         status = 1
     finally:
         os._exit(status)
+
+
+class Started:
+    """A command that runs until it is interrupted, as `record` does."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self._words = tuple(words)
+        self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
+        self._began = time.monotonic()
+        self._child = os.fork()
+        if self._child == 0:
+            _become(words, folder, [each.fileno() for each in self._files])
+
+    def first_line(self, word: bytes) -> str:
+        """The first line of standard error with a word in it."""
+        ends = time.monotonic() + SECONDS
+        while time.monotonic() < ends:
+            text = os.pread(self._files[2].fileno(), 1 << 16, 0)
+            for line in text.splitlines():
+                if word in line:
+                    return line.decode()
+            time.sleep(0.005)
+        msg = f"{self._words}: {text.decode(errors='replace')}"
+        raise TimeoutError(msg)
+
+    def interrupted(self) -> Ran:
+        """Interrupt it as Ctrl-C does, and wait."""
+        os.kill(self._child, signal.SIGINT)
+        status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+        seconds = time.monotonic() - self._began
+        texts = []
+        for file in self._files[1:]:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+        for file in self._files:
+            file.close()
+        return Ran(words=self._words, status=status, out=texts[0], err=texts[1], seconds=seconds)
+
+
+def started(words: list[str], folder: Path) -> Started:
+    """Start a command in a forked process, in a folder."""
+    return Started(words, folder)
 
 
 def run_as_a_shell_does(words: list[str], folder: Path, *, stdin: bytes = b"") -> Ran:
