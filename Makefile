@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check pages sentences engines fuzz wheels newest bench docs clean help
+.PHONY: run test check pages sentences engines users nightly fuzz wheels newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -16,7 +16,7 @@ run: $(VENV)/.run            ## every scenario on every profile it names, in exa
 test: $(VENV)/.test          ## the tests
 	@$(BIN)/python -m pytest -n 2
 
-check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in float, every sentence against its run, the real engines
+check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in float, every sentence against its run, the real engines, every command on real input
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -25,6 +25,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm
+	@$(BIN)/python -m tests.end_to_end
 
 # Parts of `make check` that do not disturb each other; answers in a browser are waited for.
 pages:
@@ -39,6 +40,13 @@ sentences:
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
+
+users: $(VENV)/.check        ## every command and format on logs, recordings, traces and headers that real programs wrote
+	@$(BIN)/python -m tests.end_to_end
+
+nightly: $(VENV)/.check      ## the same on a thousand new logs, and the reused tokens of 1,500 new lives of servers
+	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d)
+	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
@@ -89,4 +97,4 @@ $(VENV)/.docs: $(VENV)/.run
 	@touch $@
 
 clean:           ## remove what was set up
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/_generated
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .end_to_end docs/_build docs/_generated

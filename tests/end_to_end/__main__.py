@@ -22,6 +22,7 @@ from tests.end_to_end.bench import FAILURES, Failure, Result, Settings, Task, do
 from tests.end_to_end.program import load
 
 PARTS: Final = (
+    "kept",
     "logs",
     "other_logs",
     "recordings",
@@ -90,7 +91,7 @@ def show(total: Result, seconds: float) -> None:
     slowest = (f"{name} {spent // 1000}" for name, spent in total.milliseconds.most_common(8))
     corpus = (f"{count:,} {kind}" for kind, count in sorted(total.inputs.items()))
     statuses = (f"{key}: {count:,}" for key, count in sorted(total.statuses.items()))
-    lines.append(f"seconds by command: {', '.join(slowest)}")
+    lines.append(f"seconds of processor time by command: {', '.join(slowest)}")
     lines.append(f"corpus: {', '.join(corpus)}")
     lines.append(
         f"{by_form.total():,} command lines in {seconds:.0f} s, {as_a_shell} of them as a shell "

@@ -15,7 +15,7 @@ from cachesim.model.presets import PRESETS, preset
 from cachesim.real.llama_cpp.gguf import model_keys
 from cachesim.real.llama_cpp.gguf_file import Value, f32, text, u32, write_gguf
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
-from tests.end_to_end.program import Ran, load
+from tests.end_to_end.program import Ran
 
 LOG: Final = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
 DAMAGED: Final = frozenset({0, 2})
@@ -97,7 +97,6 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 def of_headers(seed: int) -> Result:
     """`tune --gguf` on each."""
-    load()
     result = Result()
     log = b"".join(LOG.read_bytes().splitlines(keepends=True)[:31])
     for number, (name, keys) in enumerate(headers()):

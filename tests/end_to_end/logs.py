@@ -19,7 +19,7 @@ from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.laws import broken_by_truth
 from tests.end_to_end.life import Life, Lives, shares
 from tests.end_to_end.lives import paired
-from tests.end_to_end.program import Ran, load
+from tests.end_to_end.program import Ran
 
 LOG: Final = "server.log"
 DAMAGED: Final = frozenset({0, 2})
@@ -41,7 +41,6 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 def of_release(release: str, verbosity: int, numbers: range, seed: int) -> Result:
     """Play lives and read their logs."""
-    load()
     result = Result()
     try:
         environment_for(release).ready()

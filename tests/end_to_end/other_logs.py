@@ -34,7 +34,7 @@ from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.client import Answer, Call, post
 from tests.end_to_end.laws import broken_by_truth
 from tests.end_to_end.lives import paired
-from tests.end_to_end.program import Ran, load
+from tests.end_to_end.program import Ran
 from tests.end_to_end.talk import WORD, Talker
 
 LOG: Final = "server.log"
@@ -61,14 +61,13 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 def of_ik(seed: int) -> Result:
     """Play requests on the port and read the lines."""
-    load()
     result = Result()
     for number in range(IK_LOGS):
         rng = Random(f"ik {seed} {number}")
         log, answers = ik_life(rng, as_json=number % 2 == 1)
         with bench("ik_llama.cpp", result) as place:
             result.inputs["logs of ik_llama.cpp"] += 1
-            _read(place, log, answers, number)
+            read(place, log, answers, number)
     return result
 
 
@@ -150,7 +149,6 @@ def _as_json(message: str, *, slot: int, task: int, **keys: Any) -> str:
 
 def of_mlx(release: str, level: str, seed: int) -> Result:
     """Play requests on the real server and read its log."""
-    load()
     result = Result()
     try:
         python = environment_for(release).ready()
@@ -162,7 +160,7 @@ def of_mlx(release: str, level: str, seed: int) -> Result:
         log, answers = mlx_life(python, level, rng)
         with bench(f"mlx-lm {release} {level}", result) as place:
             result.inputs["logs of mlx-lm"] += 1
-            _read(place, log, answers if level == "DEBUG" else (), number)
+            read(place, log, answers if level == "DEBUG" else (), number)
     return result
 
 
@@ -224,7 +222,7 @@ def _mlx_call(rng: Random, talker: Talker) -> Call:
     return Call(path="/v1/chat/completions", body=body, leave_after=leaves)
 
 
-def _read(place: Bench, log: bytes, answers: tuple[Answer, ...], number: int) -> None:
+def read(place: Bench, log: bytes, answers: tuple[Answer, ...], number: int) -> None:
     place.put(LOG, log)
     law = partial(_true, answers)
     words = ["why", LOG, "--format", "json"]

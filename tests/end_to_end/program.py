@@ -42,7 +42,7 @@ class Ran:
     status: int
     out: str
     err: str
-    seconds: float
+    seconds: float  # of processor time
     written: dict[str, bytes] = field(default_factory=dict)  # what the command wrote, by name
 
     @property
@@ -66,12 +66,11 @@ def run(words: list[str], folder: Path, *, stdin: bytes = b"") -> Ran:
     ):
         into.write(stdin)
         into.seek(0)
-        began = time.monotonic()
         child = os.fork()
         if child == 0:
             _become(words, folder, (into.fileno(), out.fileno(), err.fileno()))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        seconds = time.monotonic() - began
+        _, left, used = os.wait4(child, 0)
+        status, seconds = os.waitstatus_to_exitcode(left), used.ru_utime + used.ru_stime
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -114,7 +113,6 @@ class Started:
     def __init__(self, words: list[str], folder: Path) -> None:
         self._words = tuple(words)
         self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
-        self._began = time.monotonic()
         self._child = os.fork()
         if self._child == 0:
             _become(words, folder, [each.fileno() for each in self._files])
@@ -134,8 +132,8 @@ class Started:
     def interrupted(self) -> Ran:
         """Interrupt it as Ctrl-C does, and wait."""
         os.kill(self._child, signal.SIGINT)
-        status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-        seconds = time.monotonic() - self._began
+        _, left, used = os.wait4(self._child, 0)
+        status, seconds = os.waitstatus_to_exitcode(left), used.ru_utime + used.ru_stime
         texts = []
         for file in self._files[1:]:
             file.seek(0)
@@ -153,15 +151,17 @@ def started(words: list[str], folder: Path) -> Started:
 def run_as_a_shell_does(words: list[str], folder: Path, *, stdin: bytes = b"") -> Ran:
     """Run the installed program in a process of its own."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [str(PROGRAM), *words], cwd=folder, env=clean, input=stdin, capture_output=True,
         check=False, timeout=10 * SECONDS,
     )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Ran(
         words=tuple(words),
         status=done.returncode,
         out=done.stdout.decode(errors="replace"),
         err=done.stderr.decode(errors="replace"),
-        seconds=time.monotonic() - began,
+        seconds=seconds,
     )

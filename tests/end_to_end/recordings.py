@@ -30,7 +30,7 @@ from tests.end_to_end.fakes import DIALECTS, Dialect, fake
 from tests.end_to_end.laws import broken_by_truth, schema
 from tests.end_to_end.life import Client, draw_options, releases
 from tests.end_to_end.lives import paired
-from tests.end_to_end.program import Ran, Started, load, started
+from tests.end_to_end.program import Ran, Started, started
 from tests.end_to_end.talk import Talker
 from tests.scenario.json_schema import errors
 
@@ -67,7 +67,6 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 def of_dialect(name: str, count: int, seed: int) -> Result:
     """Record a fake server, and read the recordings."""
-    load()
     result = Result()
     (dialect,) = (each for each in DIALECTS if each.name == name)
     for number in range(count):
@@ -80,7 +79,6 @@ def of_dialect(name: str, count: int, seed: int) -> Result:
 
 def of_release(release: str, count: int, seed: int) -> Result:
     """Record a real llama-server, and read the recordings."""
-    load()
     result = Result()
     try:
         environment_for(release).ready()

@@ -8,7 +8,7 @@ from typing import Final
 
 from cachesim.scenario.shipped import shipped_files
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
-from tests.end_to_end.program import Ran, load
+from tests.end_to_end.program import Ran
 
 QUICK: Final = ["--arithmetic", "ring"]
 PLAYED: Final = frozenset({0, 1})
@@ -31,7 +31,6 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 def of_engine(engine: str, seed: int) -> Result:
     """Play some scenarios of an engine with every command that takes one."""
-    load()
     result = Result()
     names = sorted(Path(str(each)).stem for each in shipped_files() if folder_of(each) == engine)
     rng = Random(f"scenarios {engine} {seed}")
@@ -125,7 +124,6 @@ def _rows(ran: Ran) -> Sequence[dict[str, str]]:
 
 def of_lists() -> Result:
     """`list`, `show`, `schema`, `completion`, `new`, `learn` in all their forms."""
-    load()
     result = Result()
     with bench("no input", result) as place:
         for what in ("scenarios", "engines", "releases", "patches", "presets"):
@@ -156,7 +154,6 @@ def of_lists() -> Result:
 
 def of_damaged(seed: int) -> Result:
     """Scenario files with a line lost, doubled or changed."""
-    load()
     result = Result()
     rng = Random(f"damaged scenarios {seed}")
     for path in rng.sample(list(shipped_files()), 30):
@@ -178,7 +175,6 @@ def of_damaged(seed: int) -> Result:
 
 def of_words() -> Result:
     """Command lines that no command takes: a word of what is wrong, and status 2."""
-    load()
     result = Result()
     with bench("wrong words", result) as place:
         for line in (

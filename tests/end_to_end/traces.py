@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
-from tests.end_to_end.program import Ran, load
+from tests.end_to_end.program import Ran
 
 PUBLISHED: Final = Path(__file__).parents[1] / "traces" / "data" / "conversation-300.jsonl.gz"
 PROFILES: Final = (
@@ -109,7 +109,6 @@ WRITERS: Final[dict[str, Callable[[Random], list[Line]]]] = {
 
 def of_form(name: str, seed: int) -> Result:
     """Replay traces of one form."""
-    load()
     result = Result()
     for number in range(EACH):
         rng = Random(f"trace {name} {seed} {number}")
@@ -210,7 +209,6 @@ def _swept(place: Bench, number: int) -> None:
 
 def of_made() -> Result:
     """Traces that are made up, on each engine."""
-    load()
     result = Result()
     for profile in PROFILES:
         with bench("trace made", result) as place:
