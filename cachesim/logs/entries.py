@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cachesim.engines.causes import Loss
+from cachesim.engines.words import counted
 from cachesim.logs.cures import cure_of
 from cachesim.logs.dump import Recorded
 from cachesim.logs.parting import Kin, Parting
@@ -12,6 +13,12 @@ from cachesim.logs.player import Replayed
 from cachesim.logs.prompts import Prompt
 from cachesim.logs.rewrites import CONVERSATIONS
 from cachesim.logs.slot_actions import ADVICE, SLOT_TAKEN, SlotAction
+
+RETOKENISED: Final = "reply-retokenised"
+KEEP_TOKENS: Final = (
+    "Nothing in the text: it is unchanged. `/completion` with `return_tokens` returns the sampled "
+    "tokens, and takes them as a prompt."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
         "parting": None if parting is None else parting.as_dict(),
         "slot_taken": _taken_of(understood, again),
+        "retokenised": _retokenised(understood, played, again),
         "why": why_of(understood, played, again),
     }
 
@@ -97,7 +105,7 @@ def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
         return understood.parting.sentence
     if continues is None:
         return "a new conversation"
-    taken = _taken_of(understood, again)
+    taken = _taken_of(understood, again) or _retokenised(understood, played, again)
     if taken is not None:
         return f"continues request {continues.number}: {taken}"
     return f"continues request {continues.number}{_engine(understood, played, again)}"
@@ -109,6 +117,26 @@ def _taken_of(understood: Understood, again: int | None) -> str | None:
     if taken is None or not again or understood.parting is not None:
         return None
     return f"slot {taken.slot}, which held it, {taken.past}"
+
+
+def _retokenised(understood: Understood, played: Replayed, again: int | None) -> str | None:
+    """That reuse ends inside the earlier reply, where the tokens are known and no rule explains it.
+
+    earlier   [ prompt ][ reply ]        the tokens that were sampled
+    later     [ prompt ][ reply ][ ... ] the same text, as the tokenizer cuts it
+    cached    ^^^^^^^^^^^^^^
+    """
+    prompt, earlier = understood.prompt, understood.earlier
+    cached = prompt.recorded.cached
+    if earlier is None or cached is None or not again or understood.parting is not None:
+        return None
+    inside = cached - len(earlier.rope)
+    if prompt.how != "computed" or played.cached == cached or inside <= 0:
+        return None
+    return (
+        f"reuse ends after {counted(inside, 'token')} of the reply of request "
+        f"{earlier.recorded.number}: its text, tokenised anew, need not give the sampled tokens"
+    )
 
 
 def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
@@ -136,7 +164,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
         return {
             "kind": parting["kind"],
             "part": parting["part"],
-            "by": "the client",
+            "by": "neither" if parting["kind"] in CONVERSATIONS else "the client",
             "example": parting["sentence"],
             "advice": parting["advice"],
         }
@@ -147,6 +175,14 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
             "by": "the client",
             "example": found["slot_taken"],
             "advice": ADVICE,
+        }
+    if found["retokenised"] is not None:
+        return {
+            "kind": RETOKENISED,
+            "part": "",
+            "by": "the server",
+            "example": found["retokenised"],
+            "advice": KEEP_TOKENS,
         }
     if not found["again"] or not found["losses"]:
         return None

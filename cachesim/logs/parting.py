@@ -83,7 +83,11 @@ def parting_of(later: Recorded, earlier: Recorded) -> Parting | None:
             continue
         at = _common(segment, other)
         if index == len(earlier.segments) - 1 and _goes_on(segment, other, at):
-            return None
+            whole = _prefill_with_reply(other, earlier)
+            at = _common(segment, whole)
+            if at >= min(segment.length, whole.length):
+                return None
+            known = (*known[:index], whole)
         place = Place(later.segments, known, index, at)
         return _parting(place, equal + at)
     return None
@@ -100,9 +104,18 @@ def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment
     return tuple(replace(each, part=part) for each in reply)
 
 
+def _prefill_with_reply(other: Segment, earlier: Recorded) -> Segment:
+    """An assistant's text that a client began, with the reply that went on from it."""
+    said = "".join(each.text for each in earlier.reply if each.kind == "text")
+    if other.role != "assistant" or earlier.cancelled or not (other.text and said):
+        return other
+    return replace(other, text=other.text + said, characters=0)
+
+
 def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
-    """Whether a prompt is an earlier one with more text after it."""
-    if segment.part != "prompt" or segment.length < other.length:
+    """Whether a prompt, or the beginning of a reply, is an earlier one with more text after it."""
+    begun = segment.kind == "text" and segment.role == other.role == "assistant"
+    if (segment.part != "prompt" and not begun) or segment.length < other.length:
         return False
     return at >= (other.length // BLOCK * BLOCK if other.hashes else other.length)
 
@@ -110,8 +123,7 @@ def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
 def _parting(place: Place, equal: int) -> Parting:
     kind = kind_of_rewrite(place)
     before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
-    gone = kind in {"reasoning-dropped", "reply-left-out"}
-    where = place.then.name if gone else place.now.name
+    where = place.where(kind)
     rewrite = REWRITES[kind]
     sentence = rewrite.says(where, place.at, before, after)
     return Parting(
@@ -146,6 +158,16 @@ def _common_characters(one: Recorded, other: Recorded) -> int:
             at += _said_again(mine.text[at:], other.reply)
         return equal + at
     return equal
+
+
+def _slid(one: Recorded, other: Recorded) -> int:
+    """Characters that a prompt without messages shares with another that began earlier."""
+    mine, theirs = (
+        next((each.text for each in request.segments if each.part == "prompt"), "")
+        for request in (one, other)
+    )
+    lost = theirs.find(mine[:BLOCK]) if len(mine) >= BLOCK else -1
+    return shared(mine, theirs[lost:]) if lost > 0 else 0
 
 
 def _said_again(text: str, reply: Sequence[Segment]) -> int:
@@ -190,6 +212,8 @@ def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
     for each in earlier:
         common = _common_characters(request, each.request)
         alike = common + sum(size for key, size in each.says.items() if key in mine)
+        if common < BLOCK:
+            alike += _slid(request, each.request)
         if common > equal:
             begins_like, equal = each.request, common
         if alike > most:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +22,22 @@ CLOCK: Final = re.compile(
     r"(Mon|Tues?|Wednes|Thurs?|Fri|Satur|Sun)day|\b1[6-9]\d{8}(\d{3})?\b"
 )
 TOKEN: Final = re.compile(r"[0-9A-Fa-f-]{5,}|(?=\w*\d)[A-Za-z0-9_]{12,}")
+DIGIT: Final = re.compile(r"\d")
 WORD: Final = re.compile(r"[\w:./+-]+")
+STOPS: Final = ".,:/+-"
+"""Characters that end a sentence or a clause, and are no part of the word before them."""
+
+NEAR: Final = 12
+"""So near to a clock, a number that changes is part of it: `22 November 2026`."""
+
+CUT: Final = 48
+"""Characters by which a text is found again that lost its beginning."""
+
+PIECES: Final = re.compile(r"[\w-]+"), re.compile(r"\w+")
+"""What an identifier may be inside a longer word, such as a path."""
+
+ESCAPES: Final = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
+"""Line breaks of a prompt as a sentence shows them."""
 REMINDER: Final = re.compile(
     r"\s*<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
     re.DOTALL,
@@ -44,8 +60,9 @@ class Rewrite:
 
     def says(self, where: str, at: int, before: str, after: str) -> str:
         """What happened, in the user's terms."""
+        where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
         if self.is_whole:
-            return self.words.format(where=where)
+            return self.words.format(where=where, at=at)
         words = f"{where} differs at character {at}"
         if before or after:
             words += f": `{before}` / `{after}`"
@@ -71,6 +88,8 @@ REWRITES: Final = {
               "Send the arguments of a call back as exactly the text that came."),
         _word("attachment-changed", "a different attachment, or the same one re-encoded",
               "Send an attachment's bytes unchanged instead of re-encoding it."),
+        _word("unicode", "the same text in another Unicode form",
+              "Send the text unchanged; do not normalise it."),
         _word("truncated", "the text is cut",
               "Keep messages whole: a cut message is reprocessed from the cut on."),
         _word("cleared", "an old result was cleared",
@@ -89,8 +108,16 @@ REWRITES: Final = {
                 "Sort the tools by name before sending them."),
         Rewrite("tools-changed", "the list of tools differs from {where} on",
                 "Keep the list of tools as it is for a whole conversation."),
-        Rewrite("attachment-moved", "an attachment moved, at {where}",
+        Rewrite("attachment-moved", "{where}",
                 "Keep attachments in the message they came with."),
+        Rewrite("attachment-dropped", "{where} is gone",
+                "Keep attachments as long as their message: all after one is reprocessed."),
+        Rewrite("attachment-added", "{where} was not there before",
+                "Add an attachment to the newest message."),
+        Rewrite("beginning-cut", "{where} are cut",
+                "Drop text at the beginning in large steps and seldom: all after is reprocessed."),
+        Rewrite("system-changed", "{where} is another text, before the same conversation",
+                "Keep the system prompt, and put what changes into the newest message."),
         Rewrite("reminder-moved", "a reminder moved, at {where}",
                 "Leave reminders where they were put, and append new ones."),
         Rewrite("reminder-added", "a reminder was put into {where}",
@@ -110,13 +137,16 @@ REWRITES: Final = {
         Rewrite("role", "{where} has a different role", "Keep the role of each message."),
         Rewrite("side-task", "a different system prompt, as side tasks have: {where}",
                 "Give side tasks a slot of their own (`--parallel`), or a smaller server."),
+        Rewrite("same-template", "{where} differs at character {at}, and the conversation begins "
+                "there: another task from one template, or its first message edited",
+                "Put what differs at the end of the template: what stands before it is reused."),
         Rewrite("other-conversation", "a different conversation, from {where} on",
                 "Give each conversation a slot of its own (`--parallel`)."),
     )
 }  # fmt: skip
 """What is known of clients, by its name."""
 
-CONVERSATIONS: Final = frozenset(("side-task", "other-conversation"))
+CONVERSATIONS: Final = frozenset(("side-task", "same-template", "other-conversation"))
 """Partings that rewrite nothing: somebody else speaks."""
 
 
@@ -140,6 +170,38 @@ class Place:
         return self.earlier[self.index]
 
     @property
+    def moved_to(self) -> Segment | None:
+        """The message that an attachment is in now, where it left its own."""
+        found = (each for each in self.rest if each.same(self.then))
+        found = (each for each in found if each.part != self.then.part)
+        return next(found, None) if self.then.kind == "attachment" else None
+
+    @property
+    def moved_from(self) -> Segment | None:
+        """The message that an attachment was in before, where it stands earlier now."""
+        found = (each for each in self.old if each.same(self.now))
+        found = (each for each in found if each.part != self.now.part)
+        return next(found, None) if self.now.kind == "attachment" else None
+
+    @property
+    def cut(self) -> int:
+        """Characters that the beginning of the text lost; 0 where it did not."""
+        now, then = self.now.text, self.then.text
+        lost = then.find(now[:CUT]) if len(now) >= CUT else 0
+        return lost if lost > 0 and 2 * shared(now, then[lost:]) >= len(then) - lost else 0
+
+    def where(self, kind: str) -> str:
+        """The part of the prompt that a rewrite of some kind is said of."""
+        if kind == "attachment-moved" and self.moved_to is not None:
+            return f"{self.then.name} moved to {place_of(self.moved_to)}"
+        if kind == "attachment-moved" and self.moved_from is not None:
+            return f"{self.moved_from.name} moved to {place_of(self.now)}"
+        if kind == "beginning-cut":
+            return f"the first {self.cut} characters of {self.now.name}"
+        gone = kind in {"reasoning-dropped", "reply-left-out", "attachment-dropped"}
+        return self.then.name if gone else self.now.name
+
+    @property
     def rest(self) -> Sequence[Segment]:
         """The later request from there on."""
         return self.later[self.index :]
@@ -148,6 +210,11 @@ class Place:
     def old(self) -> Sequence[Segment]:
         """The earlier request from there on."""
         return self.earlier[self.index :]
+
+
+def place_of(segment: Segment) -> str:
+    """The message that a part belongs to."""
+    return f"{segment.part} ({segment.role})" if segment.role else segment.part
 
 
 def excerpt(segment: Segment, at: int) -> str:
@@ -159,7 +226,8 @@ def excerpt(segment: Segment, at: int) -> str:
     while start > 0 and at - start < AROUND and WORD.fullmatch(text[start - 1]):
         start -= 1
     found = WORD.match(text, start)
-    end = max(at + 1, found.end() if found else at + 1)
+    word = found.group().rstrip(STOPS) if found else ""
+    end = max(at + 1, start + len(word))
     return text[start : min(end, start + 2 * AROUND)]
 
 
@@ -168,6 +236,7 @@ def kind_of_rewrite(place: Place) -> str:
     return (
         _of_kinds(place)
         or _of_reminders(place)
+        or ("beginning-cut" if place.cut else "")
         or _of_system(place)
         or _of_order(place)
         or _of_text(place)
@@ -182,11 +251,18 @@ def _of_kinds(place: Place) -> str:
         return _of_tools(place)
     if "reasoning" in kinds and now.kind != then.kind:
         return "reasoning-dropped" if then.kind == "reasoning" else "reasoning-added"
-    if "attachment" in kinds:
-        moved = any(each.same(then) for each in place.rest)
-        moved = moved or any(each.same(now) for each in place.old)
-        return "attachment-moved" if moved else "attachment-changed"
-    return ""
+    return _of_attachments(place) if "attachment" in kinds else ""
+
+
+def _of_attachments(place: Place) -> str:
+    now, then = place.now, place.then
+    if place.moved_to is not None or place.moved_from is not None:
+        return "attachment-moved"
+    if then.kind != "attachment":
+        return "attachment-added"
+    if now.kind != "attachment" or any(each.same(now) for each in place.old):
+        return "attachment-dropped"
+    return "attachment-added" if any(e.same(then) for e in place.rest) else "attachment-changed"
 
 
 def _of_tools(place: Place) -> str:
@@ -221,15 +297,34 @@ def _of_system(place: Place) -> str:
     now, then = place.now, place.then
     first = all(each.kind == "tool" for each in place.later[: place.index])
     if {now.role, then.role} & SYSTEM and first:
-        alike = now.role == then.role and (not now.text or _alike(place))
-        return "" if alike else "side-task"
+        alike = now.same(then) or (now.role == then.role and (not now.text or _alike(place)))
+        return "" if alike else _of_other_system(place)
     begins = all(each.kind == "tool" or each.role in SYSTEM for each in place.later[: place.index])
     if not begins or now.role != then.role:
         return ""
+    if _is_first_of_template(place):
+        return "same-template"
     later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old))
     if later & earlier or SUMMARY.search(now.text) or _alike(place):
         return ""
     return "other-conversation" if now.text and not _of_word(place) else ""
+
+
+def _of_other_system(place: Place) -> str:
+    """Another system prompt: before the same history, or for a task beside it."""
+    later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old[1:]))
+    same = len(place.rest) >= len(place.old) and 0 < len(earlier) <= 2 * len(later & earlier)
+    return "system-changed" if same else "side-task"
+
+
+def _is_first_of_template(place: Place) -> bool:
+    """Whether a conversation that only begins shares most of its first message with another."""
+    now, then = place.now, place.then
+    others = {(each.role, each.part) for each in place.rest} - {(now.role, now.part)}
+    if now.role != "user" or others or _of_messages(place):
+        return False
+    alike = bool(now.text) and (_alike(place) or 2 * place.at >= min(len(now.text), len(then.text)))
+    return alike and not (_of_length(place) or _of_word(place))
 
 
 def _of_order(place: Place) -> str:
@@ -273,6 +368,8 @@ def _of_length(place: Place) -> str:
     now, then = place.now.text, place.then.text
     if "".join(now.split()) == "".join(then.split()):
         return "whitespace"
+    if unicodedata.normalize("NFC", now) == unicodedata.normalize("NFC", then):
+        return "unicode"
     if len(now) < len(then) / 2 and CLEARED.search(now):
         return "cleared"
     cut = len(now) < len(then) and place.at >= len(now) * 0.6
@@ -289,16 +386,32 @@ def _of_word(place: Place) -> str:
     """What kind of word changed."""
     now, then, at = place.now, place.then, place.at
     before, after = excerpt(then, at), excerpt(now, at)
-    if CLOCK.search(_line(then.text, at)) and CLOCK.search(_line(now.text, at)):
+    if _is_clock(then.text, at, before) and _is_clock(now.text, at, after):
         return "clock"
     if COUNT.fullmatch(before) and COUNT.fullmatch(after) and abs(int(before) - int(after)) < FAR:
         return "counter"
-    return "identifier" if TOKEN.fullmatch(before) and TOKEN.fullmatch(after) else ""
+    for piece in PIECES:
+        one, other = _piece(piece, then.text, at), _piece(piece, now.text, at)
+        if TOKEN.fullmatch(one) and TOKEN.fullmatch(other) and DIGIT.search(one + other):
+            return "identifier"
+    return ""
 
 
-def _line(text: str, at: int) -> str:
-    """What stands around a place."""
-    return text[max(0, at - AROUND) : at + AROUND]
+def _is_clock(text: str, at: int, word: str) -> bool:
+    """Whether a place lies in a date or a time, or a number in it beside one."""
+    first = max(0, at - AROUND)
+    near = NEAR if DIGIT.search(word) else 0
+    found = CLOCK.finditer(text[first : at + AROUND])
+    return any(each.start() - near <= at - first <= each.end() + near for each in found)
+
+
+def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
+    """The run of characters of one shape that a place lies in."""
+    start = at
+    while start > 0 and at - start < 2 * AROUND and shape.fullmatch(text[start - 1]):
+        start -= 1
+    found = shape.match(text, start)
+    return found.group() if found else ""
 
 
 def _alike(place: Place) -> bool:

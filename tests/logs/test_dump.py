@@ -87,7 +87,7 @@ def test_a_clock_is_shown_with_both_readings_and_its_price() -> None:
     parting = found["requests"][1]["parting"]
 
     assert parting["sentence"] == (
-        "message 1 (system) differs at character 10: `10:31.` / `10:32.`: a clock"
+        "message 1 (system) differs at character 10: `10:31` / `10:32`: a clock"
     )
     assert 950 < found["requests"][1]["tokens_after"] < 1000
     assert found["causes"][0]["requests"] == [1]

@@ -234,7 +234,7 @@ def test_why_says_of_the_file_what_the_live_view_said(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
             said = [each.why for each in taking.rows]
             assert (
-                "message 1 (system) differs at character 10: `10:31.` / `10:32.`: a clock"
+                "message 1 (system) differs at character 10: `10:31` / `10:32`: a clock"
                 == (said[1])
             )
             told = told_of_dump(read_dump("x", BytesIO(taking.path.read_bytes())), source="x")
