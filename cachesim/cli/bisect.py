@@ -119,10 +119,10 @@ def _said(
         return
     for turn in found:
         otherwise = " in another way" if turn.was == turn.became else ""
-        yield (
-            f"first release that is {turn.became}{otherwise}: {turn.after} "
-            f"({family.release(turn.after).date}), after {turn.before}"
-        )
+        date = family.release(turn.after).date
+        when = f" ({date})" if date else ""
+        first = f"first release that is {turn.became}{otherwise}"
+        yield f"{first}: {turn.after}{when}, after {turn.before}"
         for cause in turn.causes:
             yield f"  {_name(family, cause)}"
             yield f"    {_evidence(cause, turn)}"

@@ -1,6 +1,6 @@
 """Why the fake server reuses less."""
 
-from cachesim.engines.causes import Cause, declared
+from cachesim.engines.causes import Cause, declared, last_computed
 
 FORGETFUL = Cause(
     id="forgetful",
@@ -8,5 +8,7 @@ FORGETFUL = Cause(
     about="This server is made to lose tokens.",
     fields=("held",),
 )
+
+LAST_TOKEN = last_computed("A prompt is never taken from the cache whole.")
 
 CAUSES = declared(globals())

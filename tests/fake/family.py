@@ -64,5 +64,5 @@ FAKE: Final[Family[FakeRules, FakeOptions]] = Family(
     fields=(Option(name="hurry", kind="yes or no", about="does nothing"),),
     has_slots=False,
     may_decline=False,
-    exercised={"request-served": "load"},
+    exercised={"request-served": "save"},
 )

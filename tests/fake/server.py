@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
-from cachesim.engines.events import Event
+from cachesim.engines.events import Event, EventLog
 from cachesim.engines.ledger import Ledger
 from cachesim.errors import UpstreamAbort
+from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.oracle import Oracle
 from tests.fake import causes
@@ -27,8 +28,9 @@ class FakeServer(Engine):
         self.known: Tokens = ()
         self.queue: list[tuple[Ticket, Request]] = []
         self.answers: dict[Ticket, Reply] = {}
-        self.log: list[Event] = []
+        self.log = EventLog()
         self.given = 0
+        self.computes = arithmetic_of(self.network) != "counts"
         self.oracle = Oracle(self.network)
 
     @property
@@ -67,8 +69,10 @@ class FakeServer(Engine):
         while equal < min(len(self.known), len(prompt)) and self.known[equal] == prompt[equal]:
             equal += 1
         ledger = Ledger(Count(equal), "slot 0")
+        if equal == len(prompt):
+            ledger.apply(causes.LAST_TOKEN, equal - 1, prompt_tokens=equal)
         if self.rules.forgets:
-            ledger.apply(causes.FORGETFUL, equal // 2, held=len(self.known))
+            ledger.apply(causes.FORGETFUL, ledger.usable // 2, held=len(self.known))
         generated, logits = self._answer(request)
         self.known = (*prompt, *generated[:-1])
         self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
@@ -86,8 +90,12 @@ class FakeServer(Engine):
 
     def _answer(self, request: Request) -> tuple[Tokens, Array]:
         most = max(1, request.predict)
-        prompt = request.prompt[1:] if self.rules.skips_first else request.prompt
-        generated: Tokens = () if request.reply is None else request.reply[:most]
+        if not self.computes:  # a trace: its tokens are a rope, and nobody asks for logits
+            generated = tuple(request.reply or (Token(0),) * most)[:most]
+            return generated, np.zeros((len(generated), 0))
+        skips = self.rules.skips_first and len(request.prompt) > 1
+        prompt = request.prompt[1:] if skips else request.prompt
+        generated = () if request.reply is None else request.reply[:most]
         while request.reply is None and len(generated) < most:
             row = self.oracle.logits(prompt, (*generated, Token(0)))[-1]
             generated = (*generated, self.network.sample(row))

@@ -119,7 +119,7 @@ def test_a_cancelled_request_leaves_no_reply() -> None:
 
     run = play(step=steps, expect=[])
 
-    assert cached(run) == [0, None, None, 20]
+    assert cached(run) == [0, None, None, 19]
     assert run["steps"][1]["generated"] == []
 
 

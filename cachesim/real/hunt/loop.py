@@ -210,9 +210,10 @@ def _takes(profile: Profile, model: str) -> bool:
 
 def known_causes(profile: Profile) -> dict[Cause, str]:
     """The causes that shipped scenarios show on a release, each with the first that does."""
-    folder = shipped_folder()
+    shipped = shipped_folder()
+    folder = shipped and shipped / profile.engine  # an engine may have none
     found: dict[Cause, str] = {}
-    for _, scenario in load_all([str(folder / profile.engine)]) if folder else ():
+    for _, scenario in load_all([str(folder)]) if folder and folder.is_dir() else ():
         listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
         if profile in listed:
             for cause in causes(scenario, profile, "ring", "wrong"):
