@@ -24,7 +24,7 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
     slots = [Slot(number, options.n_ctx_slot) for number in range(options.n_parallel)]
     for slot in slots:
         slot.lora = lora
-    drafter = open_drafter(options, params, network, rules.memory)
+    drafter = open_drafter(options, params, network, rules)
     return ServerContext(
         rules=rules,
         options=options,

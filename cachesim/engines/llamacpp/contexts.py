@@ -1,10 +1,10 @@
 """The target's memory and its companion's, moved together (upstream: `common_memory`)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.memory.context import SEQ_HEADER, Context
+from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.errors import UpstreamAbort
 
 SEQ_RM: Final = "common_memory::seq_rm"
@@ -16,6 +16,7 @@ class SavedState:
 
     target: Blob | None
     companion: Blob | None
+    header: int  # bytes that the sequence calls put in front of each
     size: int = field(init=False, compare=False)
     """Bytes of both: asked for at every look at the prompt cache, so counted once."""
 
@@ -25,12 +26,12 @@ class SavedState:
     @property
     def target_size(self) -> int:
         """Bytes of the target's blob, as the sequence calls count them."""
-        return 0 if self.target is None else self.target.size + SEQ_HEADER
+        return 0 if self.target is None else self.target.size + self.header
 
     @property
     def companion_size(self) -> int:
         """Bytes of the companion's blob."""
-        return 0 if self.companion is None else self.companion.size + SEQ_HEADER
+        return 0 if self.companion is None else self.companion.size + self.header
 
     def __deepcopy__(self, memo: object) -> "SavedState":
         """It never changes."""
@@ -38,7 +39,7 @@ class SavedState:
 
     def emptied(self) -> "SavedState":
         """What a half-failed load leaves: the target's blob is gone, and loading it "works"."""
-        return SavedState(target=None, companion=self.companion)
+        return replace(self, target=None)
 
 
 class Contexts:
@@ -93,7 +94,9 @@ class Contexts:
         if self.companion is not None and self.saves_companion:
             companion = self.companion.state_seq_get_data(seq, partial=partial)
         return SavedState(
-            target=self.target.state_seq_get_data(seq, partial=partial), companion=companion
+            target=self.target.state_seq_get_data(seq, partial=partial),
+            companion=companion,
+            header=self.target.rules.sequence_header,
         )
 
     def load_target(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:

@@ -14,8 +14,8 @@ from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.capability import SeqRm, seq_rm_type
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
-from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of, build
@@ -149,7 +149,7 @@ def open_drafter(
     options: Options,
     params: ContextParams,
     network: Network,
-    rules: MemoryRules,
+    rules: ServerRules,
 ) -> Drafter | None:
     """The companion that `--spec-type` asks for (`common_speculative_init`)."""
     if not options.drafts:
@@ -157,15 +157,17 @@ def open_drafter(
             msg = "option 'model_draft' needs 'spec_type'; write spec_type = \"draft-simple\""
             raise OptionError(msg)
         return None
-    params = replace(params, n_rs_seq=0, type_k="f16", type_v="f16")
+    params = replace(params, n_rs_seq=0)
+    if rules.slots.mtp_is_f16 or options.spec_type != "draft-mtp":
+        params = replace(params, type_k="f16", type_v="f16")
     if options.spec_type == "draft-mtp":
         head = network.companion()
         if head is None:
             msg = f"spec_type 'draft-mtp' needs an MTP head, and {network.spec.name!r} has none"
             raise OptionError(msg)
-        return MtpHead(create_context(head, params, rules))
+        return MtpHead(create_context(head, params, rules.memory))
     draft = _draft_network(options.model_draft, network)
-    return DraftModel(create_context(draft, params, rules))
+    return DraftModel(create_context(draft, params, rules.memory))
 
 
 def _draft_network(model: object, target: Network) -> Network:

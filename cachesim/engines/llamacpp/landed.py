@@ -22,7 +22,9 @@ from cachesim.engines.llamacpp.rules import (
 from cachesim.units import Count
 
 OLDEST: Final = ServerRules(
-    memory=replace(memory.B9094, checks_positions=False, middle_cut_passes=False),
+    memory=replace(
+        memory.B9094, checks_positions=False, middle_cut_passes=False, sequence_header=0
+    ),
     requests=RequestRules(
         empty_prefill_opens=True,
         counts_are_checked=False,
@@ -67,6 +69,7 @@ OLDEST: Final = ServerRules(
         file_holds_checkpoints=False,
         restore_drops_checkpoints=False,
         cleared_after_bad_restore=False,
+        mtp_is_f16=False,
         companion_is_saved=False,
         drafter_is_saved=False,
         replay_counts_correction=True,
@@ -145,6 +148,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"reuse.swa_full_hides_window": True},
     ),
     Merged(
+        name="sequence-header",
+        about="a saved sequence begins with a header of 8 bytes",
+        landed="b9093",
+        sets={"memory.sequence_header": 8},
+    ),
+    Merged(
         pull=22673,
         about="recurrent states roll back by a few tokens; MTP heads draft",
         landed="b9294",
@@ -188,6 +197,12 @@ LANDED: Final[tuple[Merged, ...]] = (
             "checkpoints.exact_minimum_prompt": Count(0),
             "checkpoints.spacing": None,
         },
+    ),
+    Merged(
+        name="mtp-f16",
+        about="an MTP head keeps keys and values as f16; before, in the target's types",
+        landed="b9538",
+        sets={"slots.mtp_is_f16": True},
     ),
     Merged(
         pull=23981,
@@ -295,6 +310,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"slots.processed_is_reset": True},
     ),
     Merged(
+        name="wider-positions",
+        about="a saved cell of a model with several position sections has 12 bytes more, not 8",
+        landed="b10809",
+        sets={"memory.ext_bytes": memory.B11434.ext_bytes},
+    ),
+    Merged(
         pull=28302,
         about="checkpoints are thinned only where the list is full; one replaces its equal",
         landed="b11063",
@@ -325,6 +346,7 @@ LANDED: Final[tuple[Merged, ...]] = (
             **{
                 f"memory.{field}": getattr(memory.B11434, field)
                 for field in memory.differing(memory.B9509, memory.B11434)
+                if field != "ext_bytes"  # seen in b10809
             },
         },
     ),

@@ -112,6 +112,7 @@ class SlotRules:
     file_holds_checkpoints: bool  # #26004: slot files carry checkpoints, and restore them
     restore_drops_checkpoints: bool  # a slot restored from a file keeps no older checkpoints
     cleared_after_bad_restore: bool  # a file that does not fit empties the slot
+    mtp_is_f16: bool  # an MTP head's keys and values are f16 whatever the flags, as a draft model's
     companion_is_saved: bool  # checkpoints and cache entries hold the companion's state
     drafter_is_saved: bool  # checkpoints hold what the drafter carries beside its memory
     replay_counts_correction: (

@@ -161,9 +161,12 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
         ]
         blobs += [part for part in own if part is not None]
         entries.append(
-            each.as_dict()
-            | {"blobs": [None if part is None else len(part) for part in own]}
-            | {"drafter": _row(each.drafter)}
+            {
+                **each.as_dict(),
+                "blobs": [None if part is None else len(part) for part in own],
+                "drafter": _row(each.drafter),
+                "header": each.state.header,
+            }
         )
     head = {
         "tokens": list(slot.prompt.tokens),
@@ -224,6 +227,6 @@ def _checkpoint(entry: Mapping[str, Any], blobs: _Blobs) -> Checkpoint:
         pos_min=Pos(whole(entry["pos_min"])),
         pos_max=Pos(whole(entry["pos_max"])),
         id_task=NO_TASK,
-        state=SavedState(target=target, companion=companion),
+        state=SavedState(target=target, companion=companion, header=whole(entry["header"])),
         drafter=None if row is None else np.array(row["words"], dtype=row["type"]),
     )

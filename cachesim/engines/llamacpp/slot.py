@@ -45,8 +45,11 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Bytes of all it keeps; a carried row is f32."""
-        return self.state.size + (0 if self.drafter is None else 4 * self.drafter.size)
+        """Bytes of the two states, as the server counts them.
+
+        Trap: what the companion carries is kept too and counted nowhere (`data_spec`).
+        """
+        return self.state.size
 
     @property
     def pos_end(self) -> Pos:

@@ -198,8 +198,11 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
         "counts-checked": "no pull request confirmed",
         "empty-batches-turn": "no pull request confirmed (perhaps #24843)",
         "refusals-abort": "no pull request confirmed (perhaps #22838)",
+        "mtp-f16": "no pull request confirmed",
         "processed-reset": "no pull request confirmed",
         "rank-in-pieces": "no pull request confirmed",
+        "sequence-header": "no pull request confirmed",
+        "wider-positions": "no pull request confirmed",
         "unseen-before-b11549": "no pull request confirmed (perhaps #24843 or #26221)",
     }
     assert FAMILY.upstream_of(FAMILY.patch("erase-equal")) == ""

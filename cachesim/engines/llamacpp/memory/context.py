@@ -29,9 +29,6 @@ NAMES: Final = 1 << 62
 UNSEEN: Final[Array] = np.zeros(1, np.uint64)
 """The logits of tokens that no network saw."""
 
-SEQ_HEADER: Final = 8
-"""Bytes that the sequence calls put in front of a blob: magic and source id."""
-
 FailCode: TypeAlias = Literal[2, -2, -3]
 
 
@@ -240,7 +237,7 @@ class Context:
     ) -> int:
         """Real bytes that saving a sequence takes (`llama_state_seq_get_size_ext`)."""
         blob = self.state_write(seq, partial=partial)
-        return (blob.on_device().size if on_device else blob.size) + SEQ_HEADER
+        return (blob.on_device().size if on_device else blob.size) + self.rules.sequence_header
 
     def state_seq_get_data(
         self, seq: int, *, partial: bool = False, on_device: bool = False
@@ -267,9 +264,9 @@ class Context:
                 raise UpstreamAbort(READ_DEVICE, f"no rows of sequence {blob.source}")
             rows = blob.with_rows(held, across_chunks=self.rules.on_device_chunks)
             consumed = self.state_read(rows, seq, partial=partial)
-            return 0 if consumed is None else blob.size + SEQ_HEADER
+            return 0 if consumed is None else blob.size + self.rules.sequence_header
         consumed = self.state_read(blob, seq, partial=partial)
-        return 0 if consumed is None else consumed + SEQ_HEADER
+        return 0 if consumed is None else consumed + self.rules.sequence_header
 
     def state_write(self, seq: int, *, partial: bool = False) -> Blob:
         """What is saved for one sequence, or (-1) for the whole memory."""

@@ -51,6 +51,8 @@ class MemoryRules:
     # state blobs
     saves_unmasked_window: bool
     """A sequence's window blob holds only cells the window still shows (#23981)."""
+    sequence_header: int
+    """Bytes that the sequence calls put in front of a blob: magic and source id."""
     attention_header: int
     """Bytes between cells and rows of an attention section; 16 with the rotation sizes (#21038)."""
     ext_bytes: int
@@ -100,6 +102,7 @@ B9094: Final = MemoryRules(
     hybrid_starts_with_attention=False,
     zero_layer_rollback=False,
     saves_unmasked_window=False,
+    sequence_header=8,
     attention_header=8,
     ext_bytes=8,
     clears_failed_restore=False,
