@@ -32,6 +32,9 @@ from cachesim.units import Count, Token, Tokens
 VOCABULARY: Final = 512
 FIRST_BYTE: Final = 3
 BYTES: Final = 256
+FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(each) for each in (4, 5, 6))
+"""Bytes as marks of a gap to fill: before its prefix, before its suffix, and at the end."""
+
 END_OF_TURN: Final = Token(260)
 FIRST_WORD: Final = Token(265)
 THINK_MARKS: Final = (Token(510), Token(511))

@@ -1,7 +1,7 @@
 """What a server can do beside answering: asked of the engine, which may know none of it."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.chat_templates import Message
@@ -51,8 +51,28 @@ class Restarting(Protocol):
 class ChatRendering(Protocol):
     """A server whose HTTP side makes of a chat what no template alone does."""
 
-    def render_chat(self, messages: Sequence[Message]) -> tuple[Tokens, Sequence[tuple[str, int]]]:
-        """The prompt, and role and first token of every message."""
+    def render_chat(
+        self, messages: Sequence[Message], options: Mapping[str, Any]
+    ) -> tuple[Tokens, Sequence[tuple[str, int]]]:
+        """The prompt of a request with these options; role and first token of every message."""
+        ...
+
+
+@runtime_checkable
+class InfillRendering(Protocol):
+    """A server that makes a prompt of what stands before a gap and behind it."""
+
+    def render_infill(self, prefix: Tokens, suffix: Tokens) -> tuple[Tokens, int]:
+        """The prompt, and where the suffix's mark stands in it."""
+        ...
+
+
+@runtime_checkable
+class Reading(Protocol):
+    """A server that shows how many tokens of a request are in its slot."""
+
+    def tokens_held_for(self, ticket: Ticket) -> int:
+        """The tokens that the request's slot holds so far."""
         ...
 
 

@@ -16,7 +16,7 @@ from cachesim.scenario.acceptance import (
     refused_profile,
     wrong_profile,
 )
-from cachesim.scenario.format import Scenario, Step, Turn
+from cachesim.scenario.format import LEAVES, Scenario, Step, Turn
 from cachesim.scenario.models import bytes_needed, spec_of
 from cachesim.scenario.promises import promises
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
@@ -45,6 +45,9 @@ ONLY_FOR: Final = {
     "reply": ("complete",),
     "drafts": ("complete",),
     "predict": ("complete",),
+    "suffix": ("complete",),
+    "leaves": ("complete",),
+    "held": ("complete",),
     "options": ("complete", "set-lora"),
     "file": ("slot-save", "slot-restore"),
     "of": ("cancel",),
@@ -194,6 +197,7 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
         together = step.with_previous or step.do == "cancel"
         group = {*group, names[index]} if together else {names[index]}
         yield from _action(step, path)
+        yield from _endpoint(step, path)
         yield from _turns(step, path)
         yield from _companion(scenario, index)
         yield from _cancel(scenario, index, group - {names[index]})
@@ -240,6 +244,23 @@ def _action(step: Step, path: Place) -> Iterator[Problem]:
     for key, actions in ONLY_FOR.items():
         if step.do not in actions and getattr(step, key) not in (None, (), {}):
             yield Problem((*path, key), f"has no meaning for do = {step.do!r}")
+
+
+def _endpoint(step: Step, path: Place) -> Iterator[Problem]:
+    """Keys that belong to one endpoint, or to a client that leaves."""
+    endpoint = step.options.get("endpoint", "completion")
+    if step.suffix is not None and endpoint != "infill":
+        text = 'has no meaning without options = { endpoint = "infill" }'
+        yield Problem((*path, "suffix"), text)
+    if endpoint == "infill" and step.messages:
+        yield Problem((*path, "messages"), "have no meaning for infill; write prompt and suffix")
+    if step.query and endpoint != "rerank":
+        text = 'has no meaning without options = { endpoint = "rerank" }'
+        yield Problem((*path, "query"), text)
+    if (step.leaves is None) != (step.held is None):
+        missing = "leaves" if step.leaves is None else "held"
+        text = f"missing; leaves and held belong together: leaves = {LEAVES[1]!r}, held = 20"
+        yield Problem((*path, missing), text)
 
 
 def _cancel(scenario: Scenario, index: int, group: set[str]) -> Iterator[Problem]:
@@ -297,7 +318,7 @@ def tokens_at_most(scenario: Scenario) -> Iterator[tuple[int, int]]:
     }
     context = _context(scenario)
     for index, step in enumerate(scenario.step):
-        prompt = _length(step.prompt, lengths)
+        prompt = _length(step.prompt, lengths) + _length(step.suffix, lengths)
         prompt += sum(_content(each, lengths) for each in step.messages)
         grown = _generated_at_most(step, prompt, context) if step.do == "complete" else 0
         lengths[scenario.step_names[index] + REPLY] = grown
@@ -367,7 +388,9 @@ def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
         (("spans", name), value) for name, value in scenario.spans.items()
     ]
     for index, step in enumerate(scenario.step):
-        lists += [(("step", index, "prompt"), step.prompt), (("step", index, "reply"), step.reply)]
+        lists += [
+            (("step", index, key), getattr(step, key)) for key in ("prompt", "suffix", "reply")
+        ]
         lists += [(("step", index, "drafts"), each) for each in step.drafts or ()]
         if step.messages and size != 512:
             text = "need the tokenizer's vocabulary of 512"

@@ -29,7 +29,8 @@ ACTIONS: Final = (
     "sleep",
     "cancel",
 )
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+LEAVES: Final = ("reading", "replying")
 LAYER_KINDS: Final = ("attention", "window", "ssm", "delta", "conv")
 
 _word = Text(limits.NAME, WORD_SHAPE, "a word of letters, digits, '_' and '-'")
@@ -208,12 +209,21 @@ class Step:
         Prompt, _spans_or_ids, "Spans, `A.reply`, pieces such as `S[:50]`, or token ids."
     ] = None
     messages: Annotated[tuple[Turn, ...], "A chat instead of a prompt."] = ()
+    suffix: Annotated[
+        Prompt, _spans_or_ids, "Infill: what stands behind the gap; `prompt` stands before it."
+    ] = None
+    query: Annotated[
+        int, _count, "Rerank: tokens of the prompt that are the query; the rest is the document."
+    ] = 0
     predict: Annotated[
         int | None,
         Whole(-1, limits.PREDICT),
         "Tokens to generate; without it as many as `reply` has, else 8.",
     ] = None
     reply: Annotated[Prompt, _spans_or_ids, "Tokens that are taken instead of sampled ones."] = None
+    forced: Annotated[
+        bool, YesNo(), "False: a real server is not made to give `reply`; it replied so by itself."
+    ] = True
     drafts: Annotated[
         tuple[tuple[int, ...], ...] | None,
         Each(_ids, limits.PREDICT),
@@ -222,6 +232,19 @@ class Step:
     slot: Annotated[int, Whole(-1, limits.SLOTS - 1), "The slot asked for; -1: any."] = -1
     cache_prompt: Annotated[bool, YesNo(), "False: nothing is to be reused."] = True
     completions: Annotated[int, Whole(1, limits.COPIES), "Completions of the prompt."] = 1
+    leaves: Annotated[
+        str | None,
+        OneOf(LEAVES),
+        "The client goes away, while its prompt is read or while its reply is generated.",
+    ] = None
+    held: Annotated[
+        int | None,
+        _count,
+        "Tokens in the slot when the client leaves; a real server's clock decides.",
+    ] = None
+    parts: Annotated[
+        bool, YesNo(), "A real server gets each line of a message as a content part of its own."
+    ] = False
     with_previous: Annotated[bool, YesNo(), "Sent together with the step before."] = False
     file: Annotated[
         str | None,

@@ -1,22 +1,27 @@
 """How a step's prompt, reply and messages become tokens while a scenario runs."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeGuard
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from cachesim.engines.byte_tokenizer import ByteTokenizer
 from cachesim.engines.chat_templates import Message
-from cachesim.scenario.format import Scenario, Step, Turn
+from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.scenario.spans import draw_spans
+from cachesim.typed import there_is
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.explain import Part
 
 Rendered: TypeAlias = tuple[Tokens, Sequence[tuple[str, int]]]
 """A chat as the server reads it: the prompt, and role and first token of every message."""
 
-Renderer: TypeAlias = Callable[[Sequence[Message]], Rendered]
-"""What a server makes of a chat."""
+Gap: TypeAlias = Callable[[Tokens, Tokens], tuple[Tokens, int]]
+"""A server's prompt of prefix and suffix of a gap, and where the suffix's mark stands in it."""
+
+Renderer: TypeAlias = Callable[[Sequence[Message], Mapping[str, Any]], Rendered]
+"""A server's rendering of a chat with the request's further fields."""
 
 REPLY: Final = ".reply"
 WORD: Final = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<start>\d{0,6}):(?P<end>\d{0,6})\])?")
@@ -34,6 +39,7 @@ class Vocabulary:
     spans: dict[str, Tokens]
     replies: dict[str, Tokens] = field(default_factory=dict)
     server: Renderer | None = None  # where the server renders chats in a way of its own
+    gap: Gap | None = None  # where the server fills gaps
     _shown: tuple[object, Rendered] | None = None  # the last chat, which is asked for twice
 
     @classmethod
@@ -78,7 +84,10 @@ class Vocabulary:
         """What the server is asked to read."""
         if step.messages:
             return self._rendered(step)[0]
-        return self.tokens(step.prompt or "")
+        prompt = self.tokens(step.prompt or "")
+        if self.gap is not None and step.options.get("endpoint") == "infill":
+            return self.gap(prompt, self.tokens(step.suffix or ""))[0]
+        return prompt
 
     def _rendered(self, step: Step) -> Rendered:
         messages = self.messages(step.messages)
@@ -89,7 +98,7 @@ class Vocabulary:
 
     def _render(self, step: Step, messages: tuple[Message, ...]) -> Rendered:
         if self.server is not None:
-            return self.server(messages)
+            return self.server(messages, step.options)
         tools = step.options.get("tools", ())
         tools = (tools,) if isinstance(tools, str) else tools  # one text is a list of one
         arguments = step.options.get("chat_template_kwargs", {})
@@ -111,14 +120,37 @@ class Vocabulary:
                 Part(name=name, start=start, end=end)
                 for (name, start), end in zip(named, ends, strict=True)
             )
-        if not isinstance(step.prompt, str):
-            return (Part(name="prompt", start=0, end=len(prompt)),)
-        parts, at = [], 0
-        for word in step.prompt.split():
-            end = at + len(self.look_up(word))
-            parts.append(Part(name=word, start=at, end=end))
+        if self.gap is not None and step.options.get("endpoint") == "infill":
+            return self._around_the_gap(step, prompt)
+        return tuple(self._named(step.prompt, "prompt"))
+
+    def _around_the_gap(self, step: Step, prompt: Tokens) -> tuple[Part, ...]:
+        """The marks of a gap, and the spans before and behind it as far as they were kept.
+
+        prompt  [ mark | prefix, its start dropped | mark | suffix, its end dropped | mark )
+        """
+        prefix, last = self.tokens(step.prompt or ""), len(prompt) - 1
+        _, middle = there_is(self.gap)(prefix, self.tokens(step.suffix or ""))
+        before = (
+            replace(part, start=max(1, part.start), end=part.end)
+            for part in self._named(step.prompt, "prefix", middle - len(prefix))
+            if part.end > 1
+        )
+        behind = (
+            replace(part, end=min(part.end, last))
+            for part in self._named(step.suffix, "suffix", middle + 1)
+            if part.start < last
+        )
+        marks = (Part(name="mark of the gap", start=at, end=at + 1) for at in (0, middle, last))
+        return tuple(sorted((*marks, *before, *behind), key=attrgetter("start")))
+
+    def _named(self, value: Prompt, name: str, at: int = 0) -> Iterator[Part]:
+        """The spans of a prompt from a position on, by their words; ids have one name."""
+        words = value.split() if isinstance(value, str) else [name]
+        for word in words:
+            end = at + len(self.look_up(word) if isinstance(value, str) else value or ())
+            yield Part(name=word, start=at, end=end)
             at = end
-        return tuple(parts)
 
 
 def _are_texts(value: object) -> TypeGuard[Sequence[str]]:
@@ -137,7 +169,8 @@ def piece_of(word: str) -> tuple[str, slice]:
 def pieces(step: Step) -> Mapping[str, tuple[str, ...]]:
     """The words for spans, replies and pieces of them that a step uses, by their key."""
     used: dict[str, tuple[str, ...]] = {}
-    for key, value in (("prompt", step.prompt), ("reply", step.reply)):
+    for key in ("prompt", "suffix", "reply"):
+        value = getattr(step, key)
         if isinstance(value, str):
             used[key] = tuple(value.split())
     for index, each in enumerate(step.messages):

@@ -20,6 +20,8 @@ from cachesim.scenario import limits
 from cachesim.scenario.abilities import (
     Adapting,
     ChatRendering,
+    InfillRendering,
+    Reading,
     Restarting,
     SeveralReplies,
     SlotActions,
@@ -133,6 +135,8 @@ class Session:
         self.vocabulary = Vocabulary.of(scenario, vocabulary=self.network.spec.vocabulary)
         if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
+        if isinstance(self.engine, InfillRendering):
+            self.vocabulary.gap = self.engine.render_infill
         self._names = scenario.step_names
         self.seen = 0  # events that already belong to a step
         self.turns = 0
@@ -236,10 +240,7 @@ class Session:
         for _ in range(default if step.turns is None else step.turns):
             self._turn()
         if step.do == "complete":
-            record.prompt = self.vocabulary.prompt(step)
-            if self.looks:
-                record.parts = self.vocabulary.parts(step, record.prompt)
-            record.ticket = self._submit(record)
+            self._submit(record)
         elif step.do == "cancel":
             self._cancel(record, group)
         elif step.do == "set-lora":
@@ -249,11 +250,26 @@ class Session:
         else:
             self._slot_action(record)
 
-    def _submit(self, record: Record) -> Ticket:
+    def _submit(self, record: Record) -> None:
         try:
-            return self.engine.submit(self.request(record))
+            record.prompt = self.vocabulary.prompt(record.step)
+            if self.looks:
+                record.parts = self.vocabulary.parts(record.step, record.prompt)
+            record.ticket = self.engine.submit(self.request(record))
+            if record.step.held is not None:
+                self._leave(record.ticket, record.step.held)
         except InputError as error:
             raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
+
+    def _leave(self, ticket: Ticket, held: int) -> None:
+        """The client goes away as soon as its slot holds so many tokens."""
+        engine = self.engine
+        if not isinstance(engine, Reading):
+            msg = f"{self.profile.engine} has no 'leaves'; write a further step with do = 'cancel'"
+            raise OptionError(msg)
+        while engine.tokens_held_for(ticket) < held and self._turn():
+            pass
+        engine.cancel(ticket)
 
     def request(self, record: Record) -> Request:
         """The request that a step makes."""
@@ -262,15 +278,19 @@ class Session:
         predict = step.predict
         if predict is None:
             predict = DEFAULT_PREDICT if reply is None else len(reply)
+        options, prompt = dict(step.options), record.prompt
+        if self.vocabulary.gap is not None and options.get("endpoint") == "infill":
+            prompt = self.vocabulary.tokens(step.prompt or "")
+            options["input_suffix"] = self.vocabulary.tokens(step.suffix or "")
         return Request(
-            prompt=record.prompt,
+            prompt=prompt,
             predict=predict,
             reply=reply,
             drafts=self._drafts(step),
             slot=step.slot,
             cache_prompt=step.cache_prompt,
             completions=step.completions,
-            options=step.options or None,
+            options=options or None,
             messages=self.vocabulary.messages(step.messages) if self._renders else (),
         )
 

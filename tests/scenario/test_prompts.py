@@ -1,13 +1,21 @@
 """How prompts are put together from spans, replies, pieces and messages."""
 
+import re
+
 import pytest
 
+from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.chat_templates import Message
+from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.scenario import scenario_of
 from cachesim.scenario.prompts import Vocabulary
+from cachesim.scenario.session import Session
 from cachesim.units import as_tokens
 from cachesim.verify import Part
 from tests.scenario.stories import story
+
+ENGINE = {"name": "llama.cpp", "profiles": ["b11549"]}
 
 
 def vocabulary(**changes: object) -> Vocabulary:
@@ -73,3 +81,85 @@ def test_parts_of_a_chat_are_its_messages() -> None:
 
     assert [part.name for part in parts] == ["system message 1", "user message 2"]
     assert [(part.start, part.end) for part in parts] == [(0, 10), (10, 24)]
+
+
+def test_a_gap_s_prompt_is_named_as_far_as_the_server_keeps_it() -> None:
+    steps = [{"prompt": "S a", "suffix": "b", "options": {"endpoint": "infill"}, "predict": 1}]
+    changes = {"spans": {"S": 50, "a": 4, "b": 40}, "expect": [], "step": steps}
+    scenario = scenario_of(story(engine={**ENGINE, "options": {"batch_size": 64}}, **changes))
+    (record,) = Session(scenario, Profile.parse("llama.cpp@b11549"), arithmetic="ring").run()
+    spans = Vocabulary.of(scenario, vocabulary=512).spans
+
+    assert (4, *spans["S"][6:], *spans["a"], 5, *spans["b"][:14], 6) == record.prompt
+    assert (
+        Part(name="mark of the gap", start=0, end=1),
+        Part(name="S", start=1, end=45),
+        Part(name="a", start=45, end=49),
+        Part(name="mark of the gap", start=49, end=50),
+        Part(name="b", start=50, end=64),
+        Part(name="mark of the gap", start=64, end=65),
+    ) == record.parts
+
+
+@pytest.mark.parametrize(
+    ("options", "tools", "opening"),
+    [
+        ({}, (), True),
+        ({"tools": ["look", "find"]}, ("look", "find"), True),
+        ({"tools": "look", "add_generation_prompt": False}, ("look",), False),
+        ({"add_generation_prompt": False}, (), False),
+    ],
+)
+def test_a_chat_s_options_change_its_prompt_as_they_change_the_server_s(
+    options: dict[str, object], tools: tuple[str, ...], opening: bool
+) -> None:
+    step = {"messages": [{"role": "user", "content": "hello"}], "options": options, "predict": 1}
+    scenario = scenario_of(story(engine=ENGINE, step=[step], expect=[]))
+    (record,) = Session(scenario, Profile.parse("llama.cpp@b11549"), arithmetic="ring").run()
+    tokenizer = ByteTokenizer().with_arguments(tools, {})
+
+    messages = [Message(role="user", content="hello")]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=opening)
+    assert rendered == record.prompt
+    assert record.reply is not None
+    assert rendered == record.reply.prompt
+    assert ["tools", "user message 1"][not tools :] == [part.name for part in record.parts]
+
+
+def test_a_client_that_leaves_is_gone_when_its_slot_holds_so_many_tokens() -> None:
+    steps = [
+        {"name": "A", "prompt": "S", "predict": 9, "leaves": "replying", "held": 23, "slot": 0},
+        {"name": "B", "prompt": "a", "predict": 9, "leaves": "reading", "held": 8, "slot": 1},
+    ]
+    options = {"batch_size": 4, "ubatch_size": 4, "parallel": 2, "cache_ram": 0}
+    scenario = scenario_of(
+        story(
+            engine={**ENGINE, "options": options}, step=steps, expect=[], spans={"S": 20, "a": 12}
+        )
+    )
+    session = Session(scenario, Profile.parse("llama.cpp@b11549"), arithmetic="ring")
+
+    assert ["cancelled", "cancelled"] == [record.error for record in session.run()]
+    assert [23, 8] == [len(tokens) for name, tokens in session.known if name.startswith("slot")]
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ({"prompt": "S", "suffix": "a"}, "step[0].suffix: has no meaning without options = { end"),
+        ({"prompt": "S", "query": 3}, "step[0].query: has no meaning without options = { endpo"),
+        ({"prompt": "S", "held": 3}, "step[0].leaves: missing; leaves and held belong together"),
+        ({"prompt": "S", "leaves": "reading"}, "step[0].held: missing; leaves and held belong"),
+        ({"prompt": "S", "leaves": "soon", "held": 1}, "must be one of reading, replying"),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "options": {"endpoint": "infill"},
+            },
+            "step[0].messages: have no meaning for infill; write prompt and suffix",
+        ),
+    ],
+)
+def test_keys_of_one_endpoint_are_refused_at_others(step: dict[str, object], said: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        scenario_of(story(engine=ENGINE, step=[step], expect=[]))

@@ -313,6 +313,11 @@ FIELDS: Final = (
         choices=get_args(Endpoint),
     ),
     asked(
+        "input_suffix",
+        "any",
+        "of infill: the tokens behind the gap, of which the prompt is what stands before it",
+    ),
+    asked(
         "n_predict",
         "whole number",
         "like `predict`, passed to the server as it is: below -1 is one token, or refused",

@@ -4,7 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cachesim.engines.base import Request, Ticket
-from cachesim.engines.byte_tokenizer import ByteTokenizer
+from cachesim.engines.byte_tokenizer import (
+    FILL_MIDDLE,
+    FILL_PREFIX,
+    FILL_SUFFIX,
+    ByteTokenizer,
+)
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.llamacpp.lora import parse_lora
 from cachesim.engines.llamacpp.server_context import ServerContext
@@ -12,7 +17,7 @@ from cachesim.engines.llamacpp.spans import Start, message_starts, user_starts
 from cachesim.engines.llamacpp.task import EMBEDDED, Task, TaskKind, TaskParams
 from cachesim.engines.rope import as_rope
 from cachesim.errors import OptionError, TokenError
-from cachesim.units import Pos, Token, Tokens
+from cachesim.units import Count, Pos, Token, Tokens, as_tokens
 
 ASSISTANT: Final = "assistant"
 SPACE: Final = "\u2581"
@@ -36,6 +41,11 @@ def to_task(
     starts: tuple[Start, ...] = ()
     if request.messages:
         prompt, starts = _chat_prompt(request, server, fields)
+    kind: TaskKind = fields.get("endpoint", "completion")
+    if kind == "infill":
+        suffix = _infill_suffix(fields)
+        _check_known("input_suffix", suffix, server.network.spec.vocabulary)
+        prompt, _ = format_prompt_infill(prompt, suffix, options.batch)
     check_tokens(request, prompt, server.network.spec.vocabulary)
     if server.rules.checkpoints.placement == "every":
         starts = ()
@@ -55,7 +65,6 @@ def to_task(
         user_starts=frozenset(users),
         last_user_start=users[-1] if users else Pos(-1),
     )
-    kind: TaskKind = fields.get("endpoint", "completion")
     if kind in EMBEDDED:  # the HTTP side reads no further fields of such a request
         params = TaskParams(reply=(), cache_prompt=server.rules.requests.embeddings_reuse)
     task = Task(
@@ -126,22 +135,44 @@ def _ranks(server: ServerContext) -> bool:
     return server.options.pooling == "rank"
 
 
+def _infill_suffix(fields: Mapping[str, Any]) -> Tokens:
+    suffix = fields.get("input_suffix", ())
+    if not isinstance(suffix, list | tuple) or not all(isinstance(each, int) for each in suffix):
+        msg = f"request field 'input_suffix' is {suffix!r}; write a list of token ids"
+        raise OptionError(msg)
+    return as_tokens(suffix)
+
+
+def format_prompt_infill(prefix: Tokens, suffix: Tokens, n_batch: int) -> tuple[Tokens, Count]:
+    """The prompt around a gap, and where the suffix's mark stands in it.
+
+    Upstream: `format_prompt_infill`. What fits a batch: three quarters for the end of the prefix,
+    one for the start of the suffix.
+
+    prefix  [ dropped | 3 * (n_batch / 4) )      suffix  [ n_batch / 4 - 2 | dropped )
+    prompt  [ FIM_PRE | prefix | FIM_SUF | suffix | FIM_MID )
+    """
+    n_prefix_take = min(len(prefix), 3 * (n_batch // 4))
+    n_suffix_take = min(len(suffix), max(0, n_batch // 4 - 2))
+    kept = prefix[len(prefix) - n_prefix_take :]
+    prompt = (FILL_PREFIX, *kept, FILL_SUFFIX, *suffix[:n_suffix_take], FILL_MIDDLE)
+    return prompt, Count(1 + n_prefix_take)
+
+
 def render_chat(
-    server: ServerContext,
-    messages: Sequence[Message],
-    *,
-    opens: bool = True,
-    tools: Sequence[str] = (),
+    server: ServerContext, messages: Sequence[Message], fields: Mapping[str, Any]
 ) -> tuple[Tokens, tuple[Start, ...]]:
     r"""The prompt of a conversation, and where its messages begin.
 
     Upstream: `oaicompat_chat_params_parse`. The role `developer` is `system`. An assistant message
     at the end is no turn of its own: the reply goes on from it. Trap: where it is empty, releases
-    since June do not even open the reply. A client may ask that no reply be opened (`opens`), which
-    is not heard where there is a message to continue.
+    since June do not even open the reply. `add_generation_prompt` false leaves the reply unopened,
+    and is ignored where there is a message to continue.
 
         <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n  [ the last message )
     """
+    opens = fields.get("add_generation_prompt", True)
+    tools = fields.get("tools", ())
     tokenizer = ByteTokenizer(server.options.chat_template).with_arguments(tools, {})
     shown = [_as_read(each) for each in messages]
     continued = shown.pop() if shown and shown[-1].role == ASSISTANT else None
@@ -164,8 +195,7 @@ def _chat_prompt(
     request: Request, server: ServerContext, fields: Mapping[str, Any]
 ) -> tuple[Tokens, tuple[Start, ...]]:
     """The prompt of a chat, of which nothing else may be said (`oaicompat_chat_params_parse`)."""
-    opens, tools = fields.get("add_generation_prompt", True), fields.get("tools", ())
-    prompt, starts = render_chat(server, request.messages, opens=opens, tools=tools)
+    prompt, starts = render_chat(server, request.messages, fields)
     if request.prompt not in ((), prompt):
         msg = (
             "the prompt is not what the chat template makes of the messages: leave it out, or "

@@ -1,6 +1,6 @@
 """llama-server: the queue, the loop turn by turn, and what it shows to the outside."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
@@ -13,7 +13,12 @@ from cachesim.engines.llamacpp.held import amounts, held, texts
 from cachesim.engines.llamacpp.integrity import check_integrity
 from cachesim.engines.llamacpp.lora import parse_lora, set_lora, take_over
 from cachesim.engines.llamacpp.options import Options
-from cachesim.engines.llamacpp.requests import render_chat, to_task, why_refused
+from cachesim.engines.llamacpp.requests import (
+    format_prompt_infill,
+    render_chat,
+    to_task,
+    why_refused,
+)
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.selection import choose_slot
@@ -28,7 +33,7 @@ from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
 from cachesim.engines.rope import Rope, as_rope
 from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in
-from cachesim.units import Tokens
+from cachesim.units import Count, Tokens
 
 
 class LlamaCpp(Engine):
@@ -64,9 +69,16 @@ class LlamaCpp(Engine):
             server.queue.append(task)
         return ticket
 
-    def render_chat(self, messages: Sequence[Message]) -> tuple[Tokens, tuple[Start, ...]]:
-        """The prompt that this server makes of a chat, and where its messages begin."""
-        return render_chat(self._server, messages)
+    def render_chat(
+        self, messages: Sequence[Message], options: Mapping[str, Any]
+    ) -> tuple[Tokens, tuple[Start, ...]]:
+        """The prompt of a chat that is sent with these options, and where its messages begin."""
+        fields = self.family.read_fields(self.profile, options)
+        return render_chat(self._server, messages, fields)
+
+    def render_infill(self, prefix: Tokens, suffix: Tokens) -> tuple[Tokens, Count]:
+        """The prompt that this server makes of a gap, and where the suffix's mark stands in it."""
+        return format_prompt_infill(prefix, suffix, self._server.options.batch)
 
     def slot_save(self, slot: int, name: str) -> Ticket:
         """Queue `POST /slots/{slot}?action=save`."""

@@ -8,7 +8,7 @@ import pytest
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.llamacpp.memory.sizes import row_bytes
 from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.errors import OptionError, TokenError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.scenario.session import SlotFiles
 from cachesim.units import Tokens, as_tokens
@@ -114,21 +114,48 @@ def test_what_a_server_was_not_started_for_or_cannot_take_at_once_is_refused() -
     assert "server_error" == ask(narrow, T, **EMBED).error
 
 
-def test_a_gap_to_fill_never_looks_into_the_prompt_cache_and_leaves_no_checkpoint() -> None:
-    engine = server(model="hybrid")
+def test_a_gap_to_fill_is_not_looked_up_in_the_prompt_cache() -> None:
     other = as_tokens(range(400, 430))
-
-    cached = [
-        ask(engine, each, endpoint=how).cached
-        for each, how in (
-            (T, "completion"),
-            (other, "completion"),
-            (T, "infill"),
-            (T, "completion"),
+    for endpoint, cached in (("completion", 39), ("infill", 0)):
+        engine = server()
+        first, _, again = (
+            ask(engine, each, endpoint=how).cached
+            for each, how in ((T, endpoint), (other, "completion"), (T, endpoint))
         )
-    ]
+        assert (0, cached) == (first, again)
 
-    assert [0, 0, 0, 0] == cached
+
+def test_a_gap_to_fill_leaves_no_checkpoint() -> None:
+    engine = server(model="hybrid")
+
+    assert [0, 0] == [ask(engine, T, endpoint="infill").cached for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "prefix", "suffix"),  # what June's and October's wheels keep of 160 and 70 tokens
+    [
+        ({"batch_size": 64}, 48, 14),
+        ({"batch_size": 70, "ubatch_size": 32}, 51, 15),
+        ({"batch_size": 2048, "ctx_size": 256}, 160, 70),
+        ({"batch_size": 64, "ubatch_size": 32, "embedding": True}, 24, 6),
+        ({"batch_size": 10}, 6, 0),
+    ],
+)
+def test_a_gap_keeps_three_quarters_of_a_batch_before_it_and_one_behind(
+    flags: dict[str, Any], prefix: int, suffix: int
+) -> None:
+    before, behind = as_tokens(range(265, 425)), as_tokens(range(430, 500))
+
+    prompt = ask(server(**flags), before, endpoint="infill", input_suffix=behind).prompt
+
+    assert (4, *before[160 - prefix :], 5, *behind[:suffix], 6) == prompt
+
+
+def test_a_suffix_that_is_no_list_of_tokens_is_refused() -> None:
+    with pytest.raises(OptionError, match="input_suffix' is 'x'; write a list of token ids"):
+        ask(server(), T, endpoint="infill", input_suffix="x")
+    with pytest.raises(TokenError, match="input_suffix holds token 512"):
+        ask(server(), T, endpoint="infill", input_suffix=[512])
 
 
 def test_a_restart_leaves_the_slot_files_and_nothing_else() -> None:
