@@ -50,7 +50,7 @@ def test_clients_ask_for_replies_to_be_continued_and_speak_in_unknown_roles() ->
 
     continued = [each.content for each in last if each.role == "assistant"]
     assert {"", "[400]", "[400][401]"} <= set(continued)
-    assert {"system", "developer", "user", "assistant", "tool", "narrator"} <= roles
+    assert {"system", "developer", "user", "assistant", "tool", "ipython"} <= roles
 
 
 def test_a_continued_reply_is_one_message_in_the_next_chat() -> None:

@@ -55,7 +55,7 @@ def test_no_server_is_restarted_before_it_was_asked_for_anything() -> None:
 def test_embeddings_documents_and_gaps_have_calls_of_their_own() -> None:
     embed = Step(name="a", prompt=T[:2], options={"endpoint": "embedding"})
     rank = Step(name="a", prompt=T[:3], query=1, options={"endpoint": "rerank"})
-    gap = Step(name="a", prompt=as_tokens([4, 300, 5, 301, 6]), options={"endpoint": "infill"})
+    gap = Step(name="a", prompt=T[:1], suffix=T[1:2], options={"endpoint": "infill"})
 
     assert {"path": "/embedding", "body": {"content": [300, 301]}} == call_for((embed,))
     ranked = {"query": "[300]", "documents": ["[301][302]"]}

@@ -8,7 +8,6 @@ from typing import Any, Final
 from cachesim.engines.base import Message
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.chats import text_of
-from cachesim.real.llama_cpp.vocabulary import FILL_MIDDLE, FILL_SUFFIX
 from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.typed import JsonObject
 from cachesim.units import Token, Tokens, as_tokens
@@ -90,7 +89,8 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         body["tools"] = [_tool(each) for each in first.options["tools"]]
         body["tool_choice"] = "none"
     if endpoint == "infill":
-        return {"path": "/infill", "body": body | _infill(first.prompt)}
+        gap = {"input_prefix": text_of(first.prompt), "input_suffix": text_of(first.suffix)}
+        return {"path": "/infill", "body": body | gap}
     if first.forced:
         body["grammar"] = _saying(first.forced)
     if first.abandoned:
@@ -129,15 +129,6 @@ def _message(message: Message, *, parts: bool) -> JsonObject:
 def _tool(name: str) -> JsonObject:
     shape = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": shape}}
-
-
-def _infill(prompt: Tokens) -> JsonObject:
-    """What stands before the gap and behind it, of a prompt with the marks of both."""
-    suffix, middle = prompt.index(FILL_SUFFIX), prompt.index(FILL_MIDDLE)
-    return {
-        "input_prefix": text_of(prompt[1:suffix]),
-        "input_suffix": text_of(prompt[suffix + 1 : middle]),
-    }
 
 
 def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:

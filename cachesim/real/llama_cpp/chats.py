@@ -21,7 +21,7 @@ class Said:
 
 Chat: TypeAlias = tuple[Said, ...]
 
-SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "narrator")
+SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "ipython")
 """Who speaks next; the last ones are roles that no template knows."""
 
 INSTRUCTORS: Final = ("system", "system", "developer")

@@ -6,11 +6,11 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.real.llama_cpp.flags import drafting
-from cachesim.real.llama_cpp.vocabulary import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.real.llama_cpp.workload import Step
+from cachesim.scenario import limits
 from cachesim.units import Tokens
 
-ABANDONED: Final = 20_000
+ABANDONED: Final = limits.PREDICT
 """Tokens asked for by a client that will not wait for them."""
 
 OFTEN: Final[Mapping[str, float]] = {
@@ -112,15 +112,11 @@ class Incidents:
         return self.fresh(self.rng.choice((3, 30, 200)))
 
     def _gap(self, name: str) -> Step:
-        """A gap in a text: what stands before it and behind it, between marks.
-
-        The server takes no more than three quarters of a batch before it and one behind it.
-        """
-        batch = min(self.options.get("batch_size", 2048), self.too_long)
-        if self.options.get("embedding"):
-            batch = min(batch, self.options.get("ubatch_size", 512))
-        before = self.prompt()[: 3 * (batch // 4)]
-        after = self.fresh(min(self.rng.choice((0, 3, 10)), max(0, batch // 4 - 2)))
-        prompt = (FILL_PREFIX, *before, FILL_SUFFIX, *after, FILL_MIDDLE)
-        predict = self.rng.choice((1, 4))
-        return Step(name=name, prompt=prompt, predict=predict, options={"endpoint": "infill"})
+        """A gap in a text, with more around it than the server keeps, now and then."""
+        return Step(
+            name=name,
+            prompt=self.prompt(),
+            suffix=self.fresh(self.rng.choice((0, 3, 10, 200))),
+            predict=self.rng.choice((1, 4)),
+            options={"endpoint": "infill"},
+        )

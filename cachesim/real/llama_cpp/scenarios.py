@@ -179,20 +179,27 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     predict = step.predict
     if predict is None:
         predict = DEFAULT_PREDICT if step.reply is None else len(reply)
-    if reply and not 0 <= predict <= len(reply):
-        predict = len(reply)
+    forced = reply if step.forced and _of_one_mind(scenario, number) else ()
+    if forced and not 0 <= predict <= len(forced):
+        predict = len(forced)
     return Step(
         name=name,
         do=next(action for action in get_args(Action) if action == step.do),
         prompt=() if step.messages else vocabulary.prompt(step),
         messages=vocabulary.messages(step.messages),
         predict=predict,
-        slot=max(step.slot, 0) if step.do != "complete" else step.slot,
+        slot=max(step.slot, 0) if step.do.startswith("slot-") else step.slot,
         cache_prompt=step.cache_prompt,
         with_previous=step.with_previous,
         turns=step.turns or 0,
         file=step.file or "",
-        forced=reply if _of_one_mind(scenario, number) else (),
+        suffix=vocabulary.tokens(step.suffix or ""),
+        query=step.query,
+        completions=step.completions,
+        parts=step.parts,
+        abandoned=step.leaves is not None,
+        half_read=step.leaves == "reading",
+        forced=forced,
         options=step.options,
     )
 
@@ -223,7 +230,8 @@ def hurdle(scenario: Scenario, number: int) -> str:
         getattr(step, each) == getattr(before, each)
         for each in ("predict", "slot", "cache_prompt", "options")
     )
-    lengths = {len(each.reply) for each in (before, step) if isinstance(each.reply, tuple)}
+    replies = [each.reply for each in (before, step) if each.forced]
+    lengths = {len(reply) for reply in replies if isinstance(reply, tuple)}
     hurdles: Sequence[tuple[bool, str]] = (
         (not alike, "what goes out in one call asks for the same predict, slot and options"),
         (len(lengths) > 1, "what goes out in one call gets replies of one length"),
@@ -233,8 +241,7 @@ def hurdle(scenario: Scenario, number: int) -> str:
             f"its model file's chat template is {WRITTEN}",
         ),
         (bool(scenario.model.sizes), "bytes are those of another model"),
-        (bool(step.drafts), "a real companion proposes drafts of its own"),
-        (step.completions > 1, "several completions of one prompt are not compared"),
+        (bool(step.drafts) and step.forced, "a real companion proposes drafts of its own"),
     )
     return next((why for stands, why in hurdles if stands), "")
 

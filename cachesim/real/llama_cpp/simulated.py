@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
@@ -17,7 +17,7 @@ from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.flags import drafting
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import CANCELLED, CRASH, ENDLESS, Outcome, Step, Workload
-from cachesim.scenario.abilities import Adapting, Restarting, SlotActions
+from cachesim.scenario.abilities import Adapting, Reading, Restarting, SlotActions
 from cachesim.scenario.session import SlotFiles
 from cachesim.units import Tokens
 
@@ -27,15 +27,6 @@ SPARE: Final = 2
 
 MANY: Final = 1000
 """Tokens asked for by a client that will not wait for them."""
-
-
-@runtime_checkable
-class Reading(Protocol):
-    """An engine that says how far it has read the prompt of a request."""
-
-    def tokens_held_for(self, ticket: Ticket) -> int:
-        """How many tokens are held for it so far."""
-        ...
 
 
 def spec_of(name: str, window: int = 0) -> ModelSpec:
@@ -176,6 +167,8 @@ class SimulatedServer:
         options = dict(step.options)
         if nested and not step.prompt:
             options[AS_TEXT] = True  # an empty list among other prompts is let through
+        if step.suffix:
+            options["input_suffix"] = step.suffix
         return Request(
             prompt=step.prompt,
             predict=step.predict,

@@ -7,14 +7,11 @@
 from enum import IntEnum
 from typing import Final
 
+from cachesim.engines.byte_tokenizer import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.errors import SpecError
 from cachesim.real.llama_cpp.gguf_file import Value, f32, flag, i32, text, u32
-from cachesim.units import Token
 
 BOS, EOS, UNKNOWN, END_OF_TURN = 1, 2, 0, 260
-
-FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE = (Token(each) for each in (4, 5, 6))
-"""Bytes that mark a gap to be filled."""
 
 CHAT_TEMPLATE: Final = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ '' if loop.first else '\n' }}"

@@ -49,6 +49,7 @@ class Step:
     half_read: bool = False  # it does so sooner, while its prompt is being read
     forced: Tokens = ()  # what the reply has to be, whatever the model would say
     completions: int = 1  # of the same prompt
+    suffix: Tokens = ()  # infill: what stands behind the gap, of which the prompt stands before it
     query: int = 0  # rerank: how many tokens of the prompt ask; the others are the document
     parts: bool = False  # each line of a message is sent as a part of its own
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
@@ -72,7 +73,8 @@ class Step:
         """The reverse of `as_dict`; keys that only describe the outcome are ignored."""
         known = {key: plain[key] for key in (*_STEP_DEFAULTS, "do", "predict") if key in plain}
         known["messages"] = tuple(Message(**each) for each in known.get("messages", ()))
-        known["forced"] = as_tokens(known.get("forced", []))
+        for each in ("forced", "suffix"):
+            known[each] = as_tokens(known.get(each, []))
         return cls(name=plain["name"], prompt=as_tokens(plain.get("prompt", [])), **known)
 
 
@@ -86,6 +88,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
     "half_read": False,
     "forced": (),
     "completions": 1,
+    "suffix": (),
     "query": 0,
     "parts": False,
     "file": "",
@@ -96,6 +99,7 @@ _STEP_DEFAULTS: Final[Mapping[str, Any]] = {
 _PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "options": dict,
     "forced": list,
+    "suffix": list,
     "messages": lambda messages: [asdict(each) for each in messages],
 }
 
