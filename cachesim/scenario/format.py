@@ -210,7 +210,7 @@ class Step:
     ] = None
     messages: Annotated[tuple[Turn, ...], "A chat instead of a prompt."] = ()
     suffix: Annotated[
-        Prompt, _spans_or_ids, "Infill: what stands behind the gap; `prompt` stands before it."
+        Prompt, _spans_or_ids, "Infill: what stands after the gap; `prompt` stands before it."
     ] = None
     query: Annotated[
         int, _count, "Rerank: tokens of the prompt that are the query; the rest is the document."

@@ -315,7 +315,7 @@ FIELDS: Final = (
     asked(
         "input_suffix",
         "any",
-        "of infill: the tokens behind the gap, of which the prompt is what stands before it",
+        "of infill: the tokens after the gap, of which the prompt is what stands before it",
     ),
     asked(
         "n_predict",

@@ -49,7 +49,7 @@ class Step:
     half_read: bool = False  # it does so sooner, while its prompt is being read
     forced: Tokens = ()  # what the reply has to be, whatever the model would say
     completions: int = 1  # of the same prompt
-    suffix: Tokens = ()  # infill: what stands behind the gap, of which the prompt stands before it
+    suffix: Tokens = ()  # infill: what stands after the gap, of which the prompt stands before it
     query: int = 0  # rerank: how many tokens of the prompt ask; the others are the document
     parts: bool = False  # each line of a message is sent as a part of its own
     file: str = ""  # slot-save and slot-restore: the name that the state is kept under
