@@ -52,6 +52,14 @@ from cachesim.scenario.writing import to_toml
 FEW: Final = 300
 """So many requests are played on other servers too without being asked."""
 
+TOKENS_OF_ONE: Final = 25_000
+"""Tokens of prompts that take as long to play as one request."""
+
+LONG_LOG: Final = (
+    "A log of this length is played with other settings on request: name a release or a flag with "
+    "`--what-if`, or run `cachesim tune`."
+)
+
 SLOW: Final = 2_000
 """So many requests take long enough for a bar."""
 
@@ -160,7 +168,9 @@ def _write_of_dump(
 def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequence[str]) -> None:
     """Put in what other servers do: those asked for, and the usual ones where that is quick."""
     played = [each for each in replays if each.settings.is_played]
-    few = bool(played) and found["totals"]["requests"] <= FEW
+    totals = found["totals"]
+    work = totals["requests"] + totals["prompt_tokens"] // TOKENS_OF_ONE
+    few = bool(played) and work <= FEW
     if what_if and not played:
         msg = f"--what-if: {found['servers'][0]['missing'][0]}"
         raise InputError(msg)
@@ -170,6 +180,8 @@ def _add_what_if(found: dict[str, Any], replays: Sequence[Replay], what_if: Sequ
         found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few:
         _add_tuned(found, played)
+    elif played and not what_if:
+        found["log"]["long"] = LONG_LOG
 
 
 def _add_tuned(found: dict[str, Any], played: Sequence[Replay]) -> None:

@@ -58,7 +58,13 @@ def told(
     groups = groups_of(requests, replays[0].settings.engine)
     return {
         "format": FORMAT,
-        "log": {"sources": list(sources), "lines": lines, "known_lines": known_lines, "broken": ""},
+        "log": {
+            "sources": list(sources),
+            "lines": lines,
+            "known_lines": known_lines,
+            "broken": "",
+            "long": "",
+        },
         "servers": [_server_entry(replay) for replay in replays],
         "agreement": _agreement_of(requests),
         "totals": _totals_of(requests),

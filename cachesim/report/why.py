@@ -44,7 +44,8 @@ def page(found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]) -> Ren
             parts.append(Text(found["bytes_say"], style="quiet"))
         if wrong := wrong_in_words(found["what_if"]):
             parts += [Text(wrong, style="wrong")]
-    for note in dict.fromkeys(n for server in found["servers"] for n in server["missing"]):
+    notes = [found["log"]["long"], *(n for server in found["servers"] for n in server["missing"])]
+    for note in filter(None, dict.fromkeys(notes)):
         parts += [Text(), Text(note, style="quiet")]
     return Group(*parts)
 

@@ -86,6 +86,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"<p class='quiet'>{_text(found['bytes_say'])}</p>"
         if wrong := wrong_in_words(found["what_if"]):
             yield f"<p class='wrong'>{_text(wrong)}</p>"
+    if found["log"]["long"]:
+        yield f"<p class='quiet'>{_text(found['log']['long'])}</p>"
     yield "<h2>Requests</h2>" + _table(
         ("request", "prompt", "cached", "processed", "slot", "reused", "why"),
         map(_request, found["requests"]),

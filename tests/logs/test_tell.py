@@ -177,6 +177,26 @@ def test_a_cause_without_a_flag_is_explained(
         assert ("last-token", [], "") == (cause["cause"], cause["tried"], cause["tried_says"])
 
 
+@pytest.mark.parametrize(("requests", "tokens"), [(301, 40), (3, 3_000_000)])
+def test_a_long_log_is_played_elsewhere_on_request_only(
+    requests: int, tokens: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "long.log"
+    log.write_text(
+        "".join(
+            launched(n, "LRU, t_last = 7", level=JUNE)
+            + finished(n, read=tokens, said=2, held=tokens + 1)
+            for n in range(requests)
+        )
+    )
+    words = ["why", str(log), "--profile", "b9538", "--model", "dense", "--worst", "0"]
+
+    assert "is played with other settings on request" in output(capsys, *words)
+    found = json.loads(output(capsys, *words, "--what-if", "cache_ram=0", "--format", "json"))
+    assert ["b9538", "cache_ram=0"] == [each["name"] for each in found["what_if"]]
+    assert found["tuned"] is None
+
+
 def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(output(capsys, "tune", LOG, "--format", "json"))
 
