@@ -1,10 +1,20 @@
 """The comparison itself: what counts as a difference, and how it is counted."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
 
-from cachesim.real.llama_cpp.compare import Played, Tally, first_difference
+import pytest
+
+from cachesim.errors import ScenarioError
+from cachesim.real.llama_cpp import scenarios
+from cachesim.real.llama_cpp.calls import NotStartedError
+from cachesim.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
+from cachesim.real.llama_cpp.workloads import Setting, draw_setting
+from cachesim.scenario import scenario_of
 from cachesim.units import as_tokens
 
 A = as_tokens(range(265, 305))
@@ -76,3 +86,94 @@ def test_requests_behind_a_difference_do_not_count_as_agreeing() -> None:
 
     assert (tally.requests["hybrid"], tally.agreeing["hybrid"]) == (2, 1)
     assert not tally.all_agree
+
+
+ENDS = {"parallel": 3, "ubatch_size": 512, "embedding": True, "pooling": "mean"}
+"""Flags with which neither server starts."""
+
+
+class Absent:
+    """A real server that does not start; or one that does, and is asked nothing."""
+
+    starts = False
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def started(self, *_: object, **__: object) -> AbstractContextManager[Any]:
+        if not self.starts:
+            msg = "the real server does not start"
+            raise NotStartedError(msg)
+        return nullcontext()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    close = __exit__
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> Played:
+    """A workload of these flags beside a real server that does not start."""
+
+    def setting(*args: Any, **kwargs: Any) -> Setting:
+        return replace(draw_setting(*args, **kwargs), options=options, preset="dense", window=0)
+
+    monkeypatch.setattr("cachesim.real.llama_cpp.compare.RealServer", Absent)
+    monkeypatch.setattr("cachesim.real.llama_cpp.compare.draw_setting", setting)
+    monkeypatch.setattr("cachesim.real.llama_cpp.compare.ARRIVALS", 0.0)
+    with SideBySide("b11549") as pair:
+        monkeypatch.setattr(pair, "model", lambda *_: Path())
+        return pair.play_random(seed=1, number=1, presets=())
+
+
+def test_two_servers_that_do_not_start_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = drawn(monkeypatch, ENDS)
+
+    assert ((), None) == (played.workload.steps, played.difference)
+
+
+def test_a_real_server_alone_that_does_not_start_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(NotStartedError):
+        drawn(monkeypatch, {**ENDS, "parallel": 2})
+
+
+def test_a_simulated_server_alone_that_does_not_start_is_a_difference() -> None:
+    found = first_difference(replace(WORKLOAD, options=ENDS), played())
+
+    assert found is not None
+    assert (0, (None, "crash")) == (found.step, found.fields["error"])
+
+
+@pytest.mark.parametrize(
+    ("real_starts", "slots", "said"),
+    [
+        (False, 3, "the simulated server ends as it starts .*; so does the real one"),
+        (True, 3, "the simulated server ends as it starts .*; the real one starts"),
+        (False, 2, "the simulated server starts; the real server does not start"),
+    ],
+)
+def test_a_scenario_whose_server_does_not_start_is_refused_in_words(
+    real_starts: bool, slots: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = scenario_of(
+        {
+            "format": 1,
+            "name": "x",
+            "model": {"preset": "dense"},
+            "engine": {
+                "name": "llama.cpp",
+                "profiles": ["b11549"],
+                "options": {**ENDS, "parallel": slots},
+            },
+            "step": [{"prompt": [300], "predict": 1}],
+        }
+    )
+    monkeypatch.setattr(scenarios, "RealServer", Absent)
+    monkeypatch.setattr(Absent, "starts", real_starts)
+    with pytest.raises(ScenarioError, match=said):
+        scenarios.play_scenario(scenario, "b11549")

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from cachesim.engines.base import Message
+from cachesim.engines.llamacpp.options import Pooling
 from cachesim.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.real.llama_cpp.features import features_of
 from cachesim.real.llama_cpp.incidents import OFTEN, Incidents
@@ -132,6 +133,12 @@ def test_everything_is_drawn_by_default_beside_the_real_server() -> None:
     )
     assert {"tools", "content parts", "no opened reply", "n-grams", "cache type"} <= set(used)
     assert wanted <= set(used)
+
+
+def test_every_kind_of_pooling_is_drawn() -> None:
+    settings = [draw_setting(4, each, release="b11549", everything=True) for each in range(400)]
+
+    assert {None, *get_args(Pooling)} == {each.options.get("pooling") for each in settings}
 
 
 class Echo:

@@ -9,14 +9,18 @@ from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot
+from cachesim.errors import UpstreamAbort
 from cachesim.model.arithmetic import Network
 from cachesim.units import Count
 
 MEBIBYTE = 1 << 20
+RESERVE = "llama_context::graph_reserve"
 
 
 def open_server(rules: ServerRules, network: Network, options: Options) -> ServerContext:
     """Start a server with a model already loaded (upstream: `load_model` and `init`)."""
+    if rules.loop.reserve_aborts:
+        check_reserve(options)
     n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
     params = context_params(options, n_rs_seq)
     target = create_context(network, params, rules.memory)
@@ -44,6 +48,22 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
         drafter=drafter,
         companion_type=SeqRm.NO if drafter is None else drafter.seq_rm_type,
     )
+
+
+def check_reserve(options: Options) -> None:
+    """Refuse flags with which the real process ends as it starts.
+
+    Upstream: `graph_reserve`. A batch holds a token of every slot; where embeddings are averaged,
+    an ubatch holds as many of one slot as of another.
+    """
+    slots = options.n_parallel
+    if options.n_batch < slots:
+        why = f"{options.n_batch} tokens of a batch for {slots} slots (n_outputs_max)"
+        raise UpstreamAbort(RESERVE, why)
+    averages = options.embedding and options.pooling == "mean"
+    if averages and options.n_ubatch % slots:
+        why = f"--pooling mean: {slots} slots do not divide an ubatch of {options.n_ubatch} tokens"
+        raise UpstreamAbort(RESERVE, f"{why} (ggml_can_mul_mat)")
 
 
 def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:

@@ -80,6 +80,7 @@ OLDEST: Final = ServerRules(
         process_failure_is_fatal=False,
         refused_cut_aborts=False,
         shift_asks_new_prompts=True,
+        reserve_aborts=False,
         empty_batches_abort=True,
     ),
 )
@@ -197,6 +198,12 @@ LANDED: Final[tuple[Merged, ...]] = (
             "checkpoints.exact_minimum_prompt": Count(0),
             "checkpoints.spacing": None,
         },
+    ),
+    Merged(
+        name="outputs-reserved",
+        about="a graph's outputs are reserved: too small a batch ends the process at start",
+        landed="b9538",
+        sets={"loop.reserve_aborts": True},
     ),
     Merged(
         name="mtp-f16",

@@ -129,6 +129,7 @@ class LoopRules:
     process_failure_is_fatal: bool  # a failing companion: errors for all, not a dropped pass
     refused_cut_aborts: bool  # a cut that the memory refuses, outside the commit, ends the process
     shift_asks_new_prompts: bool  # #16818: a slot is held to be full before its prompt is started
+    reserve_aborts: bool  # a largest graph that does not fit its outputs ends the process at start
     empty_batches_abort: bool  # four turns with nothing to decode end the process (#20277)
 
 

@@ -40,6 +40,10 @@ class RealServerError(CachesimError):
     """The real server could not be started, or it answered what we do not understand."""
 
 
+class NotStartedError(RealServerError):
+    """The real server ended as it started, or refused its flags."""
+
+
 def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
     """Steps that go out together, in order."""
     group: list[Step] = []

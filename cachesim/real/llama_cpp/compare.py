@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol, TypeAlias
 
 from cachesim.engines.events import Event
-from cachesim.errors import InputError
+from cachesim.errors import InputError, UpstreamAbort
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.real.llama_cpp.arrivals import draw_arrival, draw_pinned
-from cachesim.real.llama_cpp.calls import RealServerError, grouped
+from cachesim.real.llama_cpp.calls import NotStartedError, RealServerError, grouped
 from cachesim.real.llama_cpp.features import features_of
 from cachesim.real.llama_cpp.flags import drafting, model_file
 from cachesim.real.llama_cpp.gguf import write_model
@@ -181,8 +182,14 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def _grown(self, setting: Setting, how: Grow) -> Played:
         model = self.model(setting.preset, setting.window)
-        with self.real(setting.options).started(setting.options, model) as server:
-            workload, outcomes = how(setting, server)
+        try:
+            with self.real(setting.options).started(setting.options, model) as server:
+                workload, outcomes = how(setting, server)
+        except NotStartedError:
+            nothing = setting.workload(())
+            if first_difference(nothing, ()) is not None:
+                return Played(workload=nothing, outcomes=(), difference=None)
+            raise
         difference = first_difference(workload, outcomes, self._trial)
         return self._settled(Played(workload=workload, outcomes=outcomes, difference=difference))
 
@@ -262,12 +269,17 @@ def first_difference(
 ) -> Difference | None:
     """Play a workload on the simulator with the real replies, until it answers differently.
 
-    Rules that no release has may be tried in place of those of the workload's own.
+    Rules that no release has may be tried in place of those of the workload's own. A simulator that
+    ends as it starts answers nothing.
     """
     drafts_known = all(each.drafts is not None for each in outcomes if each.drafted)
-    simulator = SimulatedServer.of(
-        workload, ("counts" if trial else "ring") if drafts_known else None, trial=trial
-    )
+    arithmetic: ArithmeticName = "counts" if trial else "ring"
+    try:
+        simulator = SimulatedServer.of(workload, arithmetic if drafts_known else None, trial=trial)
+    except UpstreamAbort:
+        answered = outcomes[0] if outcomes else Outcome()
+        ended = Outcome(error=CRASH)
+        return Difference(workload=workload, step=0, real=answered, simulated=ended)
     at = 0
     for group in grouped(workload.steps):
         real = outcomes[at : at + len(group)]

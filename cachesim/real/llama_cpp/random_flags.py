@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, get_args
 
-from cachesim.engines.llamacpp.options import Ngrams
+from cachesim.engines.llamacpp.options import Ngrams, Pooling
 from cachesim.real.llama_cpp.abilities import Abilities
 
 WINDOWED: Final = frozenset({"swa", "hybrid-swa"})
@@ -74,10 +74,11 @@ def draw_more(rng: Random, *, abilities: Abilities, preset: str) -> dict[str, An
     embeds = rng.random() < 0.12 and preset != "hybrid-mtp"
     if embeds:
         options["embedding"] = True
-        # Outside of the cache: with several slots and a small context, mean ends June's server as
-        # it starts; a hybrid with windows ends October's after last embeddings of two sequences.
-        pooling = rng.choice(("", "", "", "last", "last", "rank", "rank"))
-        options |= {"pooling": pooling} if pooling and preset != "hybrid-swa" else {}
+        pooling = rng.choice(("", "", *get_args(Pooling)))
+        # Outside of the cache: since b9873 a hybrid with windows whose embeddings are those of one
+        # token ends at the first completion, unless its outputs lie where others have lain.
+        ends = preset == "hybrid-swa" and pooling in {"cls", "last", "rank"}
+        options |= {"pooling": pooling} if pooling and not ends else {}
     if rng.random() < 0.02:
         options["sleep_idle_seconds"] = SLEEPS
     if rng.random() < 0.03:

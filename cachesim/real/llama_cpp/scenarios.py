@@ -11,9 +11,10 @@ from cachesim.engines.base import Engine
 from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.profile import Profile
-from cachesim.errors import InputError, ScenarioError
+from cachesim.errors import InputError, ScenarioError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.real.environment import EnvironmentUnavailableError
+from cachesim.real.llama_cpp.calls import NotStartedError
 from cachesim.real.llama_cpp.flags import adapter_file, adapter_names, model_file
 from cachesim.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.real.llama_cpp.proof import EXACT, Proof, proven, told_alike
@@ -95,7 +96,11 @@ def play_scenario(
             write_adapter(spec_of(scenario.model), name, adapter_file(model.parent, name))
         if drafts := scenario.engine.options.get("model_draft"):
             write_model(preset(drafts), model_file(model.parent, drafts))
-        played = tuple(_steps(scenario, release, real, model))
+        try:
+            played = tuple(_steps(scenario, release, real, model))
+        except NotStartedError as error:
+            msg = f"{scenario.name} on {release}: the simulated server starts; {error}"
+            raise ScenarioError(msg) from None
         if not proves or (played and played[-1].real.error in GONE):
             return played
         for times in ROOM:
@@ -134,13 +139,21 @@ def _steps(
     scenario: Scenario, release: Release, real: RealServer, model: Path
 ) -> Iterator[StepPlayed]:
     asked = {k: v for k, v in scenario.engine.options.items() if k != "flash_attn"}
-    engine = Engine.create(
-        Profile(FAMILY.name, release),
-        model=spec_of(scenario.model),
-        options=asked,
-        arithmetic="ring",
-        store=SlotFiles(),
-    )
+    try:
+        engine = Engine.create(
+            Profile(FAMILY.name, release),
+            model=spec_of(scenario.model),
+            options=asked,
+            arithmetic="ring",
+            store=SlotFiles(),
+        )
+    except UpstreamAbort as abort:
+        starts = _starts(real, scenario.engine.options, model)
+        msg = (
+            f"{scenario.name} on {release}: the simulated server ends as it starts ({abort.where}: "
+            f"{abort.why}); {'the real one starts' if starts else 'so does the real one'}"
+        )
+        raise ScenarioError(msg) from None
     simulated, oracle = SimulatedServer(engine), Oracle(engine.network)
     vocabulary = Vocabulary.of(scenario, vocabulary=engine.network.spec.vocabulary)
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
@@ -162,6 +175,14 @@ def _steps(
                 )
             if server.lost or simulated.lost:
                 return
+
+
+def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
+    try:
+        with real.started(options, model):
+            return True
+    except NotStartedError:
+        return False
 
 
 def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:

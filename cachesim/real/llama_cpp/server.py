@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.real.environment import Environment, package_of
-from cachesim.real.llama_cpp.calls import RealServerError, arriving, call_for, grouped, outcomes_of
+from cachesim.real.llama_cpp.calls import NotStartedError, arriving, call_for, grouped, outcomes_of
 from cachesim.real.llama_cpp.draft_log import drafts_of, last_call
 from cachesim.real.llama_cpp.flags import drafting, effective_ubatch, parameters
 from cachesim.real.llama_cpp.workload import (
@@ -297,7 +297,7 @@ class Worker:
         if isinstance(answer, str) or "failed" in answer:
             why = f"({answer})" if isinstance(answer, str) else answer["failed"]
             msg = f"the real server does not start with {values}: {why}"
-            raise RealServerError(msg)
+            raise NotStartedError(msg)
         self.address = answer["started"]
 
     def order(self, what: JsonObject) -> Json:

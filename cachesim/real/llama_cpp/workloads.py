@@ -65,6 +65,17 @@ class Setting:
         whole, slots = self.options["ctx_size"] or TRAINED_CONTEXT, self.options["parallel"]
         return int(whole if self.options.get("kv_unified") else max(256, whole // slots))
 
+    def workload(self, steps: Sequence[Step]) -> Workload:
+        """The workload of these steps."""
+        return Workload(
+            name=self.name,
+            release=self.release,
+            preset=self.preset,
+            window=self.window,
+            options=self.options,
+            steps=tuple(steps),
+        )
+
     @property
     def too_long(self) -> int:
         """A prompt of so many tokens fits no slot.
@@ -115,15 +126,7 @@ def grow(setting: Setting, server: Server) -> tuple[Workload, tuple[Outcome, ...
         tree.learn(group, answers)
         steps += group
         outcomes += answers
-    workload = Workload(
-        name=setting.name,
-        release=setting.release,
-        preset=setting.preset,
-        window=setting.window,
-        options=setting.options,
-        steps=tuple(steps),
-    )
-    return workload, tuple(outcomes)
+    return setting.workload(steps), tuple(outcomes)
 
 
 class _Tree:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.memory.sizes import row_bytes
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import OptionError, TokenError, UpstreamAbort
@@ -284,3 +285,30 @@ def test_keys_kept_as_bf16_end_the_process_where_a_chunk_is_moved(release: str) 
                 ask(engine, prompt[:10] + prompt[20:])
         else:
             assert 89 == ask(engine, prompt[:10] + prompt[20:]).cached
+
+
+@pytest.mark.parametrize(
+    ("flags", "since"),  # the wheels' first release that ends as it starts
+    [
+        ({"parallel": 3, "ubatch_size": 512, "pooling": "mean"}, "b9538"),
+        ({"parallel": 6, "ubatch_size": 512, "pooling": "mean"}, "b9538"),
+        ({"parallel": 4, "ubatch_size": 510, "pooling": "mean"}, "b9538"),
+        ({"parallel": 3, "ctx_size": 256, "pooling": "mean"}, "b9538"),
+        ({"parallel": 3, "ubatch_size": 99, "batch_size": 64, "pooling": "mean"}, "b9538"),
+        ({"parallel": 4, "ubatch_size": 2, "pooling": "last"}, "b9538"),
+        ({"parallel": 4, "batch_size": 3, "embedding": False}, "b9538"),
+        ({"parallel": 3, "ubatch_size": 510, "pooling": "mean"}, ""),
+        ({"parallel": 3, "ubatch_size": 512, "pooling": "mean", "embedding": False}, ""),
+        ({"parallel": 3, "ubatch_size": 512, "pooling": "cls"}, ""),
+        ({"parallel": 4, "ubatch_size": 2, "embedding": False}, ""),
+    ],
+)
+def test_a_graph_that_cannot_be_reserved_ends_the_server_at_start_as_on_the_wheels(
+    flags: dict[str, Any], since: str
+) -> None:
+    names = FAMILY.real()
+    for release in names:
+        ends = bool(since) and names.index(release) >= names.index(since)
+        expected = pytest.raises(UpstreamAbort, match="graph_reserve") if ends else nullcontext()
+        with expected:
+            server(release, **{"embedding": True, **flags})

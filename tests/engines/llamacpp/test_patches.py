@@ -199,6 +199,7 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
         "empty-batches-turn": "no pull request confirmed (perhaps #24843)",
         "refusals-abort": "no pull request confirmed (perhaps #22838)",
         "mtp-f16": "no pull request confirmed",
+        "outputs-reserved": "no pull request confirmed",
         "processed-reset": "no pull request confirmed",
         "rank-in-pieces": "no pull request confirmed",
         "sequence-header": "no pull request confirmed",
