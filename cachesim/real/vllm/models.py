@@ -53,3 +53,16 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """By the preset that has layers of the same kinds."""
+
+LONGEST: Final = 1 << 16
+"""`max_model_len` of a scheduler whose workload names none."""
+
+_LONG: Final = {"max_position_embeddings": 1 << 20, "torch_dtype": "bfloat16"}
+
+STARTED: Final[dict[str, dict[str, Any]]] = {
+    "dense": MODELS["dense"] | _LONG,
+    "eagle": MODELS["dense"] | _LONG | {"num_hidden_layers": 1},
+    "hybrid": MODELS["hybrid-delta"] | _LONG | {"num_nextn_predict_layers": 1},
+}
+"""Of which vLLM makes the configuration of a scheduler: without states, a drafter for that, and
+with states and an MTP head."""

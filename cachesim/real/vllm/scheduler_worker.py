@@ -1,9 +1,10 @@
 """Runs with an unpacked wheel at hand: plays workloads on vLLM's own scheduler, without a model.
 
 One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
-tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler, cache
-manager, coordinators, managers, block pool, requests and hashing are the release's own; stand-ins
-are the configuration objects and the model, which says what the workload names.
+tokens to say), what the scheduler did comes out, in the form of the vector files. Configuration,
+scheduler, cache manager, coordinators, managers, block pool, requests and hashing are the release's
+own; the model samples what the workload names. `{"settings": [...]}` with configurations brings
+what each configuration differs in from the one that a server would start with.
 """
 
 import importlib
@@ -18,9 +19,9 @@ from typing import Any
 
 from cachesim.real.prompts import spell, unspell
 from cachesim.real.vllm.stand_ins import install
-from cachesim.real.vllm.worker_settings import Settings, settings_of
+from cachesim.real.vllm.worker_settings import Start
 from cachesim.real.vllm.worker_store import Store, SupportsHMA
-from cachesim.real.worker_side import answer_lines, fitting, own_output, play_groups
+from cachesim.real.worker_side import Bag, answer_lines, fitting, own_output, play_groups
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
@@ -34,6 +35,7 @@ class Release:
 
     def __init__(self, root: str, version: str) -> None:
         install(Path(root))
+        self.start = Start()
         self.minor = int(version.split(".")[1])
         self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
@@ -47,6 +49,7 @@ class Release:
         self.aborted = requests.RequestStatus.FINISHED_ABORTED
         self.outputs = importlib.import_module("vllm.v1.outputs")
         self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
+        self.dtype: Real = importlib.import_module("torch").bfloat16
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
 
@@ -72,8 +75,15 @@ class Server:
         self.unit = self.sizes[1]
         self.wanted: dict[str, Json] = {}
         release.connect(lambda: Store(self))
+        self.settings = release.start.used(config)
         self.scheduler = self._scheduler(config)
-        self.hasher = release.utils.get_request_block_hasher(self.unit, release.sha256)
+        self.hasher = fitting(
+            release.utils.get_request_block_hasher,
+            hash_block_size=self.unit,
+            block_size=self.unit,  # its name until 0.23
+            caching_hash_fn=release.sha256,
+            num_hash_lookahead_tokens=getattr(self.settings, "num_hash_lookahead_tokens", 0),
+        )
         self.manager = self.scheduler.kv_cache_manager
         self.pool = self.manager.block_pool
         self.groups_apart = self._looks_groups_up_apart(config)
@@ -96,7 +106,8 @@ class Server:
 
     def _spec(self, group: Json) -> Real:
         interface, block = self.release.interface, group["block"]
-        attention = {"block_size": block, "num_kv_heads": 1, "head_size": 1, "dtype": None}
+        attention = {"block_size": block, "num_kv_heads": 1, "head_size": 1}
+        attention["dtype"] = self.release.dtype
         if group["kind"] == "full":
             return fitting(interface.FullAttentionSpec, **attention)
         if group["kind"] == "window":
@@ -110,7 +121,7 @@ class Server:
             interface.MambaSpec,
             block_size=block,
             shapes=((1, 1),),
-            dtypes=(None,),
+            dtypes=(self.release.dtype,),
             mamba_cache_mode=group.get("mode", "align"),
             num_speculative_blocks=group.get("speculative_blocks", 0),
             page_size_padded=8 * block,
@@ -131,14 +142,16 @@ class Server:
                 )
                 for number, group in enumerate(groups)
             ],
-            prefix_cache_retention_interval=config.get("retention"),
+            prefix_cache_retention_interval=getattr(
+                self.settings.cache_config, "prefix_cache_retention_interval", None
+            ),
         )
         block, unit = self._sizes(config)
         return fitting(
             self.release.overlapping if config.get("overlaps") else self.release.scheduler,
-            vllm_config=settings_of(config),
+            vllm_config=self.settings,
             kv_cache_config=caches,
-            structured_output_manager=Settings(
+            structured_output_manager=Bag(
                 should_fill_bitmask=lambda *_, **__: False,
                 should_advance=lambda *_, **__: False,
                 accept_tokens=lambda *_, **__: True,
@@ -350,6 +363,8 @@ class Server:
 
 def told(release: Release, wanted: Json) -> list[Json]:
     """Seconds for prompts, or all groups of a workload up to the first that ends in an error."""
+    if "settings" in wanted:
+        return [release.start.differences(config) for config in wanted["settings"]]
     server = Server(release, wanted["config"])
     if "prompts" in wanted:
         return [{"seconds": server.seconds(wanted["prompts"])}]

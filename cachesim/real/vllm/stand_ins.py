@@ -1,142 +1,181 @@
-"""Imports the scheduler core of an unpacked vLLM wheel without anything that it would drag in.
+"""Imports the Python files of an unpacked vLLM wheel on a machine without a GPU.
 
-Real are the modules named in `REAL`: scheduler, cache manager, request, hashing. Everything else,
-vLLM's own configuration and outside packages alike, becomes a module that answers every question
-with something empty. Runs in the worker: the standard library is all there is.
+All of vLLM's own Python is the release's. Empty are its compiled extensions and the outside
+packages that only kernels, structured output or media need; the GPU is one that only has a name, a
+size and a capability. Runs in the worker.
 """
 
+import ast
 import importlib
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.real.empty_modules import EmptyModules, Nothing, bare_packages
+from cachesim.real.empty_modules import EmptyModules
 
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
-REAL: Final = (
-    "vllm.v1.core",
-    "vllm.v1.kv_cache_interface",
-    "vllm.v1.kv_cache_spec_registry",
-    "vllm.v1.kv_cache_layout",
-    "vllm.v1.request",
-    "vllm.v1.outputs",
-    "vllm.v1.metrics.stats",
-    "vllm.v1.hisparse",
-    "vllm.utils.math_utils",
-    "vllm.utils.hashing",
-)
-"""Modules and packages that are the release's own."""
-
-PACKAGES: Final = ("vllm", "vllm.v1", "vllm.utils", "vllm.v1.metrics", "vllm.distributed")
-"""Packages that only lead to them; their own `__init__` is not run."""
-
 OUTSIDE: Final = frozenset(
     {
-        "cbor2",
-        "msgspec",
-        "numpy",
-        "prometheus_client",
-        "psutil",
-        "pydantic",
-        "torch",
-        "transformers",
-        "typing_extensions",
-        "xxhash",
-        "zmq",
+        "anthropic",
+        "blake3",
+        "compressed_tensors",
+        "cpuinfo",
+        "depyf",
+        "diskcache",
+        "gguf",
+        "ijson",
+        "lark",
+        "llguidance",
+        "lmformatenforcer",
+        "mistral_common",
+        "model_hosting_container_standards",
+        "numba",
+        "outlines_core",
+        "partial_json_parser",
+        "prometheus_fastapi_instrumentator",
+        "setproctitle",
+        "soundfile",
+        "uvicorn",
+        "uvloop",
+        "watchfiles",
+        "xgrammar",
     }
 )
+"""Packages that no decision of the scheduler depends on."""
 
+COMPILED: Final = frozenset(
+    {
+        "vllm._C",
+        "vllm._C_stable_libtorch",
+        "vllm._moe_C",
+        "vllm._moe_C_stable_libtorch",
+        "vllm._qutlass_C",
+        "vllm.vllm_flash_attn",
+    }
+)
+"""Extensions that need a GPU, and the package that is nothing without them."""
 
-def _is_real(name: str) -> bool:
-    return name in PACKAGES or any(name == each or name.startswith(f"{each}.") for each in REAL)
+ABILITIES: Final = (
+    "cutlass_group_gemm_supported",
+    "cutlass_scaled_mm_supports_block_fp8",
+    "cutlass_scaled_mm_supports_fp8",
+)
+"""What the compiled code is asked about the GPU when modules are imported; an H100 can all."""
 
+MEMORY: Final = 80 << 30
+"""Bytes of the GPU that is pretended to be there: an H100, by which vLLM picks its defaults."""
 
-def _is_missing(name: str) -> bool:
-    """A stand-in for everything outside, and for what of vLLM is not `REAL`."""
-    root = name.partition(".")[0]
-    return root in OUTSIDE or (root == "vllm" and not _is_real(name))
+ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "EagleLlamaForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3NextMTP",
+)
+"""The models whose configuration is written by `worker_settings`."""
 
 
 def install(root: Path) -> None:
-    """Make `import vllm.v1.core...` work from an unpacked wheel."""
+    """Make `import vllm...` work from an unpacked wheel, as on a machine with one GPU."""
+    sys.path.insert(0, str(root))
     sys.meta_path.insert(0, EmptyModules(_is_missing))
-    bare_packages(root, PACKAGES)
-    _fill()
+    _pretend_gpu()
+    for architecture in ARCHITECTURES:
+        _register(architecture, root)
 
 
-class ConstantList:
-    """A list that may be read only, as the request hands out its tokens."""
-
-    def __init__(self, held: list[int]) -> None:
-        self._held = held
-
-    def __getitem__(self, index: Real) -> Real:
-        return self._held[index]
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._held)
-
-    def __class_getitem__(cls, _: object) -> type:
-        return cls
-
-    def copy(self) -> list[int]:
-        """A list of one's own."""
-        return list(self._held)
+def _is_missing(name: str) -> bool:
+    return name.partition(".")[0] in OUTSIDE or name in COMPILED
 
 
-class SamplingParams:
-    """What a request asks of sampling: nothing, but how many tokens."""
+def _pretend_gpu() -> None:
+    platforms: Real = importlib.import_module("vllm.platforms")
+    cuda: Real = importlib.import_module("vllm.platforms.cuda")
+    interface: Real = importlib.import_module("vllm.platforms.interface")
 
-    min_tokens = 0
-    n = 1
-    ignore_eos = True
-    skip_reading_prefix_cache = False
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    all_stop_token_ids: frozenset[int] = frozenset()
+    class Pretended(cuda.NonNvmlCudaPlatform):  # type: ignore[misc, name-defined]
+        """An H100 of which nothing is asked but what it is."""
 
-    def __init__(self, **named: Real) -> None:
-        self.__dict__.update(named)
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Real:
+            """As compute capability 9.0."""
+            del device_id
+            return interface.DeviceCapability(9, 0)
 
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            """Its name, which picks tuned kernels."""
+            del device_id
+            return "NVIDIA H100 80GB HBM3"
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            """Its memory, which picks the default budget."""
+            del device_id
+            return MEMORY
+
+        @classmethod
+        def device_count(cls) -> int:
+            """One."""
+            return 1
+
+        cuda_device_count = device_count
+
+    operations: Real = importlib.import_module("torch").ops._C
+    for ability in ABILITIES:
+        setattr(operations, ability, lambda *_: True)
+    platforms._current_platform = Pretended()
+    configuration: Real = importlib.import_module("vllm.config.vllm")
+    if hasattr(configuration, "HAS_TRITON"):  # a CPU has no driver for it
+        configuration.HAS_TRITON = True
 
 
-def _fill() -> None:
-    """Names whose emptiness would change a decision get what they stand for."""
+def _register(architecture: str, root: Path) -> None:
+    """A model class with the traits of the release's own, whose code imports kernels.
 
-    def put(module: str, **names: Real) -> None:
-        found = importlib.import_module(module)
-        for name, value in names.items():
-            setattr(found, name, value)
-
-    def nothing_to_record(*_: Real) -> Real:
-        return Nothing()
-
-    put(
-        "vllm.v1.utils", ConstantList=ConstantList, record_function_or_nullcontext=nothing_to_record
+    The configuration asks a model for its traits alone: the base classes that `interfaces.py`
+    defines, read from the class statement. A state is one number, so that a block of any size
+    holds one.
+    """
+    models: Real = importlib.import_module("vllm.model_executor.models")
+    interfaces: Real = importlib.import_module("vllm.model_executor.models.interfaces")
+    module: Real = importlib.import_module("torch.nn").Module
+    found = [getattr(interfaces, each, None) for each in _bases(architecture, root)]
+    traits = tuple(each for each in found if each is not None)
+    made = type(
+        architecture,
+        (module, *traits),
+        {
+            "__init__": lambda self, *, vllm_config, prefix="": None,
+            "forward": lambda self, input_ids, positions, intermediate_tensors=None: None,
+            "compute_logits": lambda self, hidden_states: None,
+            "embed_input_ids": lambda self, input_ids: None,
+            "get_input_embeddings": lambda self, input_ids: None,
+            "make_empty_intermediate_tensors": lambda self, *_: None,
+            "get_mamba_state_shape_from_config": classmethod(lambda cls, _: ((1, 1), (1, 1))),
+            "get_mamba_state_dtype_from_config": classmethod(lambda cls, _: _dtypes()),
+            "get_mamba_state_copy_func": classmethod(lambda cls: None),
+        },
     )
-    put("vllm.utils.torch_utils", get_dtype_size=lambda *_: 4)
-    put("vllm.sampling_params", SamplingParams=SamplingParams)
-    put(
-        "vllm.v1.structured_output.request",
-        StructuredOutputRequest=types.SimpleNamespace(from_sampling_params=lambda *_: None),
-    )
-    put("vllm.multimodal.utils", get_mm_features_in_window=lambda *_, **__: [])
-    put("vllm.envs", VLLM_PREFIX_CACHE_RETENTION_INTERVAL=None)
-    utilities = sys.modules["vllm.utils"]
-    utilities.length_from_prompt_token_ids_or_embeds = lambda ids, _embeds: len(ids)  # type: ignore[attr-defined]
-    utilities.__getattr__ = _anything  # type: ignore[method-assign]
+    models.ModelRegistry.register_model(architecture, made)
 
 
-def _anything(name: str) -> Real:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return Nothing
+def _dtypes() -> tuple[Real, Real]:
+    torch: Real = importlib.import_module("torch")
+    return torch.bfloat16, torch.bfloat16
+
+
+def _bases(architecture: str, root: Path) -> list[str]:
+    """The names of a model class's base classes, from its source."""
+    registry: Real = importlib.import_module("vllm.model_executor.models.registry")
+    tables = (registry._TEXT_GENERATION_MODELS, registry._SPECULATIVE_DECODING_MODELS)
+    name, own = next(table[architecture] for table in tables if architecture in table)
+    path = root.joinpath("vllm", "model_executor", "models", *name.lstrip(".").split("."))
+    source = path.with_suffix(".py")
+    if not source.exists():
+        source = path / "__init__.py"
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == own:
+            return [ast.unparse(base) for base in node.bases]
+    msg = f"{source} has no class {own}"
+    raise LookupError(msg)

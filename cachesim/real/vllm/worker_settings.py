@@ -1,114 +1,194 @@
-"""The configuration objects that the real scheduler asks; runs in the worker."""
+"""The configuration that the real scheduler is given: vLLM's own, made of a workload's flags.
 
-from typing import Any
+`EngineArgs` with a model's `config.json` and the flags that a workload names becomes a `VllmConfig`
+by the release's own code, as when a server starts. What is then changed is in `OVERRIDES`, and what
+is pretended in `PRETENDED`. Runs in the worker.
+"""
+
+import copy
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.real.vllm.models import LONGEST, STARTED
 
 Json = Any
 Real = Any  # whatever the release makes of it
 
+STORE: Final = "cachesim.real.vllm.worker_store"
 
-class Settings:
-    """A configuration object; what nobody set is None."""
+FLAGS: Final = {
+    "max_model_len": "max_len",
+    "max_num_batched_tokens": "budget",
+    "max_num_seqs": "max_seqs",
+    "enable_prefix_caching": "caching",
+    "scheduling_policy": "policy",
+    "scheduler_reserve_full_isl": "reserve_full",
+    "prefix_cache_retention_interval": "retention",
+}
+"""Flag of `EngineArgs` -> what a workload calls it."""
 
-    def __init__(self, **values: Real) -> None:
-        self.__dict__.update(values)
+OVERRIDES: Final = {
+    "cache_config.num_gpu_blocks": (
+        "the pool is counted on the GPU, after its memory was measured; a workload names it, and "
+        "num_gpu_blocks_override means the same"
+    ),
+    "cache_config.block_size": (
+        "workloads have blocks of 4 and 8 tokens, too, which kernels do not take; the scheduler "
+        "reads no other property of a block's size"
+    ),
+    "cache_config.mamba_block_size": "the block of states, of which the same holds",
+    "cache_config.hash_block_size": (
+        "the engine core sets it to the unit that prefix_match_unit asks for, or leaves it out; the "
+        "scheduler is handed the same number apart from it"
+    ),
+    "cache_config.prefix_match_unit": "it must divide the blocks, whose sizes are a workload's",
+    "cache_config.user_specified_block_size": (
+        "a size that is given stays; read before the scheduler starts, and never by it"
+    ),
+}
+"""Fields of `VllmConfig` that differ from what vLLM makes of the flags -> why no result does."""
 
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-ALONE = Settings(
-    decode_context_parallel_size=1,
-    prefill_context_parallel_size=1,
-    pipeline_parallel_size=1,
-    data_parallel_size=1,
-    data_parallel_rank=0,
-    data_parallel_index=0,
-    tensor_parallel_size=1,
-)
-"""One worker."""
-
-
-def settings_of(config: Json) -> Settings:
-    """What `VllmConfig` would say of a workload's configuration."""
-    groups, drafts = config["groups"], config.get("drafts", 0)
-    eagle, budget = bool(config.get("eagle")), config.get("budget", 8192)
-    batches = 2 if config.get("overlaps") else 1
-    states = [group for group in groups if group["kind"] == "mamba"]
-    block = (states or groups)[0]["block"]
-    seqs = config.get("max_seqs", 16)
-    return Settings(
-        model_config=Settings(
-            max_model_len=config.get("max_len", 1 << 16),
-            runner_type="generate",
-            is_hybrid=bool(states),
-        ),
-        cache_config=Settings(
-            num_gpu_blocks=config["blocks"],
-            enable_prefix_caching=config.get("caching", True),
-            block_size=block,
-            mamba_block_size=block,
-            user_specified_block_size=True,
-            mamba_cache_mode=states[0].get("mode", "align") if states else "none",
-            prefix_caching_hash_algo="sha256",
-            prefix_match_unit=config.get("hash_block"),
-            hash_block_size=config.get("hash_block"),
-            prefix_cache_retention_interval=config.get("retention"),
-        ),
-        scheduler_config=Settings(
-            max_num_seqs=seqs,
-            max_num_running_reqs=seqs,
-            max_num_batched_tokens=budget,
-            policy=config.get("policy", "fcfs"),
-            async_scheduling=batches > 1,
-            enable_chunked_prefill=True,
-            long_prefill_token_threshold=0,
-            long_prefill_token_threshold_adaptive=0,
-            max_num_partial_prefills=1,
-            max_num_encoder_input_tokens=budget,
-            encoder_cache_size=budget,
-            watermark=0.0,
-            prefill_schedule_interval=1,
-            scheduler_reserve_full_isl=config.get("reserve_full", True),
-        ),
-        parallel_config=ALONE,
-        observability_config=Settings(kv_cache_metrics_sample=0.01),
-        kv_transfer_config=_transfer() if config.get("store") else None,
-        ec_manager_config=Settings(get_encoder_cache_manager_obj=lambda: None),
-        aux_output_config=Settings(enabled=False),
-        speculative_config=_speculation(drafts, eagle=eagle) if eagle or drafts else None,
-        num_speculative_tokens=drafts,
-        num_lookahead_tokens=drafts if eagle else 0,
-        num_prefill_lookahead_tokens=0,
-        num_hash_lookahead_tokens=0,
-        max_in_flight_tokens=batches * budget + drafts,
-        max_concurrent_batches=batches,
-        use_v2_model_runner=False,
-    )
+PRETENDED: Final = {
+    "platforms.current_platform": (
+        "no GPU",
+        "an H100 with 80 GB",
+        "the scheduler runs on the CPU; the GPU picks default budgets, which workloads name, and "
+        "the model runner",
+    ),
+    "config.vllm.HAS_TRITON": (
+        "False",
+        "True",
+        "a machine with a GPU has Triton, and with it Model Runner V2 where a release has it",
+    ),
+    "ModelConfig, the model's class": (
+        "its code, with kernels",
+        "a class with the same interfaces",
+        "the configuration reads a class's traits alone, which are those of its class statement",
+    ),
+    "KVCacheConfig, groups": (
+        "from the model's layers",
+        "a workload's",
+        "the groups are what a workload is about; specs and configuration are vLLM's classes",
+    ),
+    "StructuredOutputManager": (
+        "its grammars",
+        "none",
+        "no request of a workload asks for a grammar",
+    ),
+    "KVConnectorFactory": (
+        "a connector's class",
+        "a store that has what a workload says",
+        "the scheduler asks it the same questions; workloads with `store` alone have one",
+    ),
+    "Scheduler, log_stats": ("True", "False", "what is counted for metrics decides nothing"),
+}
+"""What is not a field of `VllmConfig`: as a server starts, here, and why no result depends on it."""
 
 
-def _transfer() -> Settings:
-    return Settings(
-        kv_connector="Store",
-        kv_role="kv_both",
-        is_kv_consumer=True,
-        is_kv_producer=True,
-        kv_load_failure_policy="recompute",
-    )
+class Start:
+    """Makes configurations by a release's own code."""
+
+    def __init__(self) -> None:
+        self.arguments: Real = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+        usage: Real = importlib.import_module("vllm.usage.usage_lib")
+        self.context = usage.UsageContext.OPENAI_API_SERVER
+        self.transfer: Real = importlib.import_module("vllm.config").KVTransferConfig
+        self._known = set(inspect.signature(self.arguments).parameters)
+        self._folder = tempfile.TemporaryDirectory()
+        for name, model in STARTED.items():
+            place = Path(self._folder.name, name)
+            place.mkdir()
+            place.joinpath("config.json").write_text(json.dumps(model))
+
+    def model(self, name: str) -> str:
+        """The folder of a model's configuration."""
+        return str(Path(self._folder.name, name))
+
+    def flags(self, config: Json) -> dict[str, Real]:
+        """What a user would write to start a server as a workload names it."""
+        states = [group for group in config["groups"] if group["kind"] == "mamba"]
+        given: dict[str, Real] = {
+            "model": self.model("hybrid" if states else "dense"),
+            "max_model_len": LONGEST,
+            "max_num_batched_tokens": 8192,
+            "max_num_seqs": 16,
+            "async_scheduling": bool(config.get("overlaps")),
+        }
+        given |= {flag: config[name] for flag, name in FLAGS.items() if name in config}
+        if states and states[0].get("mode", "align") != "none" and config.get("caching", True):
+            given |= {"enable_prefix_caching": True, "mamba_cache_mode": states[0].get("mode")}
+        if config.get("drafts"):
+            given["speculative_config"] = self._speculation(config, hybrid=bool(states))
+        if config.get("store"):
+            given["kv_transfer_config"] = self.transfer(
+                kv_connector="Store", kv_connector_module_path=STORE, kv_role="kv_both"
+            )
+        return {name: value for name, value in given.items() if name in self._known}
+
+    def _speculation(self, config: Json, *, hybrid: bool) -> dict[str, Real]:
+        wanted: dict[str, Real] = {"num_speculative_tokens": config["drafts"], "method": "ngram"}
+        if config.get("eagle"):
+            wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
+            wanted |= {} if hybrid else {"model": self.model("eagle")}
+            if not config.get("lookahead_hashes", True):
+                wanted["disable_lookahead_block_hashes"] = True
+        return wanted
+
+    def started(self, config: Json) -> Real:
+        """The configuration that a server would start with."""
+        return self.arguments(**self.flags(config)).create_engine_config(self.context)
+
+    def used(self, config: Json) -> Real:
+        """The configuration that the scheduler is given here."""
+        made = self.started(config)
+        states = [group for group in config["groups"] if group["kind"] == "mamba"]
+        block, cache = (states or config["groups"])[0]["block"], made.cache_config
+        cache.num_gpu_blocks = config["blocks"]
+        cache.block_size = block
+        if states:
+            cache.mamba_block_size = block
+        for name in ("hash_block_size", "prefix_match_unit"):
+            if hasattr(cache, name):
+                setattr(cache, name, config.get("hash_block"))
+        return made
+
+    def differences(self, config: Json) -> list[list[str]]:
+        """Field, as it starts, as it is used here: of all that `VllmConfig` holds."""
+        started, used = (dict(fields_of(each)) for each in (self.started(config), self.used(config)))
+        names = sorted(started.keys() | used.keys())
+        return [
+            [name, started.get(name, "-"), used.get(name, "-")]
+            for name in names
+            if started.get(name) != used.get(name)
+        ]
 
 
-def _speculation(drafts: int, *, eagle: bool) -> Settings:
-    return Settings(
-        use_eagle=lambda: eagle,
-        use_eagle_block_drop=lambda: eagle,
-        needs_eagle_block_drop=lambda: eagle,
-        uses_draft_model=lambda: False,
-        uses_extract_hidden_states=lambda: False,
-        use_ngram_gpu=lambda: False,
-        use_dflash=lambda: False,
-        use_dspark=lambda: False,
-        use_multi_module_mtp=lambda: False,
-        num_speculative_tokens=drafts,
-        max_num_new_slots_for_drafting=0,
-        method="eagle" if eagle else "ngram",
-    )
+def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every field of a configuration, and of those within it, with what it holds in words."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < 6:
+        for each in vars(value):
+            if not each.startswith("__"):
+                inner = f"{name}.{each}" if name else each
+                yield from fields_of(getattr(value, each), inner, depth + 1)
+    elif not name.endswith(("instance_id", "_hash")):
+        yield name, words_of(value)
+
+
+def words_of(value: Real) -> str:
+    """A value in words that do not depend on where it lies in memory."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return str(value)
+    if isinstance(value, dict):
+        return str({str(key): words_of(each) for key, each in value.items()})
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return str([words_of(each) for each in value])
+    return copy.copy(type(value).__name__)
