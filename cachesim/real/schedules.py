@@ -17,7 +17,7 @@ from cachesim.engines.family import Family
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
 from cachesim.real.agreement import Agreement, Workload
-from cachesim.real.environment import package_of
+from cachesim.real.environment import Environment, package_of
 from cachesim.real.playing import Stage, console, watched
 from cachesim.real.prompts import spell
 from cachesim.real.registry import versions_of
@@ -57,6 +57,8 @@ class RealScheduler(Generic[R]):
     variant: str = ""  # a part of the release that is run in another form, for the worker
     beside: tuple[str, ...] = ()  # packages that this form needs
     visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
+    part: str = "scheduler"  # of the wheel, by which its folder is named
+    packages: Environment | None = None  # what all releases import
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
         """The folder that holds the scheduler of a release, or of another version in its place."""
@@ -64,11 +66,12 @@ class RealScheduler(Generic[R]):
         played = replace(package, version=version) if version else package
         return UnpackedWheel(
             name="-".join(
-                filter(None, (self.family.name, version or name, "scheduler", self.variant))
+                filter(None, (self.family.name, version or name, self.part, self.variant))
             ),
             requirements=played.requirements,
             kept=self.kept,
             beside=self.beside,
+            packages=self.packages,
         )
 
     def start(self, release: str, version: str = "") -> WorkerProcess:

@@ -1,7 +1,8 @@
 """A few Python files out of a release's wheel, with nothing installed.
 
-The wheels of the serving engines bring kernels and need hundreds of megabytes more. Their Python
-files are unpacked and the rest thrown away; neither torch nor a GPU is needed, for no kernel runs.
+The wheels of the serving engines bring kernels and need gigabytes more. Their Python files are
+unpacked and the rest thrown away; no GPU is needed, for no kernel runs. What these files import is
+not there, or comes from an environment that all releases of the engine share.
 """
 
 import re
@@ -25,16 +26,27 @@ DONE: Final = "unpacked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackedWheel(Environment):
-    """A folder with a release's files, played by the interpreter that runs cachesim."""
+    """A folder with a release's files, and the environment whose packages they import, if any."""
 
     kept: re.Pattern[str]
     beside: tuple[str, ...] = ()
     """Packages that the release runs with, in an environment of their own; none: the user's."""
 
+    packages: Environment | None = None
+    """An environment whose packages all releases run with."""
+
     @property
     def python(self) -> Path:
-        """The interpreter; without `beside` the release finds none of its packages."""
+        """The interpreter; without other packages the release finds none of its own."""
+        if self.packages is not None:
+            return self.packages.python
         return self.folder / "env" / "bin" / "python" if self.beside else Path(sys.executable)
+
+    def ready(self) -> Path:
+        """The interpreter, after unpacking the wheel and setting the environment up."""
+        if self.packages is not None:
+            self.packages.ready()
+        return super(UnpackedWheel, self).ready()  # slots remake the class
 
     def is_ready(self) -> bool:
         """True when everything has been unpacked."""
@@ -42,7 +54,7 @@ class UnpackedWheel(Environment):
 
     def _set_up(self) -> None:
         [wanted] = self.requirements
-        sys.stderr.write(f"unpacking the scheduler of {wanted} into {self.folder} ...\n")
+        sys.stderr.write(f"unpacking {wanted} into {self.folder} ...\n")
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder.parent) as place:
             self._download(wanted, place)

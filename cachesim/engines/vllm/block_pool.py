@@ -29,6 +29,7 @@ class BlockPool:
         "free",
         "groups",
         "hash_block",
+        "hash_lookahead",
         "key",
         "key_tokens",
         "more_keys",
@@ -46,10 +47,12 @@ class BlockPool:
         hash_block: int,
         rules: PoolRules,
         enable_caching: bool = True,
+        hash_lookahead: int = 0,
     ) -> None:
         self.size = size
         self.groups = groups
         self.hash_block = hash_block
+        self.hash_lookahead = hash_lookahead
         self.rules = rules
         self.enable_caching = enable_caching
         self.ref = [0] * size

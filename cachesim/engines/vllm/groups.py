@@ -60,12 +60,14 @@ def cdiv(number: int, by: int) -> int:
     return -(-number // by)
 
 
-def checkpoint_position(num_tokens: int, unit: int, *, drop_eagle_block: bool) -> int:
+def checkpoint_position(
+    num_tokens: int, unit: int, *, drop_eagle_block: bool, hash_lookahead: int = 0
+) -> int:
     """Where a prefill of so many tokens leaves a state that can be hit again.
 
-    Follows `get_mamba_prefill_checkpoint_position`: the last token is left to compute; a drafter
-    resumes one unit lower.
+    Follows `get_mamba_prefill_checkpoint_position`: the last token is left to compute, and those
+    that the id covers; a drafter whose block is dropped resumes one unit lower.
     """
-    limit = num_tokens if drop_eagle_block else num_tokens - 1
+    limit = num_tokens if drop_eagle_block else num_tokens - max(1, hash_lookahead)
     position = limit // unit * unit - (unit if drop_eagle_block else 0)
     return max(position, 0)

@@ -4,7 +4,10 @@
     ids        h0 = (root, b0)   h1 = (h0, b1)   h2 = (h1, b2)
 
 The real server hashes; here prefixes are numbered, so equal numbers are equal prefixes and nothing
-can collide. A long replay forgets prefixes that nothing holds and nobody asks for:
+can collide. With a drafter an id may cover the tokens after its block, too: what the drafter writes
+for a block's last token is computed from the next one.
+
+A long replay forgets prefixes that nothing holds and nobody asks for:
 
     recent   h0 h1 h2        asked for since the last cut
     earlier  h0 h3 h4        asked for before it; at the next cut those that are held stay
@@ -19,10 +22,12 @@ ROOT: Final = -1
 class Prefixes:
     """Numbers whole prefixes, one hash unit at a time."""
 
-    __slots__ = ("_earlier", "_given", "_numbers", "_roots", "unit")
+    __slots__ = ("_earlier", "_given", "_numbers", "_roots", "lookahead", "unit")
 
-    def __init__(self, unit: int) -> None:
+    def __init__(self, unit: int, lookahead: int = 0) -> None:
+        """`lookahead`: tokens after a unit that its number stands for, too."""
         self.unit = unit
+        self.lookahead = lookahead
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._earlier: dict[tuple[int, tuple[int, ...]], int] = {}
         self._given = 0
@@ -39,8 +44,9 @@ class Prefixes:
         tokens = tuple(tokens) if isinstance(tokens, list) and not hashes else tokens
         start = len(hashes) * unit
         parent = hashes[-1] if hashes else root
-        for end in range(start + unit, len(tokens) + 1, unit):
-            key = (parent, tuple(tokens[end - unit : end]))  # of a tuple: no second copy
+        ahead = self.lookahead
+        for end in range(start + unit, len(tokens) + 1 - ahead, unit):
+            key = (parent, tuple(tokens[end - unit : end + ahead]))  # of a tuple: no second copy
             number = known(key)
             if number is None:
                 number = numbers[key] = self._number(key)

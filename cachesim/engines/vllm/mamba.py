@@ -137,7 +137,10 @@ class Mamba(Manager):
         if rule == "checkpoint":
             drop = self.drop_eagle_checkpoint
             return num_tokens == checkpoint_position(
-                request.num_prompt, unit, drop_eagle_block=drop
+                request.num_prompt,
+                unit,
+                drop_eagle_block=drop,
+                hash_lookahead=self.pool.hash_lookahead,
             )
         if size == unit or num_tokens % size == 0:
             return False

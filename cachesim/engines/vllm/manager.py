@@ -28,6 +28,7 @@ class KVCacheManager:
         retention: int | None = None,
         enable_caching: bool = True,
         use_eagle: bool = False,
+        hash_lookahead: int = 0,
         most_in_flight: int = 1 << 30,
         max_model_len: int = 1 << 30,
     ) -> None:
@@ -42,6 +43,7 @@ class KVCacheManager:
             hash_block=self.sizes.hash_block,
             rules=rules.pool,
             enable_caching=enable_caching,
+            hash_lookahead=hash_lookahead,
         )
         self.coordinator = Coordinator(
             groups,

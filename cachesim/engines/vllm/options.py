@@ -145,6 +145,14 @@ class VllmOptions:
         high=64,
         unit="tokens",
     )
+    disable_lookahead_block_hashes: bool = option(
+        "--speculative-config.disable-lookahead-block-hashes",
+        "whether ids of blocks leave out the token after the block, which EAGLE and MTP heads read;"
+        " a hit's last block is then dropped for them",
+        default=False,
+        since="0.33.0",
+        tried=(False, True),
+    )
     eagle_groups: str = option(
         "",
         "the groups that carry the drafter's mark: all, or that of the drafter's own layers",
@@ -181,8 +189,17 @@ class VllmOptions:
         interval = self.prefix_cache_retention_interval
         return None if interval == DENSE else interval
 
-    @property
-    def limits(self) -> Limits:
+    def hash_lookahead(self, rules: Rules) -> int:
+        """Tokens after a block that its id covers. Follows `num_hash_lookahead_tokens`."""
+        legacy = self.disable_lookahead_block_hashes or self.connector != "none"
+        used = self.use_eagle and self.enable_prefix_caching and not legacy
+        return int(used and rules.lookup.lookahead_hashes)
+
+    def drops_eagle_block(self, rules: Rules) -> bool:
+        """Whether a hit's last block is dropped for a drafter, which ids do not vouch for."""
+        return self.use_eagle and not self.hash_lookahead(rules)
+
+    def limits(self, rules: Rules) -> Limits:
         """What one step may hold, as the scheduler takes it."""
         return Limits(
             budget=self.max_num_batched_tokens,
@@ -191,7 +208,7 @@ class VllmOptions:
             reserve_full=self.scheduler_reserve_full_isl,
             drafts=self.drafts,
             lookahead=self.drafts if self.use_eagle else 0,
-            use_eagle=self.use_eagle,
+            use_eagle=self.drops_eagle_block(rules),
             by_priority=self.scheduling_policy == "priority",
         )
 
@@ -277,11 +294,11 @@ class VllmOptions:
 
     def _blocks(self, groups: Sequence[GroupSpec], rules: Rules, tokens: int) -> int:
         """The most blocks that one request of so many tokens holds at once."""
-        count, drafts = 0, self.drafts
+        count = 0
         for group in groups:
-            most = cdiv(tokens + drafts, group.block)
+            most = cdiv(tokens, group.block)
             if group.kind == "window" and rules.scheduler.window_admission_cap:
-                in_flight = group.window - 1 + self.max_num_batched_tokens + drafts
+                in_flight = group.window - 1 + self.max_num_batched_tokens
                 most = min(most, cdiv(min(in_flight, tokens), group.block) + 1)
             if group.kind == "chunked" and rules.scheduler.window_admission_cap:
                 most = min(most, cdiv(group.chunk + self.max_num_batched_tokens, group.block))

@@ -80,9 +80,9 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     def append(self, token: int) -> None:
-        """One more token was sampled; a block that it fills gets its id."""
+        """One more token was sampled; a block that has all tokens of its id gets it."""
         self.tokens.append(token)
-        if len(self.tokens) % self.prefixes.unit == 0:
+        if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root)
 
 

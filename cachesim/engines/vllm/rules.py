@@ -47,6 +47,10 @@ class LookupRules:
     margin_bound: MarginBound = "hashes"
     """0.32: the look-ahead may reach to the last whole block; before, to the last token but one."""
 
+    lookahead_hashes: bool = True
+    """0.33: with EAGLE and MTP an id covers the token after its block too, so no block is dropped;
+    beside a connector, or with `disable_lookahead_block_hashes`, one is."""
+
     partial_hits: bool = True
     """0.26: a recurrent group with larger blocks than the hash unit is hit at any hash boundary
     where its tail was registered, if every other group can be looked up that finely."""
@@ -191,8 +195,8 @@ class SchedulerRules:
     holds_before_taking: bool = True
     """#44409 (0.24): every group holds its hit before any group takes new blocks."""
 
-    cap_counts_drafts: bool = True
-    """0.28: that cap counts the drafts in flight."""
+    cap_counts_batches: bool = True
+    """0.26: that cap counts the tokens of every batch that may be in flight; before, of one."""
 
     window_admission_cap: bool = True
     """#39734 (0.24): a window group reserves no more than window and one step need."""
@@ -238,7 +242,9 @@ RULES_0330 = Rules()
 
 RULES_0300 = replace(
     RULES_0330,
-    lookup=replace(RULES_0330.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
+    lookup=replace(
+        RULES_0330.lookup, margin_bound="hit-limit", refuses_idle_unit=False, lookahead_hashes=False
+    ),
     retention=replace(RULES_0330.retention, keeps_below_junction=False),
     state=replace(
         RULES_0330.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
@@ -275,7 +281,7 @@ RULES_0240 = replace(
         chunk_split="uncached-prefix",
         padding="never",
         frees_settled=False,
-        cap_counts_drafts=False,
+        cap_counts_batches=False,
         steps_back_by_place=False,
         store_hit="longest-group",
         pins_tails=False,

@@ -43,12 +43,14 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         groups = asked.groups(self.network.spec, self.rules)
         self.options = asked.fitted(groups, self.rules)
         self.manager = self._manager(groups)
-        self.scheduler = Scheduler(self.manager, self.options.limits)
+        self.scheduler = Scheduler(self.manager, self.options.limits(self.rules))
         self.scheduler.tells_blocks = self.computes or self.options.connector != "none"
         self.runner = Runner(
             self.network, groups, self.rules.runner, computes=self.scheduler.tells_blocks
         )
-        self.prefixes = Prefixes(self.manager.sizes.hash_block)
+        self.prefixes = Prefixes(
+            self.manager.sizes.hash_block, self.options.hash_lookahead(self.rules)
+        )
         self.computed = Computed(self.manager.sizes.hash_block)
         self.drafter = Drafter(self.options)
         self.connector = Connector.open(self.options, self.manager, self.runner)
@@ -67,7 +69,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     def _manager(self, groups: Sequence[Any]) -> KVCacheManager:
         options = self.options
-        extra = options.drafts if self.rules.scheduler.cap_counts_drafts else 0
+        batches = 1 + (options.async_scheduling and self.rules.scheduler.cap_counts_batches)
         sparse = any(group.kind in {"window", "mamba"} for group in groups)
         return KVCacheManager(
             groups,
@@ -76,8 +78,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             unit=options.prefix_match_unit or None,
             retention=options.retention if sparse else None,
             enable_caching=options.enable_prefix_caching,
-            use_eagle=options.use_eagle,
-            most_in_flight=options.max_num_batched_tokens + extra,
+            use_eagle=options.drops_eagle_block(self.rules),
+            hash_lookahead=options.hash_lookahead(self.rules),
+            most_in_flight=batches * options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
         )
 

@@ -65,10 +65,18 @@ class Splitter:
             new = uncached // size * size
         return new
 
+    def _checkpoint(self, num_tokens: int, unit: int) -> int:
+        return checkpoint_position(
+            num_tokens,
+            unit,
+            drop_eagle_block=self.use_eagle,
+            hash_lookahead=self.manager.pool.hash_lookahead,
+        )
+
     def _last_boundary(self, request: Request) -> int:
         size, eagle = self.size, self.use_eagle
         if self.manager.rules.scheduler.prompt_stop == "below-the-end":
-            return checkpoint_position(request.num_tokens, size, drop_eagle_block=eagle)
+            return self._checkpoint(request.num_tokens, size)
         last = request.num_tokens - request.num_tokens % size
         return max(last - size, 0) if eagle else last
 
@@ -76,7 +84,7 @@ class Splitter:
         unit, eagle = self.manager.sizes.hash_block, self.use_eagle
         rule = self.manager.rules.state.tail
         if rule == "checkpoint":
-            return checkpoint_position(request.num_prompt, unit, drop_eagle_block=eagle)
+            return self._checkpoint(request.num_prompt, unit)
         boundary = request.num_prompt // unit * unit
         return max(boundary - unit, 0) if eagle and rule == "prompt-eagle" else boundary
 

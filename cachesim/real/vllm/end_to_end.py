@@ -57,7 +57,7 @@ class CpuWheel(Environment):
     """
 
     def _set_up(self) -> None:
-        super()._set_up()
+        super(CpuWheel, self)._set_up()  # slots remake the class
         self.without("torchvision", "torchaudio", "torchcodec")
 
 

@@ -45,7 +45,9 @@ class Player:
         eagle = bool(config.get("eagle"))
         budget = config.get("budget", 8192)
         overlaps = bool(config.get("overlaps"))
-        extra = budget * overlaps + self.drafts if rules.scheduler.cap_counts_drafts else 0
+        batches = 1 + (overlaps and rules.scheduler.cap_counts_batches)
+        legacy = config.get("store") or not config.get("lookahead_hashes")
+        ahead = int(eagle and rules.lookup.lookahead_hashes and not legacy)
         max_model_len = config.get("max_len", 1 << 16)
         self.manager = KVCacheManager(
             [group_of(each) for each in config["groups"]],
@@ -54,8 +56,9 @@ class Player:
             unit=config.get("hash_block"),
             retention=config.get("retention") if rules.retention.interval else None,
             enable_caching=config.get("caching", True),
-            use_eagle=eagle,
-            most_in_flight=budget + extra,
+            use_eagle=eagle and not ahead,
+            hash_lookahead=ahead,
+            most_in_flight=batches * budget,
             max_model_len=max_model_len,
         )
         self.scheduler = Scheduler(
@@ -67,13 +70,13 @@ class Player:
                 reserve_full=config.get("reserve_full", True),
                 drafts=self.drafts,
                 lookahead=self.drafts if eagle else 0,
-                use_eagle=eagle,
+                use_eagle=eagle and not ahead,
                 by_priority=config.get("policy") == "priority",
                 overlaps=overlaps,
             ),
         )
         self.junctions = rules.retention.keeps_junction
-        self.prefixes = Prefixes(self.manager.sizes.hash_block)
+        self.prefixes = Prefixes(self.manager.sizes.hash_block, ahead)
         self.scheduler.on_lookup = self._looked_up
         if config.get("store"):
             self.scheduler.external = self._stored

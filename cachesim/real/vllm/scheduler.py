@@ -9,9 +9,12 @@ from cachesim.engines.base import Engine
 from cachesim.engines.vllm.events import DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
+from cachesim.real.environment import Environment
 from cachesim.real.schedules import RealScheduler, wanted_of
+from cachesim.real.settings import Override
 from cachesim.real.vllm.agents import draw_agents
 from cachesim.real.vllm.playing import play
+from cachesim.real.vllm.worker_settings import OVERRIDES, PRETENDED
 from cachesim.real.vllm.workloads import draw, draw_async
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record
@@ -43,7 +46,8 @@ def config_of(server: Engine) -> dict[str, Any]:
         "max_len": limits.max_model_len,
         "reserve_full": limits.reserve_full,
         "policy": options.scheduling_policy,
-        "eagle": limits.use_eagle,
+        "eagle": options.use_eagle,
+        "lookahead_hashes": not options.disable_lookahead_block_hashes,
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,
         "store": engine.connector is not None,
@@ -95,22 +99,81 @@ def _wanted(record: Record) -> dict[str, Any]:
     return wanted_of(record, wanted)
 
 
+PACKAGES: Final = Environment(
+    name="vllm-beside",
+    requirements=(
+        "torch==2.13.0",
+        "transformers==5.17.0",
+        "numpy",
+        "pydantic==2.14.3",
+        "aiohttp",
+        "cachetools",
+        "cbor2",
+        "cloudpickle",
+        "einops",
+        "fastapi",
+        "jsonschema",
+        "mcp",
+        "msgspec",
+        "openai",
+        "openai-harmony",
+        "orjson",
+        "oss-harmony",
+        "pillow",
+        "prometheus_client",
+        "protobuf",
+        "psutil",
+        "pybase64",
+        "python-json-logger",
+        "pyzmq",
+        "regex",
+        "requests",
+        "scipy",
+        "sentencepiece",
+        "six",
+        "tiktoken",
+    ),
+)
+"""What the configuration, the scheduler and the model runner of every release import; any build of
+torch will do."""
+
 SCHEDULER: Final = RealScheduler(
     family=FAMILY,
-    kept=re.compile(r"vllm/(v1|utils)/.*\.py|vllm/distributed/kv_events\.py"),
+    kept=re.compile(r"vllm/.*\.py"),
     worker="cachesim.real.vllm.scheduler_worker",
-    flags="-IS",
+    flags="-I",
     draw=draw,
     play=play,
     config_of=config_of,
     hurdles=hurdles,
     group_of=group_of,
     shared=("evicted", "cache", "queue"),
+    part="python",
+    packages=PACKAGES,
 )
-"""It runs with no package but its own files."""
+"""It runs with its own Python files and a CPU's torch."""
 
 ASYNC: Final = replace(SCHEDULER, draw=draw_async)
 """The same, with asynchronous scheduling."""
 
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
+
+
+def overrides(release: str, seed: int, numbers: range) -> list[Override]:
+    """What the configurations of drawn workloads differ in from those of a server's start."""
+    known = FAMILY.release(release)
+    drawn = (draw, draw_async, draw_agents)
+    configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
+    with SCHEDULER.start(known.name) as real:
+        answers = real.order({"settings": configs})["results"]
+    found = {
+        field: Override(field=field, default=default, ours=ours, why=OVERRIDES.get(field, ""))
+        for differences in reversed(answers)
+        for field, default, ours in differences
+    }
+    pretended = [
+        Override(field=field, default=default, ours=ours, why=why)
+        for field, (default, ours, why) in PRETENDED.items()
+    ]
+    return [*pretended, *(found[field] for field in sorted(found))]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.real.prompts import spell, unspell
-from cachesim.real.vllm.stand_ins import install
+from cachesim.real.vllm.release_worker import install
 from cachesim.real.vllm.worker_settings import Start
-from cachesim.real.vllm.worker_store import Store, SupportsHMA
+from cachesim.real.vllm.worker_store import connector
 from cachesim.real.worker_side import Bag, answer_lines, fitting, own_output, play_groups
 
 Json = Any
@@ -35,6 +35,7 @@ class Release:
 
     def __init__(self, root: str, version: str) -> None:
         install(Path(root))
+        self.store = connector()
         self.start = Start()
         self.minor = int(version.split(".")[1])
         self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
@@ -53,15 +54,6 @@ class Release:
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
 
-    def connect(self, made: Real) -> None:
-        """The store that the scheduler makes where its configuration has one."""
-
-        class Factory:
-            create_connector = staticmethod(lambda *_, **__: made())
-
-        self.scheduling.KVConnectorFactory = Factory
-        self.scheduling.SupportsHMA = SupportsHMA
-
 
 class Server:
     """The real scheduler of one configuration, and what is written down of it."""
@@ -74,7 +66,7 @@ class Server:
         self.sizes = self._sizes(config)
         self.unit = self.sizes[1]
         self.wanted: dict[str, Json] = {}
-        release.connect(lambda: Store(self))
+        release.store.server = self
         self.settings = release.start.used(config)
         self.scheduler = self._scheduler(config)
         self.hasher = fitting(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.real.vllm.models import LONGEST, STARTED
+from cachesim.real.vllm.worker_store import CONNECTOR
 
 Json = Any
 Real = Any  # whatever the release makes of it
@@ -45,7 +46,7 @@ OVERRIDES: Final = {
     ),
     "cache_config.mamba_block_size": "the block of states, of which the same holds",
     "cache_config.hash_block_size": (
-        "the engine core sets it to the unit that prefix_match_unit asks for, or leaves it out; the "
+        "the engine core sets it to the unit that prefix_match_unit names, or leaves it out; the "
         "scheduler is handed the same number apart from it"
     ),
     "cache_config.prefix_match_unit": "it must divide the blocks, whose sizes are a workload's",
@@ -57,15 +58,14 @@ OVERRIDES: Final = {
 
 PRETENDED: Final = {
     "platforms.current_platform": (
-        "no GPU",
-        "an H100 with 80 GB",
-        "the scheduler runs on the CPU; the GPU picks default budgets, which workloads name, and "
-        "the model runner",
+        "a GPU",
+        "the name, the memory (80 GB) and the capability of an H100",
+        "the scheduler runs on the CPU; a GPU picks default budgets, which workloads name",
     ),
     "config.vllm.HAS_TRITON": (
-        "False",
+        "True where a driver is",
         "True",
-        "a machine with a GPU has Triton, and with it Model Runner V2 where a release has it",
+        "a machine with a GPU has one; with it Model Runner V2 is chosen as there",
     ),
     "ModelConfig, the model's class": (
         "its code, with kernels",
@@ -76,6 +76,11 @@ PRETENDED: Final = {
         "from the model's layers",
         "a workload's",
         "the groups are what a workload is about; specs and configuration are vLLM's classes",
+    ),
+    "KVCacheConfig, groups of chunks": (
+        "full attention",
+        "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
+        "the variable changes no other group",
     ),
     "StructuredOutputManager": (
         "its grammars",
@@ -89,7 +94,7 @@ PRETENDED: Final = {
     ),
     "Scheduler, log_stats": ("True", "False", "what is counted for metrics decides nothing"),
 }
-"""What is not a field of `VllmConfig`: as a server starts, here, and why no result depends on it."""
+"""What is no field of `VllmConfig`: as a server starts, as here, why no result depends on it."""
 
 
 class Start:
@@ -100,6 +105,8 @@ class Start:
         usage: Real = importlib.import_module("vllm.usage.usage_lib")
         self.context = usage.UsageContext.OPENAI_API_SERVER
         self.transfer: Real = importlib.import_module("vllm.config").KVTransferConfig
+        speculative: Real = importlib.import_module("vllm.config").SpeculativeConfig
+        self._hashes_ahead = "disable_lookahead_block_hashes" in vars(speculative)
         self._known = set(inspect.signature(self.arguments).parameters)
         self._folder = tempfile.TemporaryDirectory()
         for name, model in STARTED.items():
@@ -128,7 +135,7 @@ class Start:
             given["speculative_config"] = self._speculation(config, hybrid=bool(states))
         if config.get("store"):
             given["kv_transfer_config"] = self.transfer(
-                kv_connector="Store", kv_connector_module_path=STORE, kv_role="kv_both"
+                kv_connector=CONNECTOR, kv_connector_module_path=STORE, kv_role="kv_both"
             )
         return {name: value for name, value in given.items() if name in self._known}
 
@@ -137,7 +144,7 @@ class Start:
         if config.get("eagle"):
             wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
             wanted |= {} if hybrid else {"model": self.model("eagle")}
-            if not config.get("lookahead_hashes", True):
+            if not config.get("lookahead_hashes") and self._hashes_ahead:
                 wanted["disable_lookahead_block_hashes"] = True
         return wanted
 
@@ -161,7 +168,9 @@ class Start:
 
     def differences(self, config: Json) -> list[list[str]]:
         """Field, as it starts, as it is used here: of all that `VllmConfig` holds."""
-        started, used = (dict(fields_of(each)) for each in (self.started(config), self.used(config)))
+        started, used = (
+            dict(fields_of(each)) for each in (self.started(config), self.used(config))
+        )
         names = sorted(started.keys() | used.keys())
         return [
             [name, started.get(name, "-"), used.get(name, "-")]
@@ -171,13 +180,16 @@ class Start:
 
 
 def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every field of a configuration, and of those within it, with what it holds in words."""
+    """Every field of a configuration, and of those within it, with what it holds in words.
+
+    Identifiers that are drawn at every start are left out.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < 6:
         for each in vars(value):
             if not each.startswith("__"):
                 inner = f"{name}.{each}" if name else each
                 yield from fields_of(getattr(value, each), inner, depth + 1)
-    elif not name.endswith(("instance_id", "_hash")):
+    elif not name.endswith(("instance_id", "engine_id", "_hash")):
         yield name, words_of(value)
 
 

@@ -1,19 +1,13 @@
 """The external store that the real scheduler is given; runs in the worker."""
 
-from typing import Any
+import importlib
+import sys
+from typing import Any, Final
 
 Real = Any  # whatever the release makes of it
 
-
-class Everything(type):
-    """Whatever is asked about an instance is so."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return True
-
-
-class SupportsHMA(metaclass=Everything):
-    """The mark of connectors that know of groups: the store has it."""
+CONNECTOR: Final = "WorkloadStore"
+"""The connector that a configuration names; `connector` makes it."""
 
 
 class Store:
@@ -22,8 +16,10 @@ class Store:
     requires_kv_delivery = False
     supports_divergent_local_hybrid_hits = False
 
-    def __init__(self, server: Real) -> None:
-        self.server = server
+    server: Real = None  # whose workload is played
+
+    def __init__(self, vllm_config: Real, role: Real, kv_cache_config: Real) -> None:
+        del vllm_config, role, kv_cache_config
 
     def __getattr__(self, name: str) -> Real:
         if name.startswith("__"):
@@ -61,3 +57,14 @@ class Store:
         return False
 
     has_pending_push_work = has_pending_block_frees
+
+
+def connector() -> type[Store]:
+    """The store as a KV connector of the release that knows of groups, put where it is named."""
+    made: Real = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    bases = (Store, made.SupportsHMA, made.KVConnectorBase_V1)
+    found: Real = type(CONNECTOR, bases, {})
+    found.__abstractmethods__ = frozenset()
+    setattr(sys.modules[__name__], CONNECTOR, found)
+    store: type[Store] = found
+    return store

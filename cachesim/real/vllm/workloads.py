@@ -114,6 +114,7 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     if kind in {"eagle", "ngram"}:
         config["drafts"] = rng.choice((1, 2, 3))
         config["eagle"] = kind == "eagle"
+        config["lookahead_hashes"] = True
         groups = [_speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
     if rng.random() < (0.7 if kind == "priority" else 0.3):
         config["reserve_full"] = False

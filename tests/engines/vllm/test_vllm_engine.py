@@ -63,14 +63,26 @@ def test_what_was_evicted_is_told_apart_from_what_never_was() -> None:
     assert ("attention-evicted", 48) == why(reply)[-1][:2]
 
 
-def test_a_drafter_costs_the_last_block() -> None:
+@pytest.mark.parametrize(
+    ("release", "more"),
+    [("0.30.0", {}), ("0.33.0", {"disable_lookahead_block_hashes": True})],
+)
+def test_a_drafter_costs_the_last_block(release: str, more: dict[str, Any]) -> None:
     options = {"speculative_method": "eagle", "num_speculative_tokens": 1}
-    engine = server("0.33.0", "dense", **options)
+    engine = server(release, "dense", **options, **more)
     ask(engine, text(300, 70))
 
     reply = ask(engine, text(300, 70))
 
     assert ("look-ahead-block", 64, 48) == why(reply)[-1]
+
+
+def test_a_drafter_costs_no_block_whose_id_covers_the_next_token() -> None:
+    engine = server("0.33.0", "dense", speculative_method="mtp", num_speculative_tokens=1)
+    ask(engine, text(300, 70))
+
+    assert ("whole-blocks", 69, 64) == why(ask(engine, text(300, 70)))[-1]
+    assert 48 == ask(engine, [*text(300, 64), 7, *text(364, 6)]).cached
 
 
 def test_a_request_that_does_not_read_the_cache_says_so() -> None:
@@ -192,7 +204,12 @@ def test_a_prompt_beyond_the_longest_is_refused_by_the_server() -> None:
 
 def test_a_partial_hit_beyond_its_table_ends_the_engine_core() -> None:
     drafting = {"speculative_method": "eagle", "prefix_cache_retention_interval": -1}
-    engine = server("0.33.0+no-46281", mamba_block_size=32, **drafting)
+    engine = server(
+        "0.33.0+no-46281",
+        mamba_block_size=32,
+        disable_lookahead_block_hashes=True,
+        **drafting,
+    )
     ask(engine, text(300, 96))
 
     with pytest.raises(UpstreamAbort, match=r"_apply_cow.*block_idx < len"):

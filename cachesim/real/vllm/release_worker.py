@@ -93,7 +93,7 @@ def _pretend_gpu() -> None:
     cuda: Real = importlib.import_module("vllm.platforms.cuda")
     interface: Real = importlib.import_module("vllm.platforms.interface")
 
-    class Pretended(cuda.NonNvmlCudaPlatform):  # type: ignore[misc, name-defined]
+    class Pretended(cuda.NonNvmlCudaPlatform):  # type: ignore[misc]
         """An H100 of which nothing is asked but what it is."""
 
         @classmethod
@@ -130,6 +130,40 @@ def _pretend_gpu() -> None:
         configuration.HAS_TRITON = True
 
 
+class _Model:
+    """What the configuration asks of a model's class beyond its traits: signatures, and states."""
+
+    def __init__(self, *, vllm_config: Real, prefix: str = "") -> None:
+        del vllm_config, prefix
+
+    def forward(self, input_ids: Real, positions: Real, intermediate_tensors: Real = None) -> None:
+        """Nothing is computed."""
+
+    def compute_logits(self, hidden_states: Real) -> None:
+        """Nothing is computed."""
+
+    def embed_input_ids(self, input_ids: Real) -> None:
+        """Nothing is computed."""
+
+    get_input_embeddings = embed_input_ids  # its name until 0.19
+
+    def make_empty_intermediate_tensors(self, *given: Real) -> None:
+        """Nothing is computed."""
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: Real) -> Real:
+        """One number for the convolution, one for the state."""
+        del vllm_config
+        return (1, 1), (1, 1)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: Real) -> Real:
+        """As wide as what attention keeps."""
+        del vllm_config
+        torch: Real = importlib.import_module("torch")
+        return torch.bfloat16, torch.bfloat16
+
+
 def _register(architecture: str, root: Path) -> None:
     """A model class with the traits of the release's own, whose code imports kernels.
 
@@ -142,27 +176,8 @@ def _register(architecture: str, root: Path) -> None:
     module: Real = importlib.import_module("torch.nn").Module
     found = [getattr(interfaces, each, None) for each in _bases(architecture, root)]
     traits = tuple(each for each in found if each is not None)
-    made = type(
-        architecture,
-        (module, *traits),
-        {
-            "__init__": lambda self, *, vllm_config, prefix="": None,
-            "forward": lambda self, input_ids, positions, intermediate_tensors=None: None,
-            "compute_logits": lambda self, hidden_states: None,
-            "embed_input_ids": lambda self, input_ids: None,
-            "get_input_embeddings": lambda self, input_ids: None,
-            "make_empty_intermediate_tensors": lambda self, *_: None,
-            "get_mamba_state_shape_from_config": classmethod(lambda cls, _: ((1, 1), (1, 1))),
-            "get_mamba_state_dtype_from_config": classmethod(lambda cls, _: _dtypes()),
-            "get_mamba_state_copy_func": classmethod(lambda cls: None),
-        },
-    )
+    made = type(architecture, (_Model, module, *traits), {})
     models.ModelRegistry.register_model(architecture, made)
-
-
-def _dtypes() -> tuple[Real, Real]:
-    torch: Real = importlib.import_module("torch")
-    return torch.bfloat16, torch.bfloat16
 
 
 def _bases(architecture: str, root: Path) -> list[str]:
