@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from rich.console import RenderableType
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import Job, jobs_of
-from cachesim.cli.run import play
+from cachesim.cli.run import play, proof_of
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.consoles import results, show
@@ -60,7 +61,9 @@ def diff_command(
     sides = zip((one, other), settings, strict=True)
     jobs = [job for side, flags in sides for job in jobs_of([name], [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
-    report = one_scenario(jobs[0].scenario, runs, source=jobs[0].source, width=screen.width)
+    report = one_scenario(
+        jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
+    )
     show(screen, report, *flags_of(jobs, settings))
     differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
     for line in (*told(runs, differing), *outcomes(runs, differing)):

@@ -26,6 +26,7 @@ class Job:
     source: str
     scenario: Scenario
     profile: Profile
+    changed: bool = False  # by a seed or flags of the command: no file holds it so
 
 
 def jobs_of(
@@ -44,8 +45,12 @@ def jobs_of(
         raise InputError(msg)
     loaded = [(source, changed(each, seed, settings or {})) for source, each in load_all(names)]
     if len(loaded) == 1 or not profiles:
-        return _asked(loaded, profiles, changed=bool(profiles or settings))
-    return _fitting(loaded, profiles)
+        jobs = _asked(loaded, profiles, changed=bool(profiles or settings))
+    else:
+        jobs = _fitting(loaded, profiles)
+    if seed is None and not settings:
+        return jobs
+    return [replace(each, changed=True) for each in jobs]
 
 
 def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -> Scenario:

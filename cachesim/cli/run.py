@@ -28,6 +28,7 @@ from cachesim.report.tables import by_class, closing, summary
 from cachesim.scenario import run
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Run
+from cachesim.scenario.shipped import STDIN
 from cachesim.scenario.statements import side_by_side
 from cachesim.verify.oracle import Oracle
 
@@ -213,6 +214,16 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
         sys.stdout.writelines(f"{line}\n" for line in json_output.lines(each, detail=detail))
 
 
+def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> str:
+    """The command that proves a wrong answer; nothing where no file holds what was played."""
+    job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
+    if job.changed or job.source == STDIN:
+        return ""
+    from cachesim.real.hunt.proof import proof_command
+
+    return proof_command(job.scenario, job.profile, job.source, index)
+
+
 def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console, *, brief: bool) -> None:
     names = {job.source for job in jobs}
     if brief:
@@ -220,7 +231,8 @@ def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console, *, brief: b
         show(screen, by_class(runs, kinds), Text())
     elif len(names) == 1:
         job = jobs[0]
-        show(screen, one_scenario(job.scenario, runs, source=job.source, width=screen.width))
+        proof = partial(proof_of, jobs, runs)
+        show(screen, one_scenario(job.scenario, runs, width=screen.width, proof=proof))
     else:
         show(screen, summary(runs), Text())
     show(screen, *closing(runs))

@@ -13,9 +13,7 @@ from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.profile import Profile
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
 from cachesim.model.presets import preset as preset_of
@@ -28,7 +26,7 @@ from cachesim.real.llama_cpp.gguf import write_model
 from cachesim.real.llama_cpp.logits import real_logits
 from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from cachesim.real.llama_cpp.newest import real_newest
-from cachesim.real.llama_cpp.scenarios import StepPlayed, hurdle, play_scenario
+from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.marconi.commands import real_marconi
@@ -44,10 +42,6 @@ from cachesim.real.playing import (
 from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.vectors.replay import replay
 from cachesim.real.vllm.commands import real_vllm
-from cachesim.scenario.format import Scenario
-
-PROVEN: Final = (FAMILY.name, "mlx-lm", "vllm")
-"""Engines whose real server plays a scenario's file."""
 
 USUAL: Final = "b9538"
 """The release that is played where none is named."""
@@ -94,7 +88,7 @@ class LlamaCppFlags:
     Parameters
     ----------
     release
-        A build such as b9873, b9538 if left out; a scenario is played on every release that it
+        A build such as b9873, b9538 if left out; a scenario is then played on every release that it
         names. With `logs`: whose logs, instead of those of May, June and October.
     seed
         What the workloads are drawn from.
@@ -167,22 +161,11 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
             environment_for=environment_for,
             play=play_scenario,
             table=_scenario_table,
-        ).play_named(flags.scenario)
+        ).play_named(flags.scenario, flags.release)
     release = flags.release or USUAL
     return (
         real_logits(release=release, seed=flags.seed) if flags.logits else _random(release, flags)
     )
-
-
-def proof_command(scenario: Scenario, profile: Profile, path: Path) -> str:
-    """The command that shows a finding on the real engine; nothing where none does."""
-    family = family_of(profile.engine)
-    if profile.patches or profile.release not in family.real() or profile.engine not in PROVEN:
-        return ""
-    steps = range(len(scenario.step))
-    if profile.engine == FAMILY.name and any(hurdle(scenario, number) for number in steps):
-        return ""
-    return f"cachesim real {profile.engine} --scenario {path}"
 
 
 def _real_logs(release: str, *, seed: int, requests: int) -> int:
@@ -305,7 +288,6 @@ def _table_of(release: str, seed: int, tally: Tally) -> Table:
 
 
 __all__ = [
-    "proof_command",
     "real_gguf",
     "real_llama_cpp",
     "real_marconi",

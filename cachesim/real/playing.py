@@ -14,7 +14,7 @@ from rich.table import Table
 from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
 from cachesim.errors import ScenarioError
-from cachesim.real.environment import Environment, EnvironmentUnavailableError
+from cachesim.real.environment import Environment, EnvironmentUnavailableError, package_of
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
@@ -33,8 +33,10 @@ S = TypeVar("S", bound=Compared)
 P = ParamSpec("P")
 
 
-def releases_of(family: Family[Any, Any], scenario: Scenario) -> tuple[str, ...]:
-    """The releases among a scenario's profiles that a package plays; patches have none."""
+def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "") -> tuple[str, ...]:
+    """A named release, or those among a scenario's profiles that a package plays."""
+    if release and scenario.engine.name == family.name:
+        return (package_of(family, release)[0],)
     profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
     found = tuple(
         each.release
@@ -59,13 +61,13 @@ class Stage(Generic[S]):
     play: Callable[[Scenario, str], Sequence[S]]
     table: Callable[[str, str, Sequence[S]], Table]
 
-    def play_named(self, name: str) -> int:
-        """Play what a name stands for on every release that it names; the exit status."""
-        return max(self._play(scenario) for _, scenario in load_all([name]))
+    def play_named(self, name: str, release: str = "") -> int:
+        """Play what a name stands for on one release, or on each that it names; the exit status."""
+        return max(self._play(scenario, release) for _, scenario in load_all([name]))
 
-    def _play(self, scenario: Scenario) -> int:
+    def _play(self, scenario: Scenario, wanted: str) -> int:
         agree = True
-        for release in releases_of(self.family, scenario):
+        for release in releases_of(self.family, scenario, wanted):
             try:
                 self.environment_for(release).ready()
             except EnvironmentUnavailableError as error:

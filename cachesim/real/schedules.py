@@ -106,15 +106,15 @@ class RealScheduler(Generic[R]):
         console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
         return status
 
-    def play_named(self, scenario: str) -> int:
-        """Play what a name stands for on every release that it names; the exit status."""
+    def play_named(self, scenario: str, release: str = "") -> int:
+        """Play what a name stands for on one release, or on each that it names; the exit status."""
         stage = Stage(
             family=self.family,
             environment_for=self.core_of,
             play=self.play_scenario,
             table=self._table,
         )
-        return stage.play_named(scenario)
+        return stage.play_named(scenario, release)
 
     def play_scenario(self, scenario: Scenario, release: str) -> "tuple[StepPlayed, ...]":
         """Play a scenario on the simulator, then on the real scheduler with the same tokens."""

@@ -80,7 +80,7 @@ def _narrow() -> int | None:
 def show(screen: Console, *renderables: RenderableType, wrap: bool = True) -> None:
     """Print without the blanks that tables put at the end of lines."""
     with screen.capture() as captured:
-        screen.print(*renderables, sep="\n", soft_wrap=not wrap)
+        screen.print(*renderables, sep="\n", soft_wrap=not wrap, crop=False)
     text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
     screen.file.write(writable(text, getattr(screen.file, "encoding", None) or "utf-8"))
 

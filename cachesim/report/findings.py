@@ -5,31 +5,27 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cachesim.report.paragraphs import Line, paragraph, step_lines
+from cachesim.report.paragraphs import Line, Proof, paragraph, step_lines
 from cachesim.report.tables import side_by_side
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Run, Step
 
 
+def unproven(_: Run, __: int) -> str:
+    """No command: nothing real was looked for."""
+    return ""
+
+
 def one_scenario(
-    scenario: Scenario, runs: Sequence[Run], *, source: str, width: int
+    scenario: Scenario, runs: Sequence[Run], *, width: int, proof: Proof = unproven
 ) -> RenderableType:
     """The whole report of one scenario on one or several profiles."""
-    if not _is_playable(scenario):
-        source = ""
     return Group(
         heading(scenario, runs),
         Text(),
         side_by_side(runs, width=width),
-        *findings(runs, source=source),
+        *findings(runs, proof),
         Text(),
-    )
-
-
-def _is_playable(scenario: Scenario) -> bool:
-    """Whether a real server can be asked the same: nothing in it depends on the clock."""
-    return not any(
-        step.turns is not None or step.do == "cancel" or step.messages for step in scenario.step
     )
 
 
@@ -51,7 +47,7 @@ def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
     return Group(*lines)
 
 
-def findings(runs: Sequence[Run], *, source: str) -> Iterator[RenderableType]:
+def findings(runs: Sequence[Run], proof: Proof) -> Iterator[RenderableType]:
     """A paragraph for each step that went wrong or lost tokens.
 
     Profiles of which the same is to be said share one.
@@ -61,7 +57,7 @@ def findings(runs: Sequence[Run], *, source: str) -> Iterator[RenderableType]:
         for run in runs:
             step = run.steps[index]
             if is_of_interest(step):
-                told.setdefault(tuple(step_lines(run, step, source=source)), []).append(run)
+                told.setdefault(tuple(step_lines(run, index, proof)), []).append(run)
         for lines, alike in told.items():
             yield Text()
             yield paragraph(alike, index, lines)

@@ -1,19 +1,23 @@
 """One step in words: its heading, and the statements that the run itself brings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.engines.family import FAMILIES
-from cachesim.engines.profile import Profile
 from cachesim.report.cells import short_profile
-from cachesim.scenario.result import Fate, Run, Step
+from cachesim.scenario.result import Fate, Run
 
 Line: TypeAlias = tuple[str, str]
 """A word, and the sentence that it stands before."""
+
+Proof: TypeAlias = Callable[[Run, int], str]
+"""The command that shows the wrong answer of a run's step on the real engine; empty: none does."""
+
+PROVE: Final = "prove it"
+"""What stands before a command."""
 
 HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
     "wrong": ("the answer is WRONG, the reuse unsound", "wrong"),
@@ -33,9 +37,13 @@ def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> Rendera
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(style="quiet", min_width=10, no_wrap=True)
     table.add_column(overflow="fold")
+    commands = []
     for word, sentence in lines:
-        table.add_row(f"  {word}", sentence)
-    return Group(_heading(runs, index), table)
+        if word == PROVE:  # a command that is broken into lines does not run
+            commands.append(Text(f"  {word} {sentence}", no_wrap=True, overflow="ignore"))
+        else:
+            table.add_row(f"  {word}", sentence)
+    return Group(_heading(runs, index), table, *commands)
 
 
 def _heading(runs: Sequence[Run], index: int) -> Text:
@@ -47,17 +55,9 @@ def _heading(runs: Sequence[Run], index: int) -> Text:
     return text.append(words.format(step=step), style=style)
 
 
-def step_lines(run: Run, step: Step, *, source: str) -> list[Line]:
-    """Everything worth saying of one step, and how to prove a wrong answer on a real server."""
+def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:
+    """The facts of one step, and the command that proves a wrong answer on a real server."""
+    step = run.steps[index]
     lines = [(fact.word, fact.sentence) for fact in step.facts]
-    if step.answer == "diverged" and source and _is_provable(run.profile):
-        engine = run.profile.partition("@")[0]
-        lines.append(("prove it", f"cachesim real {engine} --scenario {source}"))
-    return lines
-
-
-def _is_provable(text: str) -> bool:
-    """Whether `cachesim real` plays scenarios on a profile: a release with a package, unpatched."""
-    profile = Profile.parse(text)
-    family = FAMILIES.get(profile.engine)
-    return family is not None and not profile.patches and profile.release in family.real()
+    command = proof(run, index) if step.answer == "diverged" else ""
+    return [*lines, (PROVE, command)] if command else lines

@@ -106,7 +106,7 @@ def play_scenario(mutant: tuple[Any, int]) -> None:
     entry = run(scenario, profile, arithmetic=arithmetic, detail=detail)
     json_output.document([entry])
     if dice % 5 == 0:
-        plain_text(one_scenario(scenario, [entry], source="x.toml", width=80))
+        plain_text(one_scenario(scenario, [entry], width=80))
     if dice % 25 == 0 or detail:
         plain_text(story(entry))
     if detail:

@@ -13,7 +13,7 @@ from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import free_name
-from cachesim.real.commands import proof_command
+from cachesim.real.hunt.proof import proof_command
 from cachesim.report.consoles import results, show
 from cachesim.report.fitting import FittingTable
 from cachesim.scenario.format import Scenario

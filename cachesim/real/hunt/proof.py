@@ -1,11 +1,13 @@
 """What the real engine says of a workload: each engine's own way to prove a finding."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Final, TypeAlias
 
+from cachesim.engines.family import FAMILIES
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.profile import Profile
@@ -16,7 +18,8 @@ from cachesim.real.llama_cpp.scenarios import GONE, hurdle, play_scenario
 from cachesim.real.llama_cpp.server import environment_for as llama_environment
 from cachesim.real.mlx_lm.process import environment_for as mlx_environment
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.acceptance import full_profile
+from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.search import Counterexample
 
 BATCH: Final = 2048
@@ -47,6 +50,7 @@ class Prover:
     kinds: tuple[str, ...]  # incidents that can be played there
     fits: Callable[[Scenario], bool]  # whether a workload can be
     prove: Prove
+    shows: Callable[[Step], bool]  # whether the answer to a step can be held against a cold one
     ready: Callable[[str], object]  # set the release's environment up
     chats: bool = True  # whether requests may be chats
     sizes: tuple[tuple[int, int], ...] = ((8, 80), (8, 80), (16, 80))
@@ -113,6 +117,10 @@ def _proven_on_the_package(found: Counterexample, profile: Profile) -> Word:
     return Word(confirmed=wrong and at.agrees, seen=seen)
 
 
+def _always(_: object) -> bool:
+    return True
+
+
 PROVERS: Final[Mapping[str, Prover]] = {
     LLAMA_CPP.name: Prover(
         where="the wheel",
@@ -120,6 +128,7 @@ PROVERS: Final[Mapping[str, Prover]] = {
         kinds=("slot file", "trips", "trips"),
         chats=False,  # the server renders them itself, and keeps its slot to itself
         fits=on_the_wheel,
+        shows=lambda step: not step.messages,  # a chat's reply comes without probabilities
         prove=_proven_on_the_wheel,
         ready=lambda release: llama_environment(release).ready(),
     ),
@@ -129,11 +138,32 @@ PROVERS: Final[Mapping[str, Prover]] = {
         kinds=("long reply",),
         sizes=((16, 12), (8, 80), (16, 12)),
         fits=_on_the_package,
+        shows=_always,
         prove=_proven_on_the_package,
         ready=lambda release: mlx_environment(release).ready(),
     ),
 }
 """Engine -> its prover; of any other engine the simulator alone is asked."""
+
+
+def proof_command(
+    scenario: Scenario, profile: Profile, source: str | Path, step: int | None = None
+) -> str:
+    """The command that shows a wrong answer on the real engine; nothing where none does.
+
+    Real schedulers run without a model: they prove counts, and never an answer. `step` is the one
+    whose answer is wrong, where it is one.
+    """
+    prover = PROVERS.get(profile.engine)
+    if prover is None or profile.patches or profile.release not in FAMILIES[profile.engine].real():
+        return ""
+    if not prover.fits(scenario) or (step is not None and not prover.shows(scenario.step[step])):
+        return ""
+    if scenario.engine.name != profile.engine:
+        return ""  # its flags are another engine's
+    listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    release = [] if profile in listed else ["--release", profile.release]
+    return shlex.join(["cachesim", "real", profile.engine, "--scenario", str(source), *release])
 
 
 def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
@@ -145,14 +175,11 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
         where="the simulator",
         models=models,
         kinds=(),
-        fits=partial(_any),
+        fits=_always,
+        shows=_always,
         prove=_simulated,
         ready=lambda _: None,
     )
-
-
-def _any(_: Scenario) -> bool:
-    return True
 
 
 def _simulated(found: Counterexample, _: Profile) -> Word:

@@ -32,7 +32,8 @@ class MlxFlags:
     Parameters
     ----------
     release
-        0.29.1, 0.30.0, 0.30.2, 0.30.4 to 0.30.7, 0.31.1 to 0.31.3, or 0.32.0 to 0.32.2.
+        0.29.1, 0.30.0, 0.30.2, 0.30.4 to 0.30.7, 0.31.1 to 0.31.3, or 0.32.0 to 0.32.2; the newest
+        if left out.
     seed
         What operations and requests are drawn from.
     workloads
@@ -47,8 +48,8 @@ class MlxFlags:
         Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
         weights in both.
     scenario
-        A scenario to play instead, on every release that it names: a file, a folder, or the name
-        of a shipped one.
+        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        a folder, or the name of a shipped one.
     newest
         Look up the newest version and say whether it still is as the newest release known here.
     wheel
@@ -56,7 +57,7 @@ class MlxFlags:
 
     """
 
-    release: str = "0.32.2"
+    release: str = ""
     seed: int = 0
     workloads: int = 100
     sequences: int = -1
@@ -86,7 +87,8 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             environment_for=environment_for,
             play=play_mlx_scenario,
             table=_scenario_table,
-        ).play_named(flags.scenario)
+        ).play_named(flags.scenario, flags.release)
+    flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
     return _logits(flags) if flags.logits else _random(flags)
 

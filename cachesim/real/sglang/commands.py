@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
 from cachesim.real.playing import comparing
@@ -13,7 +14,7 @@ from cachesim.real.sglang.workloads import KINDS
 @comparing
 def real_sglang(
     *,
-    release: str = "0.5.23",
+    release: str = "",
     seed: int = 0,
     workloads: int = 100,
     first: int = 0,
@@ -36,7 +37,7 @@ def real_sglang(
     Parameters
     ----------
     release
-        0.5.9 or 0.5.23.
+        0.5.9 or 0.5.23; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads
@@ -53,8 +54,8 @@ def real_sglang(
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on: it needs
         PyTorch's CPU build, which is installed beside the release's files.
     scenario
-        A scenario to play instead, on every release that it names: a file, a folder, or the name of
-        a shipped one.
+        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        a folder, or the name of a shipped one.
     newest
         Look up the newest version and say whether it still is as the newest release known here.
     wheel
@@ -65,11 +66,10 @@ def real_sglang(
     if newest or wheel:
         return _played(SCHEDULER, tree_core).compare_newest(seed, numbers, wheel)
     if scenario is not None:
-        return _played(SCHEDULER, tree_core).play_named(scenario)
+        return _played(SCHEDULER, tree_core).play_named(scenario, release)
+    own = release or FAMILY.real()[-1]
     usual = MIXED if mixed_chunk else SCHEDULER
-    return (
-        _played(AGENTS if agents else usual, tree_core).compare(release, seed, numbers).tell(seed)
-    )
+    return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).tell(seed)
 
 
 def _played(scheduler: RealScheduler[Rules], tree_core: str) -> RealScheduler[Rules]:

