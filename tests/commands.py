@@ -1,10 +1,10 @@
-"""Every command line of the README, the guides and the help texts, run as a user runs it.
+"""Every command line of the README, the guides and the help texts, from a wheel of one's own.
 
     python -m tests.commands [PYTHON ...]
 
 The wheel is built and installed into a fresh environment of each interpreter (without arguments
 this one and the newest that is found), and the commands run in an empty folder outside the
-repository. What needs a real engine, a terminal or an answer is left to other tests.
+repository. What needs a real engine, or files of the repository, `tests.end_to_end` runs.
 """
 
 import os
@@ -14,77 +14,39 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from cachesim.cli.app import COMMANDS
-from cachesim.cli.check import check
+from tests.end_to_end.documented import documented, left_out, runnable
 
 ROOT: Final = Path(__file__).parents[1]
-PLAYS: Final = {"run", "explain", "diff"}
 LEFT_OUT: Final = {"real", "bench", "record", "hunt"}
 """Commands that need a real engine, the source tree, or a server."""
 
 NEWER: Final = ("3.15", "3.14", "3.13", "3.12")
 VERSIONS: Final = Path.home() / ".pyenv" / "versions"
-OUTSIDE: Final = re.compile(r"(?<![\w/.-])(scenarios|tests|docs)/")
-"""Paths of the repository, which a user elsewhere has not."""
-
-
-def pages() -> list[Path]:
-    """The README and the pages that are written by hand."""
-    made = {"_generated", "_build"}
-    found = (path for path in (ROOT / "docs").rglob("*.md") if not made & set(path.parts))
-    return [ROOT / "README.md", *sorted(found)]
-
-
-def written() -> Iterator[str]:
-    """The commands of all console blocks; in sentences they are often pieces of one."""
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        for block in re.findall(r"^```console\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            yield from (line for line in block.splitlines() if "cachesim " in line)
-
-
-def examples() -> Iterator[str]:
-    """The example of every help text."""
-    for command in (*COMMANDS.values(), check):
-        found = re.search(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
-        if found:
-            yield found[1]
+OUTSIDE: Final = re.compile(r"(?<![\w/.-])(scenarios|tests|docs)/|server\.log|my-report\.toml")
+"""Paths of the repository and of the guides, which a user elsewhere has not."""
 
 
 def commands() -> list[list[str]]:
     """The words of each command that can be run anywhere, without `cachesim`."""
     found: dict[tuple[str, ...], None] = {}
-    for line in (*written(), *examples()):
-        words = shlex.split(line.removeprefix("$ ").partition(" > ")[0], comments=True)
-        words = [word for word in words if word != "$"]
-        if not words or Path(words[0]).name != "cachesim" or len(words) < 2:
+    for line in documented():
+        if left_out(line) or OUTSIDE.search(line):
             continue
-        names = [word.upper() == word and word.isalpha() for word in words[1:]]
-        if words[1] in LEFT_OUT or any(names) or OUTSIDE.search(" ".join(words)):
-            continue
-        found[tuple(words[1:])] = None
+        words = shlex.split(runnable(line).partition(" > ")[0], comments=True)
+        if words[1] not in LEFT_OUT:
+            found[tuple(words[1:])] = None
     return [list(words) for words in found]
-
-
-def quicker(words: list[str]) -> list[str]:
-    """The same command in exact arithmetic, and with fewer examples."""
-    if words[0] in PLAYS and "--arithmetic" not in words:
-        return [*words, "--arithmetic", "ring"]
-    if words[0] == "check":
-        return [*words, "--examples", "5"] if "--examples" not in words else words
-    return words
 
 
 def run(program: list[str], words: list[str], folder: Path) -> str:
     """Run one; what is wrong with it, or nothing."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        [*program, *quicker(words)],
+        [*program, *words],
         cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False, timeout=600,
     )  # fmt: skip

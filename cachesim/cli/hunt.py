@@ -64,13 +64,14 @@ def hunt_command(
                 reports.append((trophy, write(trophy, wanted, emit, number, where)))
 
         bag = hunt(wanted, seed=seed, models=models or (), going=going, told=told)
-    return _told(wanted, bag, reports, where)
-
-
-def _told(profile: Profile, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
-    """A table of what was proven, and what was not."""
     count = f"{counted(bag.workloads, 'workload')}, {counted(bag.requests, 'request')}"
-    table = FittingTable(title=f"{profile}: {count}", title_style="", box=None)
+    title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
+    return _told(title, bag, reports, where)
+
+
+def _told(title: str, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
+    """What was played; a table of what was proven, and what was not."""
+    table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")
     for trophy, _ in reports:
@@ -80,5 +81,5 @@ def _told(profile: Profile, bag: Bag, reports: Sequence[tuple[Trophy, Path]], wh
     lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
     lines += [f"  {path}" for _, path in reports]
     lines += [f"  not confirmed: {each.cause}: {each.word.seen}" for each in bag.missed.values()]
-    show(results(), *([table] if reports else []), *lines)
+    show(results(), title, *([table] if reports else []), *lines)
     return NOT_AS_EXPECTED if reports else AS_EXPECTED

@@ -84,13 +84,15 @@ def real_gguf(
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     seed: int = 0,
     window: int = 0,
+    adapter: Annotated[str, Parameter(help="Write this adapter of it instead, for --lora.")] = "",
 ) -> int:
     """Write the network of a preset as a GGUF file that the real server loads.
 
     Example: cachesim real gguf hybrid -o hybrid.gguf
     """
     commands = importlib.import_module("cachesim.real.commands")
-    return int(commands.real_gguf(preset, output=output, seed=seed, window=window))
+    done = commands.real_gguf(preset, output=output, seed=seed, window=window, adapter=adapter)
+    return int(done)
 
 
 def _benchmarks_folder() -> Path | None:

@@ -34,6 +34,8 @@ class Option:
 
     name: str
     flag: str = ""  # as upstream spells it
+    until_then: tuple[str, str] = ("", "")  # the last release that spelled it otherwise, and how
+    switches_off: bool = True  # of yes or no: there is a `--no-...` too
     about: str = ""
     kind: Kind
     default: Any = None

@@ -409,12 +409,19 @@ def matters(family: Family[Any, Any], release: str, spec: ModelSpec, name: str) 
     return name != "swa_full" or "window" in kinds
 
 
-def flag_of(family: Family[Any, Any], name: str, value: object) -> str:
-    """A flag as it stands on the server's command line; empty for what has none."""
+def flag_of(family: Family[Any, Any], name: str, value: object, release: str = "") -> str:
+    """A flag as it stands on the server's command line; empty for what has none.
+
+    Without a release it is spelled as the newest does.
+    """
     option = family.option(name)
     flag = option.flag.split(", ")[-1]
+    last, former = option.until_then
+    if release and last and release in family.since(last=last):
+        flag = former
     if not flag or option.internal:
         return ""
     if isinstance(value, bool):
-        return flag if value else flag.replace("--", "--no-", 1)
+        off = flag.replace("--", "--no-", 1) if option.switches_off else ""
+        return flag if value else off
     return f"{flag} {value}"

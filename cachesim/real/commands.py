@@ -6,6 +6,7 @@ Plain functions that print to stdout, complain to stderr and return an exit stat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
 from cachesim.real.llama_cpp.fit.command import real_fit
-from cachesim.real.llama_cpp.gguf import write_model
+from cachesim.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.real.llama_cpp.logits import real_logits
 from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from cachesim.real.llama_cpp.newest import real_newest
@@ -47,11 +48,14 @@ USUAL: Final = "b9538"
 """The release that is played where none is named."""
 
 
-def real_gguf(preset: str, *, output: Path, seed: int = 0, window: int = 0) -> int:
-    """Write the network of a preset as a GGUF file that the real server loads."""
+def real_gguf(
+    preset: str, *, output: Path, seed: int = 0, window: int = 0, adapter: str = ""
+) -> int:
+    """Write the network of a preset, or an adapter of it, as a file that the real server loads."""
     changes: dict[str, Any] = {"seed": seed} | ({"window": window} if window else {})
     spec = preset_of(preset, **changes)
-    Output.at(output, "--output", GGUF).fill(lambda path: write_model(spec, path))
+    write = partial(write_adapter, spec, adapter) if adapter else partial(write_model, spec)
+    Output.at(output, "--output", GGUF).fill(write)
     console().print(f"{output}: {output.stat().st_size} bytes")
     return 0
 

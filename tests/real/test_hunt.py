@@ -1,5 +1,6 @@
 """A hunt searches a release from several angles, proves what it finds, and goes on past it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,12 +109,16 @@ def test_only_what_no_clock_decides_is_played_on_the_wheel() -> None:
 
 def test_a_report_holds_every_request_as_a_line_for_a_shell(tmp_path: Path) -> None:
     shipped = load(shipped_file("llama.cpp-restore-old-checkpoints"))
-    lines = list(commands(replace(scenario(*shipped.step, swa_full=True), spans=shipped.spans)))
+    again = replace(scenario(*shipped.step, swa_full=True), spans=shipped.spans)
+    lines = list(commands(again, "b11549", len(shipped.step) - 1))
+    flags = "--parallel 1 --ctx-size 4096 --swa-full --slot-save-path ./"
 
     assert "cachesim real gguf swa -o swa.gguf --window 8" == lines[0]
-    assert "llama-server -m swa.gguf --swa-full --slot-save-path ./ &" == lines[1]
-    assert 'curl -s http://localhost:8080/slots/0?action=save -d \'{"filename": "a.bin"}\'' in lines
-    assert len(shipped.step) == sum(line.startswith("curl") for line in lines)
+    assert f"llama-server -m swa.gguf {flags} --port 8080 &" == lines[1]
+    assert f"llama-server -m swa.gguf {flags} --port 8081 &" == lines[2]
+    saved = "'localhost:8080/slots/0?action=save' -d '{\"filename\": \"a.bin\"}'"
+    assert f"curl -s -w '\\n' {saved}" in lines
+    assert len(shipped.step) == sum(line.startswith("curl") and ":8080" in line for line in lines)
 
     found = Counterexample(
         number=1,
@@ -134,6 +139,73 @@ def test_a_report_holds_every_request_as_a_line_for_a_shell(tmp_path: Path) -> N
     assert "`llama.cpp@b11549+erase-equal`" in text
     assert "cachesim real llama.cpp --scenario 01-hunted.toml" in text
     assert load(tmp_path / "01-hunted.toml").step == found.scenario.step
+
+
+def test_the_wrong_answer_is_asked_of_a_cold_server_too_and_no_grammar_hides_it() -> None:
+    steps = (
+        Step(name="r0", prompt=(300, 301), reply=(302,), slot=0),
+        Step(name="r1", prompt=(300, 301, 302, 303), reply=(304, 305), slot=0),
+        Step(name="r2", prompt=(300,), reply=(304,)),
+    )
+    lines = list(commands(scenario(*steps), "b11549", 1))
+    first, warm, cold = (line for line in lines if line.startswith("curl"))
+
+    assert "grammar" in first
+    assert "n_probs" not in first
+    for line, port in ((warm, 8080), (cold, 8081)):
+        assert f"localhost:{port}/completion" in line
+        assert "grammar" not in line
+        assert '"n_probs": 1' in line
+        assert '"n_predict": 2' in line
+        assert "[300, 301, 302, 303]" in line
+    assert "id_slot" in warm
+    assert "id_slot" not in cold
+
+
+def test_a_server_that_ends_has_no_cold_one_beside_it() -> None:
+    lines = list(commands(scenario(READING, ARRIVING), "b11549", None))
+
+    assert [] == [line for line in lines if "8081" in line]
+    assert [" -m 30 " in line for line in lines if line.startswith("curl")] == [True, True]
+    assert lines[-3].endswith(" &")
+    assert "wait $!" == lines[-1]
+
+
+def test_adapters_have_files_and_strengths_are_the_cold_servers_too() -> None:
+    shipped = load(shipped_file("llama.cpp-26207-hot-swap"))
+    lines = list(commands(shipped, "b11549", 2))
+    names = [line.split()[5] for line in lines if "--adapter" in line]
+
+    assert names
+    assert all(f"--lora {name}" in line for name in names for line in lines if "--port" in line)
+    assert [True, False] == [":8081" in line for line in lines if "/lora-adapters" in line]
+    assert ":8081/completion" in lines[-1]
+
+
+def test_a_flag_is_spelled_as_its_release_does() -> None:
+    def server(release: str, **options: object) -> str:
+        asked = scenario(Step(name="r0", prompt=(300,)), **options)
+        return next(line for line in commands(asked, release, 0) if "llama-server" in line)
+
+    assert " --no-clear-idle " in server("b8672", cache_idle_slots=False)
+    assert " --no-cache-idle-slots " in server("b8929", cache_idle_slots=False)
+    assert "swa-full" not in server("b11549", swa_full=False)
+
+
+def test_a_hunt_that_finds_nothing_counts_what_it_played(
+    caught: list[Counterexample],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    nothing = Survey(report=Report(profile=OCTOBER, model="dense", workloads=25, requests=80))
+    monkeypatch.setattr(room, "survey", lambda *_, **__: nothing)
+
+    assert 0 == main(["hunt", "llama.cpp@b11549", "--minutes", "0.001", "--emit", str(tmp_path)])
+    assert [] == caught
+    assert re.search(
+        r"b11549: [\d,]+ workloads, [\d,]+ requests, 0 seconds", capsys.readouterr().out
+    )
 
 
 def proof_of_wrong() -> Finding:

@@ -130,12 +130,14 @@ class Options:
         "--cache-idle-slots",
         "park idle slots in the prompt cache when a request starts",
         default=True,
+        until_then=("b8672", "--clear-idle"),
         tried=(True, False),
     )
     swa_full: bool = option(
         "--swa-full",
         "give window layers as many cells as the others",
         default=False,
+        switches_off=False,
         tried=(False, True),
     )
     cache_type_k: CacheType = option(
@@ -151,7 +153,10 @@ class Options:
         choices=get_args(CacheType),
     )
     embedding: bool = option(
-        "--embeddings", "serve embedding requests too; they share the slots", default=False
+        "--embeddings",
+        "serve embedding requests too; they share the slots",
+        default=False,
+        switches_off=False,
     )
     pooling: Pooling = option(
         "--pooling",
@@ -192,6 +197,7 @@ class Options:
         "--ignore-eos",
         "a reply does not end at the end-of-text token (the real server's default is off)",
         default=True,
+        switches_off=False,
     )
     chat_template: str = option(
         "--chat-template", "how messages become tokens", default="chatml", choices=tuple(TEMPLATES)

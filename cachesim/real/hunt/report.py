@@ -1,23 +1,40 @@
 """A proven finding as a report that can be posted: what was asked, what came, what should have."""
 
 import json
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
 from cachesim.files import free_name
+from cachesim.logs.settings import flag_of
 from cachesim.real.hunt.loop import Trophy
+from cachesim.real.hunt.proof import proof_command
 from cachesim.real.llama_cpp.calls import call_for
+from cachesim.real.llama_cpp.flags import adapter_file, adapter_names
 from cachesim.real.llama_cpp.scenarios import in_one_call, resolved
+from cachesim.real.llama_cpp.workload import Step
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.story import story
 
-ADDRESS = "http://localhost:8080"
+WARM: Final = 8080
+"""The port of the server that is shown to be wrong."""
+
+COLD: Final = 8081
+"""The port of a server that has seen no request yet."""
+
+STATED: Final = {"parallel": 1, "ctx_size": 4096}
+"""Flags that a server has other defaults for: the slots are many, the context is the model's."""
+
+SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
+"""What is shown of an answer; of one that only fills the cache, the first."""
 
 
 def write(trophy: Trophy, profile: Profile, folder: Path, number: int, where: str) -> Path:
@@ -59,39 +76,103 @@ def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator
         yield f"Found with other known defects fixed: `{trophy.angle}`."
     yield ""
     if profile.engine == LLAMA_CPP.name:
-        yield "On a llama-server of your own:"
+        wrong = None if crash else found.finding.step
+        yield (
+            "On llama-servers of your own" + ("" if crash else "; the second one stays cold") + ":"
+        )
         yield ""
-        yield from (f"    {line}" for line in commands(scenario))
+        yield from (f"    {line}" for line in commands(scenario, profile.release, wrong))
+        yield ""
+        yield _expected(wrong)
         yield ""
     yield "In cachesim:"
     yield ""
     yield f"    cachesim run {file.name} --arithmetic ring"
-    if trophy.word.real:
-        yield f"    cachesim real {profile.engine} --scenario {file.name}"
+    proof = proof_command(scenario, profile, file.name, None if crash else found.finding.step)
+    if trophy.word.real and proof:
+        yield f"    {proof}"
 
 
-def commands(scenario: Scenario) -> Iterator[str]:
-    """The model, the server and the requests, as lines for a shell."""
-    model = scenario.model
-    window = f" --window {model.window}" if model.window else ""
-    yield f"cachesim real gguf {model.preset} -o {model.preset}.gguf{window}"
-    files = any(step.file for step in scenario.step)
-    flags = [*_flags(scenario), *(["--slot-save-path ./"] if files else [])]
-    yield " ".join(["llama-server", "-m", f"{model.preset}.gguf", *flags, "&"])
-    vocabulary = Vocabulary.of(scenario, vocabulary=spec_of(model).vocabulary)
-    calls = list(in_one_call(scenario))
+def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[str]:
+    """The model, the servers and the requests, as lines for a shell.
+
+    `wrong` is the step with the wrong answer, where there is one: it goes to a server that has
+    seen no other request too, and both show the likelihood of each token. No grammar rules there.
+    """
+    yield from _files(scenario)
+    flags = " ".join(_flags(scenario, release))
+    ports = (WARM,) if wrong is None else (WARM, COLD)
+    for port in ports:
+        yield f"llama-server -m {scenario.model.preset}.gguf {flags} --port {port} &"
+    ready = " && ".join(f"curl -sfo /dev/null localhost:{port}/health" for port in ports)
+    yield f"until {ready}; do sleep 1; done"
+    vocabulary = Vocabulary.of(scenario, vocabulary=spec_of(scenario.model).vocabulary)
+    steps = [resolved(scenario, number, vocabulary) for number in range(len(scenario.step))]
+    calls = list(_until(scenario, wrong))
+    patience = " -m 30" if wrong is None else ""
+    yield from (curl(COLD, [step]) for step in steps[: wrong or 0] if step.do == "set-lora")
     for numbers, after in zip(calls, [*calls[1:], []], strict=True):
-        call = call_for([resolved(scenario, number, vocabulary) for number in numbers])
-        body = {key: value for key, value in call["body"].items() if key != "response_fields"}
-        meanwhile = " &" if after and scenario.step[after[0]].turns else ""
-        yield f"curl -s {ADDRESS}{call['path']} -d '{json.dumps(body)}'{meanwhile}"
+        meanwhile = " &" if after and steps[after[0]].turns else ""
+        asked = [steps[number] for number in numbers]
+        yield curl(WARM, asked, shown=wrong in numbers, patience=patience) + meanwhile
+    if any(steps[call[0]].turns for call in calls):
+        yield "wait $!"
+    if wrong is None:
+        return
+    alone = replace(steps[wrong], slot=-1, with_previous=False, turns=0)
+    yield curl(COLD, [alone], shown=True)
 
 
-def _flags(scenario: Scenario) -> Iterator[str]:
-    """The server's flags as a shell takes them."""
-    for name, value in scenario.engine.options.items():
-        flag = LLAMA_CPP.option(name).flag.split(", ")[-1]
-        if value is False:
-            yield "--no-" + flag.removeprefix("--")
-        else:
-            yield flag if value is True else f"{flag} {value}"
+def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str = "") -> str:
+    """A call as a line for a shell; what is shown are the tokens and how likely each was."""
+    free = [replace(each, forced=()) if shown else each for each in steps]
+    call = call_for(free)
+    body = call["body"]
+    if "response_fields" in body:
+        probabilities = {"n_probs": 1} if shown else {}
+        asked = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
+        body = asked | {"response_fields": SHOWN if shown else SHOWN[:1]}
+    words = shlex.join([f"localhost:{port}{call['path']}", "-d", json.dumps(body)])
+    return f"curl -s{patience} -w '\\n' {words}"
+
+
+def _until(scenario: Scenario, wrong: int | None) -> Iterator[list[int]]:
+    """The calls up to the wrong answer, and those that arrive while it is computed."""
+    found = False
+    for call in in_one_call(scenario):
+        if found and not scenario.step[call[0]].with_previous:
+            return
+        yield call
+        found = found or wrong in call
+
+
+def _files(scenario: Scenario) -> Iterator[str]:
+    """The model and its adapters."""
+    model = scenario.model
+    changes = f" --window {model.window}" if model.window else ""
+    changes += f" --seed {model.seed}" if model.seed else ""
+    written = f"cachesim real gguf {model.preset} -o"
+    yield f"{written} {model.preset}.gguf{changes}"
+    for name in adapter_names(scenario.engine.options):
+        yield f"{written} {adapter_file(Path(), name)} --adapter {name}{changes}"
+
+
+def _flags(scenario: Scenario, release: str) -> Iterator[str]:
+    """The server's flags as a shell takes them, with those whose default is another one here."""
+    options = scenario.engine.options
+    for name, value in {**STATED, **options}.items():
+        if name != "lora":
+            yield from filter(None, [flag_of(LLAMA_CPP, name, value, release)])
+    yield from (f"--lora {adapter_file(Path(), each)}" for each in adapter_names(options))
+    if any(step.file for step in scenario.step):
+        yield "--slot-save-path ./"
+
+
+def _expected(wrong: int | None) -> str:
+    """What a reader will see of the lines above."""
+    if wrong is None:
+        return "The server ends during the last of these requests, or answers none any more."
+    return (
+        "The last line repeats the request with the wrong answer on the cold server: the tokens, "
+        "or their `logprob`, differ by more than rounding."
+    )

@@ -1,0 +1,137 @@
+"""The command lines of the README, the guides, the lessons and the help texts.
+
+Each is run by a shell as it is printed, in a folder with the files that the guides name. What
+cannot be run so has another form here, or is left out, each with its reason.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from cachesim.cli.app import COMMANDS
+from cachesim.cli.check import check
+from cachesim.cli.hunt import hunt_command
+from cachesim.cli.mounts import real_functions
+from cachesim.real import commands as real
+from tests.end_to_end.program import PROGRAM
+
+ROOT: Final = Path(__file__).parents[2]
+SECONDS: Final = 600
+
+PLACEHOLDERS: Final = (
+    (r"--release NAME\b", "--release b9538 --workloads 2"),
+    (r"(mlx-lm --scenario) NAME\b", r"\1 mlx-lm-1908-tokens-lost"),
+    (r"(llama.cpp --scenario) NAME\b", r"\1 llama.cpp-three-requests-window"),
+    (r"--release R\b", "--release 0.31.3"),
+    (r"\bFILE\.\.\.", "tests/vectors/mlx-caches.jsonl.gz"),
+)
+"""What stands for something of the reader's own."""
+
+REDUCED: Final = (
+    (r"(real [\w.-]+ .*--workloads) \d+", r"\1 2"),
+    (r"(real (?:llama\.cpp|mlx-lm|vllm|sglang))$", r"\1 --workloads 2"),
+    (r"(--agents|--arrivals)$", r"\1 --workloads 1"),
+    (r"(hunt .*--minutes) \d+", r"\1 0.1"),
+    (r"(hunt \S+)$", r"\1 --minutes 0.1"),
+    (r"(check .*--examples) \d+", r"\1 5"),
+    (r"(check (?!.*--examples)\S+@.*)$", r"\1 --examples 5"),
+    (r"--require \w+", ""),
+    (r"^(cachesim (?:run|explain|diff) (?!.*--arithmetic).* ?.*)$", r"\1 --arithmetic ring"),
+    (r" > docs/", " > "),
+)
+"""Long commands in a short form: fewer workloads, fewer examples, exact arithmetic."""
+
+LEFT_OUT: Final[Mapping[str, str]] = {
+    r"--newest": "asks a package index which release is the newest",
+    r"--fit ": "searches for minutes; tests/real/test_fit.py",
+    r"--end-to-end": "installs 3.5 GB",
+    r"^cachesim record ": "passes requests on until it is ended; tests.real_recorder",
+    r"^cachesim bench ": "measures time; python -m benchmarks",
+    r"my-change": "stands for the reader's own patch",
+    r"--traces FOLDER": "needs the published trace",
+    r"plan\.toml": "needs the reader's own plan",
+    r"mine\.toml --rows releases": "plays every release of every engine",
+    r"scenarios --symptom \"\.\.\.\"": "stands for the reader's own words",
+    r"real marconi --artifact": "needs a checkout of the artifact",
+    r"--logits": "tests.real_engines",
+}
+"""What is not run here, and the reason or where it is run."""
+
+ANY_STATUS: Final = frozenset({0, 1})
+
+
+def pages() -> list[Path]:
+    """The README, the pages that are written by hand, the lessons."""
+    made = {"_generated", "_build"}
+    found = (path for path in (ROOT / "docs").rglob("*.md") if not made & set(path.parts))
+    return [ROOT / "README.md", *sorted(found), *sorted((ROOT / "cachesim").rglob("texts/*.md"))]
+
+
+def documented() -> Iterator[str]:
+    """Every command of a block, of a sentence, and of a help text."""
+    fence = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for block in fence.findall(text):
+            lines = (line.strip().removeprefix("$ ") for line in block.splitlines())
+            yield from (line for line in lines if line.startswith("cachesim "))
+        yield from re.findall(r"`(cachesim [^`\n]+)`", fence.sub("", text))
+    yield from examples()
+
+
+def examples() -> Iterator[str]:
+    """The example of every help text."""
+    for command in (*COMMANDS.values(), check, hunt_command, *real_functions(real).values()):
+        yield from re.findall(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
+
+
+def left_out(line: str) -> str:
+    """Why a line is not run; nothing where it is."""
+    return next((why for pattern, why in LEFT_OUT.items() if re.search(pattern, line)), "")
+
+
+def runnable(line: str) -> str:
+    """The line as it is run: a command's bare name asks for its help."""
+    words = line.split()
+    if len(words) == 2 and words[1] not in {"list", "schema", "new"}:
+        return f"{line} --help"
+    for pattern, other in (*PLACEHOLDERS, *REDUCED):
+        line = re.sub(pattern, other, line)
+    return line
+
+
+def guide_folder(folder: Path, line: str) -> Path:
+    """The files that the guides name, where a reader who follows them has them."""
+    for name in ("scenarios", "tests", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
+    for name in ("schema", ".local/share/bash-completion/completions"):
+        (folder / name).mkdir(parents=True)
+    if "my-report.toml" in line and "cachesim new" not in line:
+        by_a_shell("cachesim new my-report -o my-report.toml", folder)
+    shutil.copy(ROOT / "docs" / "examples" / "hybrid.log", folder / "server.log")
+    return folder
+
+
+def by_a_shell(line: str, folder: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    """Run a line by a shell, the installed program first of all."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    more |= {"PATH": f"{PROGRAM.parent}:{os.environ['PATH']}", "HOME": str(folder)}
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder, env={**kept, **more}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=SECONDS,
+    )  # fmt: skip
+
+
+def wrong_with(line: str, done: "subprocess.CompletedProcess[str]") -> str:
+    """What a command did that no printed command may do; nothing where it ran."""
+    if done.returncode not in ANY_STATUS or "Traceback" in done.stderr:
+        return f"status {done.returncode}: {done.stderr.strip()[-400:]}"
+    if not done.stdout and not re.search(r" > | -o | --output | --report ", line):
+        return "nothing was printed"
+    return ""
