@@ -38,7 +38,7 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
     prompt, kin, parting = understood.prompt, understood.kin, understood.parting
     request = prompt.recorded
     total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
-    again = _again_of(prompt, understood.earlier, parting)
+    again = _again_of(understood)
     agrees = None if request.cached is None else played.cached == request.cached
     return {
         "number": request.number,
@@ -78,22 +78,30 @@ def number_of(request: Recorded | None) -> int | None:
     return None if request is None else request.number
 
 
-def _again_of(prompt: Prompt, earlier: Prompt | None, parting: Parting | None) -> int | None:
+def _again_of(understood: Understood) -> int | None:
     """Tokens that an earlier request had already made the server read, and that were reprocessed.
 
     earlier   [ equal ][ clock ][ the rest, as before ]
     later     [ equal ][ clock ][ the rest, as before ][ new ]
     again               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
     """
+    prompt, earlier, parting = understood.prompt, understood.earlier, understood.parting
     cached = prompt.recorded.cached
     if cached is None:
         return None
     if earlier is None:
         return 0
     reach = prompt.equal
+    if understood.kin.begins_like is understood.continues:
+        reach = min(reach, _computed(earlier))
     if parting is not None and parting.kind not in CONVERSATIONS:
         reach = max(reach, min(len(prompt.rope), len(earlier.rope)))
     return max(0, reach - cached)
+
+
+def _computed(earlier: Prompt) -> int:
+    """Tokens of a prompt and its reply that went through the network: the last sampled did not."""
+    return len(earlier.rope) + max(0, len(earlier.reply) - 1)
 
 
 def why_of(understood: Understood, played: Replayed, again: int | None) -> str:
@@ -131,7 +139,8 @@ def _retokenised(understood: Understood, played: Replayed, again: int | None) ->
     if earlier is None or cached is None or not again or understood.parting is not None:
         return None
     inside = cached - len(earlier.rope)
-    if prompt.how != "computed" or played.cached == cached or inside <= 0:
+    at_its_end = cached >= _computed(earlier)
+    if prompt.how != "computed" or played.cached == cached or inside <= 0 or at_its_end:
         return None
     return (
         f"reuse ends after {counted(inside, 'token')} of the reply of request "
@@ -148,6 +157,8 @@ def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
         return f", and {cached - equal:,} tokens more were reused from what is not recorded"
     if not again:
         return ""
+    if played.cached is None:
+        return f"; {again:,} tokens were processed again, and no replay shows by which rule"
     loss = largest(played.losses) if played.cached == cached else None
     return f": {loss.sentence}" if loss is not None else "; the replay does not show why not all"
 

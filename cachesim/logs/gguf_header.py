@@ -23,7 +23,7 @@ NUMBERS: Final[Mapping[int, str]] = {
 """Types of values, as `struct` names them."""
 
 MOST_KEYS: Final = 1 << 16
-MOST_STRINGS: Final = 1 << 22
+MOST_STRINGS: Final = 1 << 21
 """Strings of all arrays together; the largest tokenizers have some 600,000 with their merges."""
 
 LONGEST_TEXT: Final = 1 << 26

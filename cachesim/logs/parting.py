@@ -85,7 +85,8 @@ def parting_of(later: Recorded, earlier: Recorded) -> Parting | None:
         if index == len(earlier.segments) - 1 and _goes_on(segment, other, at):
             whole = _prefill_with_reply(other, earlier)
             at = _common(segment, whole)
-            if at >= min(segment.length, whole.length):
+            begun = segment.role == "assistant" and index == len(later.segments) - 1
+            if begun or at >= min(segment.length, whole.length):
                 return None
             known = (*known[:index], whole)
         place = Place(later.segments, known, index, at)

@@ -159,6 +159,14 @@ EDITS: dict[str, tuple[tuple[Json, Json], str | None, str]] = {
         None,
         "continues request 0",
     ),
+    "a prefill that grows otherwise than its reply": (
+        (
+            chat(system(), user(ASK), assistant("It says"), reply=" that March was cold."),
+            chat(system(), user(ASK), assistant("It says so, and")),
+        ),
+        None,
+        "continues request 0",
+    ),
     "a prefill whose reply was changed": (
         (
             chat(system(), user(ASK), assistant("It says"), reply=" that March was cold."),
@@ -387,20 +395,39 @@ def test_no_cell_of_a_table_has_a_line_break_of_the_prompt(at: int) -> None:
     assert "`careful\\n`" in plain_text(dump_page(told, worst=1), width=at * 10)
 
 
-def test_reuse_that_ends_inside_a_reply_is_not_blamed_on_the_client() -> None:
-    """The same text may be other tokens than those that were sampled."""
+def after_a_reply(cached: int) -> Json:
+    """A request whose prompt and reply of 400 and 50 tokens come back, and what was reused."""
+    counts = {"prompt_tokens": 400, "completion_tokens": 50}
     first = chat(system(), user(ASK), reply=REPLY) | {
         "number": 0,
         "tokens": {"runs": [[0, 0, 400]]},
-        "usage": {"prompt_tokens": 400, "completion_tokens": 50,
-                  "prompt_tokens_details": {"cached_tokens": 0}},
-    }  # fmt: skip
+        "usage": counts | {"prompt_tokens_details": {"cached_tokens": 0}},
+    }
     later = chat(system(), user(ASK), assistant(), user(MORE)) | {
         "number": 1,
         "tokens": {"runs": [[0, 0, 400], [1, 0, 50], [2, 450, 500]]},
-        "usage": {"prompt_tokens": 500, "prompt_tokens_details": {"cached_tokens": 412}},
+        "usage": {"prompt_tokens": 500, "prompt_tokens_details": {"cached_tokens": cached}},
     }
-    found = second((first, later))
+    return second((first, later))
 
-    assert (None, 38) == (found["parting"], found["again"])
+
+def test_reuse_that_ends_inside_a_reply_is_not_blamed_on_the_client() -> None:
+    """The same text may be other tokens than those that were sampled."""
+    found = after_a_reply(412)
+
+    assert (None, 37) == (found["parting"], found["again"])
     assert "reuse ends after 12 tokens of the reply of request 0" in found["why"]
+
+
+def test_the_last_token_of_a_reply_was_never_computed_and_is_no_loss() -> None:
+    found = after_a_reply(449)
+
+    assert (0, "continues request 0") == (found["again"], found["why"])
+
+
+def test_where_nothing_was_replayed_no_replay_is_spoken_of() -> None:
+    found = after_a_reply(400)
+
+    assert found["why"].endswith(
+        "49 tokens were processed again, and no replay shows by which rule"
+    )
