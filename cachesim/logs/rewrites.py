@@ -356,8 +356,10 @@ def _of_text(place: Place) -> str:
     now, then = place.now, place.then
     if now.role != then.role:
         return "role"
-    if now.kind == then.kind == "tool call" and _of_calls(place):
-        return _of_calls(place)
+    if now.kind == then.kind == "tool call" or now.text[:1] in {"{", "["}:
+        same = _of_calls(place)
+        if same:
+            return same
     if not now.text or not then.text:
         return "edited" if now.hashes else "truncated"
     return _of_length(place) or _of_word(place) or "edited"
@@ -366,7 +368,7 @@ def _of_text(place: Place) -> str:
 def _of_length(place: Place) -> str:
     """Blanks that came or went, and texts that became shorter."""
     now, then = place.now.text, place.then.text
-    if "".join(now.split()) == "".join(then.split()):
+    if _of_blanks(place):
         return "whitespace"
     if unicodedata.normalize("NFC", now) == unicodedata.normalize("NFC", then):
         return "unicode"
@@ -376,9 +378,14 @@ def _of_length(place: Place) -> str:
     return "truncated" if then.startswith(now) or (cut and not _of_word(place)) else ""
 
 
+def _of_blanks(place: Place) -> str:
+    same = "".join(place.now.text.split()) == "".join(place.then.text.split())
+    return "whitespace" if same else ""
+
+
 def _of_calls(place: Place) -> str:
     if _same_json(place.now.text, place.then.text):
-        return "keys-reordered"
+        return _of_blanks(place) or "keys-reordered"
     return "reserialised" if _same_json(place.now.text, place.then.text, inner=True) else ""
 
 

@@ -14,7 +14,6 @@ from cachesim.engines.words import counted
 from cachesim.printable import printable
 from cachesim.report.consoles import show
 from cachesim.report.recorded import totals_line
-from cachesim.report.why import shown
 
 SHOWN: Final = 12
 """Requests that the table shows at once."""
@@ -141,11 +140,12 @@ def _live_page(
         parts.append(Text(f"{requests}. {totals_line(totals)}", style="name"))
     if worst:
         most = worst[0]
+        tokens = most["tokens"]
+        cost = "" if tokens is None else f", {tokens:,} tokens reprocessed"
         times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
         parts.append(
             Text(
-                f"worst: {most['kind']}, {times}, {shown(most['tokens'])} tokens reprocessed. "
-                f"{most['advice']}",
+                f"worst: {most['kind']}, {times}{cost}. {most['advice']}",
                 style="lost",
             )
         )

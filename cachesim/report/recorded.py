@@ -136,8 +136,8 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     if parting is not None:
         after = each["tokens_after"]
         about = "" if each["known"]["tokens_after"] == "computed" else "about "
-        known = "are reprocessed" if each["cached"] is not None else "follow"
-        cost = "" if after is None else f"; {about}{after:,} tokens after it {known}"
+        known = "follow it" if each["cached"] is None else "after it are reprocessed"
+        cost = "" if after is None else f"; {about}{after:,} tokens {known}"
         facts.add_row("parts", f"{parting['sentence']}{cost}")
         facts.add_row("helps", parting["advice"])
     for loss in each["losses"]:

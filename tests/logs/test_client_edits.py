@@ -20,10 +20,11 @@ REPLY = "It says that March was cold. The author is not named in it. " * 3
 PICTURE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'iVBORw0K' * 40}"}}
 OTHER_PICTURE = {"type": "image_url", "image_url": {"url": f"data:image/bmp;base64,{'Qk02' * 80}"}}
 CALL = {
-    "id": "c1",
+    "id": "call_0a1b2c3d4e5f",
     "type": "function",
     "function": {"name": "read", "arguments": '{"a": 1, "b": 2}'},
 }
+OTHER_CALL = CALL | {"id": "call_9f8e7d6c5b4a"}
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": f"To {name} a file."}}
     for name in ("read", "write", "run")
@@ -229,6 +230,34 @@ EDITS: dict[str, tuple[tuple[Json, Json], str | None, str]] = {
         ),
         "reserialised",
         "the tool call of message 3 (assistant)",
+    ),
+    "calls with identifiers drawn anew": (
+        (
+            chat(system(), user(ASK), assistant(None, tool_calls=[CALL]), tool("1")),
+            chat(
+                system(), user(ASK), assistant(None, tool_calls=[OTHER_CALL]), tool("1"), user("?")
+            ),
+        ),
+        "identifier",
+        "the tool call of message 3 (assistant)",
+    ),
+    "a tool result with its keys in another order": (
+        (
+            chat(system(), user(ASK), assistant(), tool('{"a": 1, "b": [2, 3]}'), user(MORE)),
+            chat(system(), user(ASK), assistant(), tool('{"b": [2, 3], "a": 1}'), user(MORE)),
+        ),
+        "keys-reordered",
+        "message 4 (tool)",
+    ),
+    "a tool result printed in lines": (
+        (
+            chat(system(), user(ASK), assistant(), tool('{"a": 1, "b": [2, 3]}'), user(MORE)),
+            chat(
+                system(), user(ASK), assistant(), tool('{\n  "a": 1,\n  "b": [2, 3]}'), user(MORE)
+            ),
+        ),
+        "whitespace",
+        "message 4 (tool)",
     ),
     # messages
     "the last question edited": (
