@@ -50,8 +50,8 @@ LOOKS: Final[dict[str, Any]] = {
     "version": version,
     "help_format": "plaintext",
     "error_formatter": lambda error: f"cachesim: {error}",
-    "help_epilogue": "Exit status: 0 all as expected, 1 something was not, 2 wrong usage or a wrong"
-    " file, 3 a bug in cachesim, 130 interrupted.",
+    "help_epilogue": "Exit status: 0 all as expected, 1 something was not, as a wrong answer that"
+    " no scenario expects, 2 wrong usage or a wrong file, 3 a bug in cachesim, 130 interrupted.",
 }
 
 

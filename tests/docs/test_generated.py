@@ -36,6 +36,15 @@ def test_every_page_is_in_the_contents_of_the_site() -> None:
     assert [name for name in generate.PAGES if f"_generated/{name[:-3]}\n" not in listed] == []
 
 
+def test_the_reference_says_which_of_its_pages_are_not_generated() -> None:
+    page = (Path(generate.__file__).parent / "reference.md").read_text()
+    listed = re.findall(r"^[\w/-]+$", page.split("```")[1], re.MULTILINE)
+    by_hand = {each for each in listed if not each.startswith("_generated/")}
+
+    assert {"words", "scenario-format", "out-of-reach"} == by_hand
+    assert "except the words, the scenario format and the reports out of" in page
+
+
 def test_every_command_is_there_with_its_help() -> None:
     page = commands.page()
 
