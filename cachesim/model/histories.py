@@ -21,6 +21,8 @@ class Stray:
 
     position: Pos
     node: NodeId
+    above: NodeId = ROOT  # the cell just above it, which did not go on from it
+    extra: bool = False  # beside another cell of this position, or beside the reader's own
 
 
 @dataclass(frozen=True, slots=True)

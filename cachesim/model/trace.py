@@ -43,7 +43,19 @@ class Fault:
     token: Pos  # the one whose computation read it
     position: Pos  # the wrong cell's, or that of the last token a row should have seen
     holds: Tokens  # the history of what lies there; empty when nothing does
-    expected: Tokens
+    expected: Tokens  # the tokens up to the position, in it only if one belongs there
+    extra: bool = False  # none belongs there: cells too many
+    short: bool = False  # tokens from the position on are missing, and what follows has moved down
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """A wrong cell: where it lies, and the history that it holds."""
+
+    position: int
+    holds: Tokens
+    extra: bool = False
+    short: bool = False
 
 
 class Traced:
@@ -168,18 +180,58 @@ class Traced:
             stray = reading.stray
             if stray is None and reading.node == self.histories.read(place, clean, at):
                 continue
-            found = stray or Stray(Pos(at - 1), reading.node)
             kind = self.histories.places[place]
+            if kind == "recurrent":
+                found = _Wrong(at - 1, self.histories.tokens(reading.node, place))
+            elif stray is None:
+                found = self._of_line(place, reading.node, at, tokens)
+            else:
+                found = self._of_stray(place, stray, tokens)
+            begin = self.histories.begin(place, found.position)
+            end = at if found.short else found.position + (not found.extra)
             layers = (shape.layer for shape in self._network.shapes if shape.place == kind)
             return Fault(
                 layer=next(layers),
                 place=kind,
                 token=at,
-                position=found.position,
-                holds=self.histories.tokens(found.node, place),
-                expected=tokens[self.histories.begin(place, found.position) : found.position + 1],
+                position=Pos(found.position),
+                holds=found.holds,
+                expected=tokens[begin:end],
+                extra=found.extra,
+                short=found.short,
             )
         return None
+
+    def _of_line(self, place: int, node: NodeId, at: int, tokens: Tokens) -> "_Wrong":
+        """The first wrong cell that a token sees of an unbroken line, the newest if none is.
+
+        Trap: with drafts that were not removed, or a token that was never fed, the line is longer
+        or shorter than the tokens before `at`.
+
+            tokens  0 .. m | m .. at       line  0 .. m | other, too many, or nothing
+        """
+        held, begin = self.histories.tokens(node, place), self.histories.begin(place, at)
+        due = tokens[begin:at]
+        if not held or len(held) == len(due):
+            return _Wrong(at - 1, held)
+        window = self.spec.window if self.histories.places[place] == "window" else 0
+        seen = max(0, len(held) - window + 1) if window and not self.spec.chunked else 0
+        first = next((i for i in range(seen, len(due)) if held[i : i + 1] != due[i : i + 1]), None)
+        if first is None:
+            whole = held[: len(due)] == due
+            return _Wrong(begin + len(due), held if whole else held[: len(due) + 1], extra=True)
+        if first < len(held):
+            return _Wrong(begin + first, held[: first + 1])
+        short = held == due[:first]
+        return _Wrong(begin + first - (not short), held, short=short)
+
+    def _of_stray(self, place: int, stray: Stray, tokens: Tokens) -> "_Wrong":
+        """A cell out of line; where all is right up to it, the one above that did not go on."""
+        position, begin = stray.position, self.histories.begin(place, stray.position)
+        held = self.histories.tokens(stray.node, place)
+        if stray.above != ROOT and held == tokens[begin : position + 1]:
+            position, held = Pos(position + 1), self.histories.tokens(stray.above, place)
+        return _Wrong(position, held, extra=stray.extra or position >= len(tokens))
 
     def _run_marks(self, ubatch: Ubatch, store: Store) -> Integers:
         """Put the ubatch through the layers of marks; the nodes of its tokens, (T,)."""
@@ -261,14 +313,16 @@ class Traced:
         gaps = np.empty_like(positions)
         gaps[:-1] = positions[1:] - positions[:-1]
         gaps[-1] = own - positions[-1]
-        broken = gaps != 1
+        broken = (gaps != 1) | (nodes == ROOT)
         broken[:-1] |= self.histories.parents(nodes[1:], place) != nodes[:-1]
         if broken.any():
             i = int(np.flatnonzero(broken)[-1])
-            position = int(positions[i])
+            position, node = Pos(int(positions[i])), int(nodes[i])
             if gaps[i] > 1:
                 return Stray(Pos(position + int(gaps[i]) - 1), ROOT)
-            return Stray(Pos(position), int(nodes[i]))
+            if gaps[i] < 1:
+                return Stray(position, node, extra=True)
+            return Stray(position, node, int(nodes[i + 1]) if node and i + 1 < len(nodes) else ROOT)
         lowest, first = int(positions[0]), int(nodes[0])
         if self.histories.depth(first, place) == 1:
             return None

@@ -90,16 +90,17 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
         expected   [ right ........ | ........ )
 
     Of a cell only its own token is looked at: it lies at `position`, and the one that belongs there
-    is the last expected one.
+    is the last expected one. Of cells too many or missing behind right ones it is the first one.
     """
     matches = get_common_prefix(fault.holds, fault.expected)
     position = matches if fault.place == "recurrent" else int(fault.position)
-    if fault.place == "recurrent":
+    behind = fault.short or (fault.extra and matches == len(fault.expected))
+    if fault.place == "recurrent" or behind:
         holds, expected = _token_at(fault.holds, matches), _token_at(fault.expected, matches)
         history = fault.holds[: matches + 1]
     else:
-        holds, expected = _token_at(fault.holds, -1), _token_at(fault.expected, -1)
-        history = fault.holds
+        holds, history = _token_at(fault.holds, -1), fault.holds
+        expected = None if fault.extra else _token_at(fault.expected, -1)
     return Culprit(
         layer=fault.layer,
         place=fault.place,

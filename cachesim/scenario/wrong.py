@@ -83,19 +83,25 @@ def because(fault: Culprit) -> str:
 
 
 def _of_cell(fault: Culprit) -> str:
-    at = f"at position {fault.position}"
+    """A token too many, none, another one, or the right one after others."""
+    at, m, whose = f"at position {fault.position}", fault.matches, _whose(fault)
+    if fault.expected is None and fault.holds is None:
+        return f"has an empty row {at}, beside that of the token there"
+    if fault.expected is None and m == fault.expected_tokens:
+        right = f"is right up to {m}, then " if m else ""
+        return f"{right or 'has '}{_counted(fault.holds_tokens - m, fault)} too many{whose}"
+    if fault.expected is None:
+        return f"holds one token too many {at}: {fault.holds}{whose}"
+    if fault.holds is None and m:
+        missing = fault.expected_tokens - m
+        return f"is right up to {m}, then {missing} token{'s'[: missing != 1]} missing"
     if fault.holds is None:
         return f"holds nothing {at}, where token {fault.expected} belongs"
-    whose = _whose(fault)
-    if fault.matches == fault.expected_tokens == fault.holds_tokens:
-        return f"is right up to {fault.matches}; the next token was computed after other tokens"
     if fault.holds == fault.expected:
         return (
             f"holds the right token {at}{whose}, but computed after other tokens:"
-            f" its history is right up to {fault.matches}"
+            f" its history is right up to {m}"
         )
-    if fault.expected_tokens <= fault.position:
-        return f"holds token {fault.holds}{whose} {at}, where this request has no token"
     return f"holds token {fault.holds}{whose} {at}, where this request has {fault.expected}"
 
 

@@ -12,6 +12,8 @@ from cachesim.engines.events import Event
 from cachesim.scenario.result import Fact, Step
 from cachesim.scenario.session import Record
 from cachesim.units import Tokens
+from tests.claims.causes import CAUSES, Lost
+from tests.claims.memory import because, text_of
 from tests.claims.played import Played
 
 NUMBER: Final = re.compile(r"(?<![\w.\-+])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
@@ -64,9 +66,21 @@ def check(played: Played, tally: Tally) -> None:
         for event in case.step.events:
             _event(case, event)
         for fact in case.step.facts:
-            CHECKS[fact.word](case, fact)
+            _fact(case, fact)
         _account(case)
         _title(case)
+
+
+def _fact(case: Case, fact: Fact) -> None:
+    """One sentence, by the check of its kind; a kind or a form without a check is false."""
+    judge = CHECKS.get(fact.word)
+    case.claim("judged", judge is not None, f"{fact.word}: {fact.sentence}")
+    if judge is None:
+        return
+    try:
+        judge(case, fact)
+    except AssertionError:
+        case.claim("judged", False, f"{fact.word}, in words that no check knows: {fact.sentence}")
 
 
 # --- small things, written again --------------------------------------------------------------
@@ -78,13 +92,6 @@ def prefix(one: Tokens, other: Tokens) -> int:
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1
     return count
-
-
-def text_of(record: Record) -> Tokens:
-    """What a request put into memory."""
-    if record.reply is None or record.reply.error is not None:
-        return ()
-    return record.reply.prompt + record.reply.generated[:-1]
 
 
 COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[int, int], bool]]] = {
@@ -269,6 +276,10 @@ def _cause(case: Case, fact: Fact) -> None:
         constants = {"template": loss.cause.sentence}
         numbers = not invented(words, {**loss.detail, **constants})
         case.claim("rule numbers", numbers, fact.sentence)
+        judge = CAUSES.get(loss.rule)
+        case.claim("judged", judge is not None, f"cause {loss.rule}")
+        lost = Lost(case.played, case.index, before, after, loss.detail)
+        case.claim(loss.rule, judge is not None and judge(lost), f"{loss.detail} {fact.sentence}")
         _cause_of(case, loss.rule, loss.detail, before, after)
 
 
@@ -489,96 +500,9 @@ def _wrong(case: Case, fact: Fact) -> None:
 
 
 def _because(case: Case, fact: Fact) -> None:
-    """The history of the wrong memory, token by token, against what the request has."""
-    text, fault = fact.sentence, case.played.faults[case.index]
-    assert fault is not None
-    holds_, expected = tuple(map(int, fault.holds)), tuple(map(int, fault.expected))
-    places = {"recurrent": "the recurrent state", "attention": "attention", "window": "the window"}
-    head = f"{places[fault.place]} of layer {fault.layer} "
-    case.claim("because", text.startswith(head), text)
-    said = text.removeprefix(head)
-    whose = re.search(r" \(step (.*?), (.*?)\)", said)
-    said = re.sub(r" \(step .*?\)(?=[ ,;:]|$)", "", said)
-    check = _row_claim if fault.place == "recurrent" else _cell_claim
-    at = check(case, text, said, holds_, expected)
-    if whose is not None and at is not None:
-        maker = case.played.records[_numbered(case, whose[1])]
-        same = text_of(maker)[: at + 1] == holds_[: at + 1]
-        case.claim("whose", same, text)
-
-
-def _row_claim(case: Case, text: str, said: str, held: Tokens, expected: Tokens) -> int | None:
-    m = prefix(held, expected)
-    found = re.match(r"has folded in token (\d+) at position 0, where this prompt has (\d+)", said)
-    if found:
-        case.claim("row", m == 0, text)
-        case.claim("row", (int(found[1]), int(found[2])) == (held[0], expected[0]), text)
-        _count_claim(case, text, len(held) - len(expected))
-        return 0
-    found = re.match(r"(?:is right up to (\d+), then |has )(.*)$", said)
-    assert found, text
-    case.claim("right up to", int(found[1] or 0) == m, text)
-    rest = found[2]
-    found = re.match(r"(\d+) (padding )?tokens? too many", rest)
-    if found:
-        case.claim("too many", held[:m] == expected and len(held) - m == int(found[1]), text)
-        padding = set(held[m:]) == {case.played.padding}
-        case.claim("padding", padding == bool(found[2]), text)
-        return m
-    found = re.match(r"(\d+) tokens? missing$", rest)
-    if found:
-        case.claim("missing", expected[:m] == held and len(expected) - m == int(found[1]), text)
-        return None
-    found = re.match(r"(\d+) padding tokens? where this request has (\d+)$", rest)
-    if found:
-        run = held[m : m + int(found[1])]
-        case.claim("padding", set(run) == {case.played.padding}, text)
-        case.claim("padding", expected[m] == int(found[2]), text)
-        return None
-    found = re.match(r"has folded in token (\d+), where this request has (\d+)", rest)
-    assert found, text
-    case.claim("row", (held[m], expected[m]) == (int(found[1]), int(found[2])), text)
-    _count_claim(case, text, len(held) - len(expected))
-    return m
-
-
-def _count_claim(case: Case, text: str, more: int) -> None:
-    found = re.search(r"; (\d+) tokens? (more|fewer) than it should$", text)
-    said = 0 if found is None else int(found[1]) * (1 if found[2] == "more" else -1)
-    case.claim("how many", said == more, text)
-
-
-def _cell_claim(case: Case, text: str, said: str, held: Tokens, expected: Tokens) -> int | None:
-    found = re.match(r"is right up to (\d+); the next token was computed after other tokens$", said)
-    if found:
-        case.claim("cell", held == expected and len(held) == int(found[1]), text)
-        return None
-    found = re.search(r"at position (\d+)", said)
-    assert found, text
-    position = int(found[1])
-    fault = case.played.faults[case.index]
-    assert fault is not None
-    case.claim("position", position == int(fault.position), text)
-    if said.startswith("holds nothing"):
-        case.claim("missing key", not held, text)
-        reply = case.record.reply
-        assert reply is not None
-        whole = reply.prompt + reply.generated
-        token = int(said.split()[-2])
-        case.claim("missing key", position < len(whole) and whole[position] == token, text)
-        return None
-    if said.startswith("holds the right token"):
-        case.claim("cell", held[-1] == expected[-1] and held != expected, text)
-        case.claim("cell", int(said.rsplit(maxsplit=1)[-1]) == prefix(held, expected), text)
-        return len(held) - 1
-    found = re.match(r"holds token (\d+) at position \d+, where this request has (\d+)$", said)
-    if found:
-        case.claim("cell", (held[-1], expected[-1]) == (int(found[1]), int(found[2])), text)
-        case.claim("cell", len(expected) == position + 1, text)
-        return len(held) - 1
-    assert said.endswith("where this request has no token"), text
-    case.claim("cell", len(expected) <= position, text)
-    return None
+    """The wrong memory, cell by cell and token by token, against what the request has."""
+    wrong = because(case.played, case.index, fact.sentence)
+    case.claim("because", not wrong, f"{fact.sentence}: {wrong}")
 
 
 def _restored(case: Case, fact: Fact) -> None:
@@ -633,6 +557,13 @@ def _better(case: Case, fact: Fact) -> None:
     bad = case.step.answer in {"diverged", "by-design"} or case.step.error is not None
     case.claim("but with", bad or int(found[3]) > (case.step.cached or 0), fact.sentence)
     case.claim("but with", int(found[4]) == len(case.record.prompt), fact.sentence)
+    twins = [each for each in case.played.beside if each.profile.partition("@")[2] == found[1]]
+    for twin in twins:
+        reply, step = twin.records[case.index].reply, twin.steps[case.index]
+        said = (found[2], int(found[3]))
+        right = reply is not None and said == (step.answer, reply.cached)
+        case.claim("but with", right, fact.sentence)
+    case.claim("but with", len(twins) == 1, fact.sentence)
 
 
 def _said_by_server(case: Case, fact: Fact) -> None:

@@ -1,20 +1,24 @@
 """A run with all that it went through, as the checks need it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+from unittest.mock import patch
 
 from cachesim.engines.profile import Profile
 from cachesim.model.trace import Fault
 from cachesim.scenario import full_profile
+from cachesim.scenario import session as sessions
 from cachesim.scenario.evidence import Witness
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Run, Step
 from cachesim.scenario.runner import step_of
 from cachesim.scenario.session import Record, Session
 from cachesim.scenario.statements import side_by_side, with_statements
+from cachesim.typed import of_kind
 from cachesim.units import Tokens
 from cachesim.verify.oracle import Oracle
+from tests.claims.watched import Watch, Watched
 
 NOTHING: Final[tuple[Tokens, ...]] = ()
 
@@ -31,6 +35,8 @@ class Played:
     oracle: Oracle
     padding: int | None
     flags: Mapping[str, Any]  # that the server was started with
+    watch: Watch  # the cells that queries attended to
+    beside: "tuple[Played, ...]" = ()  # the same scenario on other profiles
 
     def held_before(self, index: int) -> tuple[Tokens, ...]:
         """What slots and parked conversations held when the group of a step came in."""
@@ -53,7 +59,8 @@ class Played:
 
 def play(scenario: Scenario, profile: Profile) -> Played:
     """Play a scenario in ring arithmetic, traced."""
-    session = Session(scenario, profile, arithmetic="ring", traced=True)
+    with patch.object(sessions, "Traced", Watched):
+        session = Session(scenario, profile, arithmetic="ring", traced=True)
     oracle = Oracle(session.network)
     witness = Witness(session, oracle)
     records, steps, faults = [], [], []
@@ -71,6 +78,7 @@ def play(scenario: Scenario, profile: Profile) -> Played:
         oracle=oracle,
         padding=None if session.engine.padding is None else int(session.engine.padding),
         flags=scenario.engine.options,
+        watch=of_kind(Watched, session.trace).watch,
     )
 
 
@@ -82,13 +90,4 @@ def all_profiles(scenario: Scenario) -> Iterator[Played]:
     ]
     beside = side_by_side([each.run for each in played])
     for one, run in zip(played, beside, strict=True):
-        yield Played(
-            scenario=one.scenario,
-            profile=one.profile,
-            steps=run.steps,
-            records=one.records,
-            faults=one.faults,
-            oracle=one.oracle,
-            padding=one.padding,
-            flags=one.flags,
-        )
+        yield replace(one, steps=run.steps, beside=tuple(played))

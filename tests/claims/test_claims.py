@@ -3,28 +3,35 @@
 Then the checker itself is put to the test: each planted falsehood must be found.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pytest
 
-from cachesim.engines.causes import Loss
+from cachesim.engines.causes import Loss, declared
 from cachesim.engines.family import FAMILIES
 from cachesim.engines.ledger import Ledger
 from cachesim.engines.llamacpp import causes, checkpoints
 from cachesim.engines.llamacpp.checkpoints import ERASURES
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
-from cachesim.scenario import evidence, load, scenario_of, statements
+from cachesim.model.store import Lane
+from cachesim.scenario import evidence, load, scenario_of, statements, wrong
 from cachesim.scenario.result import Culprit, Fact
 from cachesim.scenario.shipped import shipped_file
 from cachesim.scenario.wrong import Past
 from cachesim.testing.search import workloads
-from tests.claims.checks import CHECKS, Tally, every
+from cachesim.units import as_tokens
+from tests.claims.causes import CAUSES, Lost
+from tests.claims.checks import CHECKS, Tally, check, every
+from tests.claims.memory import CELLS, Reading
 from tests.claims.played import all_profiles, play
+from tests.claims.watched import Computed, Watch
 
 SAMPLE: Final = (
     "llama.cpp-26207-from-ram",
@@ -80,16 +87,31 @@ def test_what_is_said_of_searched_workloads_is_true(engine: str) -> None:
     assert tally.checked > 40
 
 
-def test_every_kind_of_statement_has_its_check() -> None:
-    words = {
-        fact.word
-        for name in SAMPLE
-        for played in all_profiles(load(shipped_file(name)))
-        for step in played.steps
-        for fact in step.facts
-    }
-    assert words <= set(CHECKS)
-    assert {"equal", "rule", "wrong", "because", "restored", "kept by", "but with"} <= words
+def test_a_kind_of_statement_without_a_check_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = statements._facts
+
+    def more(*arguments: Any) -> Iterator[Fact]:
+        yield from facts(*arguments)
+        yield Fact(word="by the way", sentence="it rains")
+
+    monkeypatch.setattr(statements, "_facts", more)
+
+    assert any(each.startswith("judged: ") for each in claims_of("two-slots").false)
+
+
+def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong, "because", lambda _: "the recurrent state of layer 0 is odd")
+
+    found = claims_of(THREE).false
+
+    assert any(each.endswith("layer 0 is odd: no sentence that is judged") for each in found)
+
+
+def test_every_cause_is_judged() -> None:
+    engines = ("llamacpp", "ik_llama", "mlx_lm", "vllm", "sglang", "marconi")
+    modules = [import_module(f"cachesim.engines.{each}.causes") for each in engines]
+
+    assert {cause.id for each in modules for cause in declared(vars(each))} == set(CAUSES)
 
 
 # --- planted falsehoods -----------------------------------------------------------------------
@@ -201,11 +223,11 @@ THREE, LOADED = "llama.cpp-three-requests", "llama.cpp-24143-load-consumes-entry
 PADDED = "mlx-lm-1736-padding-in-the-state"
 
 LIES: Final = (
-    Lie("one more token is right than is", PADDED, "right up to",
+    Lie("one more token is right than is", PADDED, "because",
         changed(evidence, "culprit", edited(matches=lambda c: c.matches + 1))),
-    Lie("padding is called a token", PADDED, "padding",
+    Lie("padding is called a token", PADDED, "because",
         changed(evidence, "culprit", edited(padding=lambda _: 0))),
-    Lie("the token came from another step", THREE, "whose",
+    Lie("the token came from another step", THREE, "because",
         changed(evidence, "origin", lambda _: lambda *_: "step B, b")),
     Lie("the released rule is printed for a patch", THREE, "erased", _released_rule),
     Lie("a checkpoint is cut one token too far up", "llama.cpp-24797-labels-for-contents", "cut",
@@ -227,6 +249,182 @@ LIES: Final = (
         _similar_although_off),
     Lie("a cause says a number of its own", THREE, "rule numbers", _sentence_of_another),
 )  # fmt: skip
+
+
+KINDS: Final = {
+    "server": "ik_llama.cpp-1673-stop-flag-stays",
+    "equal": THREE,
+    "rule": THREE,
+    "ideal": LOADED,
+    "consumed": LOADED,
+    "gone": "llama.cpp-22083-two-chats",
+    "together": "vllm-29387-same-step",
+    "wrong": THREE,
+    "because": THREE,
+    "restored": THREE,
+    "kept by": THREE,
+    "but with": LOADED,
+}
+"""A scenario for each kind of statement."""
+
+
+def one_more(text: str, number: int = 0) -> str:
+    """A sentence with one of its numbers counted up; without any number, denied."""
+    found = list(re.finditer(r"(?<![\w@.\-])\d+(?![\w.]*[\-@])", re.sub(r"step \S+", _blank, text)))
+    if not found:
+        return f"{text} not"
+    at = found[number % len(found)]
+    return f"{text[: at.start()]}{int(at[0]) + 1}{text[at.end() :]}"
+
+
+def _blank(found: re.Match[str]) -> str:
+    return "_" * len(found[0])
+
+
+def claimed(name: str, word: str, change: Callable[[str], str]) -> Tally:
+    """The claims of a scenario in which all statements of a kind were changed."""
+    tally = Tally()
+    for played in all_profiles(load(shipped_file(name))):
+        steps = tuple(
+            replace(
+                step,
+                facts=tuple(
+                    replace(each, sentence=change(each.sentence)) if each.word == word else each
+                    for each in step.facts
+                ),
+            )
+            for step in played.steps
+        )
+        check(replace(played, steps=steps), tally)
+    return tally
+
+
+def test_every_kind_has_a_scenario() -> None:
+    assert set(CHECKS) == set(KINDS)
+
+
+@pytest.mark.parametrize("word", KINDS)
+def test_another_number_is_found_in_every_kind_of_statement(word: str) -> None:
+    assert [] == claimed(KINDS[word], word, str).false
+    assert [] != claimed(KINDS[word], word, one_more).false
+
+
+MEMORIES: Final = {
+    "llama.cpp-window-one-beyond": "holds nothing at position",
+    "vllm-43559-one-block-more": "holds nothing at position",
+    "llama.cpp-three-requests-window": "at position 0, where this request has",
+    "llama.cpp-5420-repeated-prompt": "tokens too many",
+    "mlx-lm-draft-window-crossed": "is right up to 30, then 2 tokens too many",
+    "mlx-lm-draft-last-token-unfed": "is right up to 19, then 1 token missing",
+    "mlx-lm-1035-ring-merge": "has an empty row at position",
+    "ik_llama.cpp-1689-no-rewind": "tokens too many",
+    "mlx-lm-1908-tokens-lost": "tokens missing",
+    "mlx-lm-1072-convolution-of-padding": "padding tokens too many",
+    "llama.cpp-stale-neighbour": "then has folded in token",
+    "llama.cpp-three-requests": "has folded in token",
+}
+"""What is said of cells and rows, in all its forms."""
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("number", range(4))
+def test_another_number_is_found_in_every_sentence_about_a_memory(name: str, number: int) -> None:
+    said: list[str] = []
+
+    def changed(text: str) -> str:
+        said.append(text)
+        place, layer, rest = re.split(r"( of layer \d+ )", text)
+        return f"{place}{layer}{one_more(rest, number)}"
+
+    false = [each for each in claimed(name, "because", changed).false if "because: " in each]
+
+    assert any(MEMORIES[name] in each for each in said)
+    assert len(said) == len(false)
+
+
+AFTER_OTHERS: Final = (
+    "holds the right token at position 1, but computed after other tokens: its history is right up"
+    " to"
+)
+
+
+def seen(tokens: Sequence[int], cells: Sequence[tuple[int, int]], own: int) -> Reading:
+    """A reading of cells (position, token): each token was born behind those before it."""
+    born = [Computed(-1), *(Computed(token) for _, token in cells), Computed(tokens[own])]
+    for birth in range(1, len(born)):
+        count = len(cells) if birth == len(born) - 1 else birth - 1
+        held = [*cells[:count], (own if birth == len(born) - 1 else cells[birth - 1][0], 0)]
+        births = np.array([[*range(1, count + 1), birth]]).T
+        positions = np.array([each for each, _ in held])
+        lane = Lane(np.array([0]), births, births, positions, np.array([0]), positions[-1:])
+        born[birth].lanes["attention"] = (lane, 0)
+    watch = Watch(born=born)
+    return Reading(watch, len(born) - 1, "attention", own, as_tokens(tokens), None, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("said", "cells", "true"),
+    [
+        ("holds nothing at position 1, where token 5 belongs", [(0, 4)], True),
+        ("holds nothing at position 1, where token 6 belongs", [(0, 4)], False),
+        ("holds nothing at position 1, where token 5 belongs", [(0, 4), (1, 9)], False),
+        ("holds token 9 at position 1, where this request has 5", [(0, 4), (1, 9)], True),
+        ("holds token 9 at position 1, where this request has 5", [(0, 4), (1, 9), (1, 5)], False),
+        ("holds token 8 at position 1, where this request has 5", [(0, 4), (1, 9)], False),
+        ("holds one token too many at position 1: 9", [(0, 4), (1, 9), (1, 5)], True),
+        ("holds one token too many at position 1: 9", [(0, 4), (1, 9)], False),
+        ("is right up to 2, then 1 token too many", [(0, 4), (1, 5), (2, 7)], True),
+        ("is right up to 2, then 1 token too many", [(0, 4), (1, 5)], False),
+        ("is right up to 1, then 1 token missing", [(0, 4)], False),  # it lies at 2, not at 1
+        (f"{AFTER_OTHERS} 0", [(0, 8), (1, 5)], True),
+        (f"{AFTER_OTHERS} 1", [(0, 8), (1, 5)], False),
+        (f"{AFTER_OTHERS} 0", [(0, 4), (1, 5)], False),
+    ],
+)
+def test_a_sentence_about_a_cell_is_held_against_the_cells(
+    said: str, cells: list[tuple[int, int]], true: bool
+) -> None:
+    forms = [(judge, found) for form, judge in CELLS.items() if (found := re.fullmatch(form, said))]
+
+    assert [true] == [judge(seen([4, 5, 6], cells, 2), found) for judge, found in forms]
+
+
+CAUSED: Final = {
+    "llama.cpp-22534-refused-removal", "llama.cpp-26893-parked-for-nothing",
+    "vllm-51771-three-groups-and-a-drafter", "sglang-39436-too-few-states",
+    "mlx-lm-929-no-snapshot-below-8192", "llama.cpp-28139-prefix-hides-entry",
+    "vllm-store-one-block-more", "llama.cpp-12160-second-removal", "sglang-34870-pairs",
+    "sglang-27586-stale-window-map", "ik_llama.cpp-1889-c4-strict-tail",
+    "mlx-lm-137-any-difference", "llama.cpp-26207-from-ram", "llama.cpp-28139-pinned-to-empty",
+    "llama.cpp-25070-room-evicts-the-needed", "mlx-lm-1078-immediate-prefix-kept",
+    "llama.cpp-26191-f-keep", "llama.cpp-24190-idle-and-busy", "vllm-48195-longest-group",
+    "vllm-43559-one-block-more", "ik_llama.cpp-1079-reasoning-counts",
+    "ik_llama.cpp-1294-similar-but-useless",
+}  # fmt: skip
+"""Scenarios in which 40 causes have a part."""
+
+
+@pytest.mark.parametrize("name", sorted(CAUSED))
+def test_a_cause_with_other_numbers_is_found(name: str) -> None:
+    for played in all_profiles(load(shipped_file(name))):
+        for index, step in enumerate(played.steps):
+            for loss in step.why:
+                before, after, detail = int(loss.before), int(loss.after), dict(loss.detail)
+                told = Lost(played, index, before, after, detail)
+                lies = [
+                    replace(told, after=before + 10_001),
+                    replace(told, detail={key: _lie(value) for key, value in detail.items()}),
+                ]
+                judge = CAUSES[loss.rule]
+
+                assert judge(told)
+                assert not all(judge(each) for each in lies), loss
+
+
+def _lie(value: object) -> Any:
+    if isinstance(value, float):
+        return 0.0 if value else 10_001.0
+    return value + 10_001 if isinstance(value, int) else f"no {value}"
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.what)

@@ -1,0 +1,215 @@
+"""What each cause says of itself, held against the request, its events and its flags.
+
+A cause without an entry here is not judged, and makes the checker fail.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cachesim.scenario.session import Record
+from tests.claims.memory import common, text_of
+from tests.claims.played import Played
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """One entry of `why`, and the run that it belongs to."""
+
+    played: Played
+    index: int
+    before: int
+    after: int
+    detail: Mapping[str, Any]
+
+    @property
+    def record(self) -> Record:
+        """The request."""
+        return self.played.records[self.index]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of its prompt."""
+        return len(self.record.prompt)
+
+    def flag(self, name: str, default: object = None) -> Any:
+        """A flag of the server."""
+        return self.played.flags.get(name, default)
+
+    def events(self, words: str, *, earlier: bool = False) -> Iterator[dict[str, Any]]:
+        """Events whose names have these words: of this request, or of those before it too."""
+        first = 0 if earlier else self.index
+        for record in self.played.records[first : self.index + 1]:
+            for each in record.events:
+                if words in each.name():
+                    yield each.as_dict()
+
+    def happened(self, words: str, *, earlier: bool = False) -> bool:
+        """Whether there was such an event."""
+        return any(True for _ in self.events(words, earlier=earlier))
+
+
+def _span(lost: Lost, *, gone: bool = False) -> bool:
+    """From what was wanted to what was found, of which nothing is counted twice."""
+    named = (lost.detail["wanted"], lost.detail["found"])
+    evicted = not gone or lost.happened("evict", earlier=True)
+    return named == (lost.before, lost.after) and lost.after < lost.before and evicted
+
+
+def _gone(lost: Lost) -> bool:
+    return _span(lost, gone=True)
+
+
+def _multiple(of: str) -> Callable[[Lost], bool]:
+    return lambda lost: lost.after == lost.before // lost.detail[of] * lost.detail[of]
+
+
+def _nothing(lost: Lost) -> bool:
+    return lost.after == 0
+
+
+def _lowers(lost: Lost) -> bool:
+    return lost.after <= lost.before
+
+
+def _last(lost: Lost) -> bool:
+    count = lost.detail.get("n_tokens", lost.detail.get("prompt_tokens"))
+    return count == lost.prompt_tokens and lost.after == count - 1
+
+
+def _granted(lost: Lost) -> bool:
+    return lost.before < lost.after == lost.detail["answer"]
+
+
+def _not_kept(lost: Lost) -> bool:
+    return lost.detail.get("kept", lost.detail.get("found")) == lost.after < lost.before
+
+
+def _at_work(lost: Lost) -> bool:
+    """The other request has these tokens, and came no later than this one."""
+    others = [r for r in lost.played.records if r.ticket is not None]
+    named = [r for r in others if int(r.ticket or 0) == lost.detail["request"]]
+    held = [r.prompt + (() if r.reply is None else r.reply.generated) for r in named]
+    return any(common(each, lost.record.prompt) >= lost.before for each in held)
+
+
+def _saved(lost: Lost) -> bool:
+    """So many tokens were saved, as some event of the run has it, or stand in some text."""
+    count = lost.detail["n_tokens"]
+    told = any(each.get("n_tokens") == count for each in lost.events("", earlier=True))
+    return told or any(len(text_of(each)) >= count for each in lost.played.records)
+
+
+def _drafted(lost: Lost) -> bool:
+    drafter = lost.flag("speculative_method") in {"eagle", "mtp"}
+    return drafter and lost.before - lost.after == lost.detail["block"]
+
+
+def _not_read(lost: Lost) -> bool:
+    off = lost.flag("enable_prefix_caching") is False
+    return lost.after == 0 and (off or not lost.record.step.cache_prompt)
+
+
+def _window(lost: Lost) -> bool:
+    """A window shows so many tokens and the one that looks."""
+    return _span(lost) and lost.detail["window"] == lost.played.oracle.network.spec.window - 1
+
+
+def _another_slot(lost: Lost) -> bool:
+    taken = lost.played.steps[lost.index].slot
+    named = lost.detail["slot"] != taken == lost.detail.get("chosen", taken)
+    return named and lost.after <= lost.before
+
+
+def _unseen(lost: Lost) -> bool:
+    taken = lost.played.steps[lost.index].slot
+    searched = lost.happened("cache-entry-loaded")
+    return lost.detail["chosen"] == taken and lost.after <= lost.before and not searched
+
+
+def _moved(lost: Lost) -> bool:
+    moves = sum(each["size"] for each in lost.events("chunk-reused"))
+    return lost.after - lost.before == moves
+
+
+def _embedded(lost: Lost) -> bool:
+    asked = lost.record.step.options.get("endpoint") in {"embedding", "rerank"}
+    return lost.after == 0 and asked
+
+
+def _refused(lost: Lost) -> bool:
+    """What the request ended with is the error that its client got."""
+    step = lost.played.steps[lost.index]
+    children = {each.error for each in lost.record.children}
+    return lost.after == 0 and lost.detail["error"] in {step.error, *children}
+
+
+def _loosely(lost: Lost) -> bool:
+    return 0 <= lost.detail["exact"] <= lost.prompt_tokens and lost.detail["tolerant"] >= 0
+
+
+CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
+    "adapters-changed": _nothing,
+    "attention-evicted": _gone,
+    "attention-missing": _span,
+    "cache-better-entry": lambda lost: lost.happened("cache-entry-compared"),
+    "cache-keep": lambda lost: lost.detail["f_keep"] < lost.detail["below"],
+    "cache-load-failed": lambda lost: lost.happened("cache-load-failed"),
+    "cache-making-room": _saved,
+    "cache-not-better": _saved,
+    "cache-not-read": _not_read,
+    "cache-obsolete-entry": _saved,
+    "cache-prompt-off": _nothing,
+    "cache-ram-n-min": lambda lost: lost.detail["match"] < lost.detail["n_min"],
+    "cache-unseen": _unseen,
+    "checkpoint-fallback": lambda lost: lost.after == lost.detail["n_tokens"],
+    "checkpoint-restored": lambda lost: lost.after <= lost.detail["n_tokens"],
+    "chunk-reuse": _moved,
+    "embedding-reuses-nothing": _embedded,
+    "f-keep": lambda lost: lost.detail["f_keep"] >= 0.5 - 1e-6,
+    "false-match": lambda lost: lost.after == lost.detail["answer"],
+    "from-store": lambda lost: lost.after - lost.before == lost.detail["tokens"],
+    "full-reprocessing": _nothing,
+    "full-reset": lambda lost: lost.happened("full-reset") and lost.after == 0,
+    "grants-more": _granted,
+    "groups-disagree": lambda lost: lost.after < min(lost.detail["answers"].values()),
+    "last-token": _last,
+    "list-moved-out": _nothing,
+    "look-ahead-block": _drafted,
+    "memory-depth": _nothing,
+    "no-state-yet": _span,
+    "not-fetched": lambda lost: (
+        (lost.detail["stored"], lost.detail["found"]) == (lost.before, lost.after)
+    ),
+    "not-kept": _not_kept,
+    "not-loaded-back": _span,
+    "not-trimmable": _lowers,
+    "one-token-is-fed": _last,
+    "pairs-of-tokens": lambda lost: (
+        (lost.detail["tokens"], lost.detail["pairs"]) == (lost.before, lost.before - 1)
+    ),
+    "prompt-truncated": lambda lost: lost.detail["dropped"] > 0 and _lowers(lost),
+    "read-whole": _embedded,
+    "request-refused": _refused,
+    "seq-rm-refused": _nothing,
+    "server-reuses-nothing": _nothing,
+    "shorter-entry-first": lambda lost: lost.detail["used"] >= lost.after,
+    "slot-age": _another_slot,
+    "slot-busy": _another_slot,
+    "slot-cleared": _lowers,
+    "slot-pinned": _another_slot,
+    "slot-similarity": lambda lost: lost.detail["threshold"] > 0 and _another_slot(lost),
+    "slot-tokens": _lowers,
+    "state-evicted": _gone,
+    "state-forgiven": _granted,
+    "state-missing": _span,
+    "still-at-work": _at_work,
+    "text-match": _loosely,
+    "trimmed-too-little": _lowers,
+    "whole-blocks": _multiple("block"),
+    "whole-pages": _multiple("page"),
+    "window-evicted": _gone,
+    "window-gone": _window,
+    "window-missing": _span,
+}
+"""By id, what must hold of every entry of `why`."""
