@@ -15,7 +15,7 @@ from cachesim.model.plain import PlainStore
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Fault, Traced
-from cachesim.units import Array, Pos, as_tokens
+from cachesim.units import Array, Pos, Tokens, as_tokens
 
 PROMPT = as_tokens(range(300, 330))
 OTHER = as_tokens(range(400, 430))
@@ -159,6 +159,29 @@ def test_a_stale_state_is_named_with_the_tokens_it_has_folded_in() -> None:
     )
     assert expected == network.fault(rows[0], as_tokens([*PROMPT, 501]))
     assert expected == network.fault(rows[1], as_tokens([*PROMPT, 501, 502]))
+
+
+def test_a_line_of_cells_that_is_too_long_or_too_short_is_named_where_it_ends() -> None:
+    drafts, network = as_tokens([7, 7]), traced("dense")
+    row = feed(network, fed(network, PROMPT + drafts), [501], 32)[0]
+
+    fault = network.fault(row, as_tokens([*PROMPT, 501]))
+
+    assert fault is not None
+    assert (30, PROMPT + drafts, PROMPT, True) == _named(fault)
+
+    network = traced("dense")
+    row = feed(network, fed(network, PROMPT[:29]), [501], 29)[0]
+
+    fault = network.fault(row, as_tokens([*PROMPT, 501]))
+
+    assert fault is not None
+    assert (29, PROMPT[:29], PROMPT, False) == _named(fault)
+    assert fault.short
+
+
+def _named(fault: Fault) -> tuple[int, Tokens, Tokens, bool]:
+    return fault.position, fault.holds, fault.expected, fault.extra
 
 
 def test_a_state_is_named_as_it_was_when_the_request_first_read_it() -> None:

@@ -25,7 +25,9 @@ def played(name: str, profile: str) -> Run:
     return run(scenario, full_profile(scenario.engine.name, profile), arithmetic="ring")
 
 
-def said(place: Place, holds: list[int], expected: list[int], position: int = 0) -> str:
+def said(
+    place: Place, holds: list[int], expected: list[int], position: int = 0, **more: bool
+) -> str:
     fault = Fault(
         layer=2,
         place=place,
@@ -33,6 +35,7 @@ def said(place: Place, holds: list[int], expected: list[int], position: int = 0)
         position=Pos(position),
         holds=as_tokens(holds),
         expected=as_tokens(expected),
+        **more,
     )
     return because(culprit(fault, [], PAD)).partition(" of layer 2 ")[2]
 
@@ -77,13 +80,32 @@ def test_a_row_is_right_up_to_a_token_and_then_has_too_many_too_few_or_others(
                 " its history is right up to 0"
             ),
         ),
-        ([5, 6], [5, 6], "is right up to 2; the next token was computed after other tokens"),
     ],
 )
 def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
     holds: list[int], expected: list[int], words: str
 ) -> None:
     assert words == said("attention", holds, expected, position=1)
+
+
+@pytest.mark.parametrize(
+    ("holds", "expected", "more", "words"),
+    [
+        ([5, 6, 7, 8], [5, 6], {"extra": True}, "is right up to 2, then 2 tokens too many"),
+        ([4, 6, 7], [5, 6], {"extra": True}, "holds one token too many at position 2: 7"),
+        (
+            [],
+            [5, 6],
+            {"extra": True},
+            "has an empty row at position 2, beside that of the token there",
+        ),
+        ([5, 6], [5, 6, 7], {"short": True}, "is right up to 2, then 1 token missing"),
+    ],
+)
+def test_a_query_sees_cells_too_many_or_too_few(
+    holds: list[int], expected: list[int], more: dict[str, bool], words: str
+) -> None:
+    assert words == said("attention", holds, expected, position=2, **more)
 
 
 def test_hangs_aborts_and_refusals_are_three_things() -> None:
