@@ -26,6 +26,7 @@ class Tried:
     peak_bytes: int
     context_bytes: int
     failed: int
+    is_alone: bool = True  # one setting, with what has to change with it
 
     @property
     def held(self) -> int:
@@ -49,6 +50,7 @@ class Trial:
 
     lives: tuple[Life, ...]
     changes: Mapping[str, Any] = field(default_factory=dict)
+    is_alone: bool = True
 
 
 def tried(trial: Trial) -> Tried | None:
@@ -67,6 +69,7 @@ def tried(trial: Trial) -> Tried | None:
         peak_bytes=max(each.peak_bytes for each in outcomes),
         context_bytes=context,
         failed=sum(each.failed for each in outcomes),
+        is_alone=trial.is_alone,
     )
 
 
@@ -112,7 +115,7 @@ def together(first: Sequence[Tried], lives: Sequence[Life]) -> list[Trial]:
         whole |= change
     if len(changes) > 2:
         pairs.append(whole)
-    return [Trial(tuple(lives), each) for each in pairs]
+    return [Trial(tuple(lives), each, is_alone=False) for each in pairs]
 
 
 def front(found: Iterable[Tried]) -> list[Tried]:

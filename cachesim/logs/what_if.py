@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
@@ -73,14 +72,13 @@ def of_flags(found: Sequence[Tried], cause: str, settings: Settings) -> list[dic
     named = cure_of(cause, settings.engine).flags
     return [
         {
-            "flag": flag_of(FAMILY, name, value),
+            "flag": " ".join(flag_of(FAMILY, name, value) for name, value in each.changes.items()),
             "processed": each.processed,
             "fewer": own.processed - each.processed,
             "failed": each.failed - own.failed,
         }
         for each in others
-        for name, value in islice(each.changes.items(), 1)
-        if name in named and set(each.changes) <= {name, "ctx_size"}
+        if next(iter(each.changes)) in named and each.is_alone
     ]
 
 

@@ -7,9 +7,12 @@ from typing import Any, get_args
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.cli.tune import swept
 from cachesim.logs.known import How
 from cachesim.logs.schema import HOWS, requests_schema, why_schema
-from cachesim.logs.what_if import flags_in_words
+from cachesim.logs.subjects import of_log
+from cachesim.logs.what_if import flags_in_words, of_flags
+from cachesim.logs.whole import Wanted, read_files, replays_of
 from tests.logs.test_log_places import JUNE
 from tests.logs.test_threads import finished, launched
 
@@ -152,6 +155,21 @@ def test_of_flags_that_were_tried_the_best_stands_first() -> None:
         "are processed with other values of `--a`, `--c`, `--d`."
     )
     assert flags_in_words([]) == ""
+
+
+def test_slots_that_are_added_bring_their_part_of_the_context(tmp_path: Path) -> None:
+    log = tmp_path / "two.log"
+    log.write_text("".join(
+        launched(n, "LRU, t_last = 7", level=JUNE) + finished(n, read=40, said=2, held=41)
+        for n in range(3)
+    ))  # fmt: skip
+    with log.open("rb") as file:
+        replays = replays_of(read_files([("two.log", file)]), Wanted(profile="b9538"))
+    tried = swept(of_log(replays, None).lives)
+
+    (context,) = {each.options["ctx_size"] for each in of_log(replays, None).lives}
+    shown = [each["flag"] for each in of_flags(tried, "slot-busy", replays[0].settings)]
+    assert [f"--parallel {n} --ctx-size {n * context}" for n in (2, 4)] == shown
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

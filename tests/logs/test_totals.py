@@ -1,9 +1,12 @@
 """Totals add up, whatever a log leaves out; the kind of memory follows from the log's own lines."""
 
+from io import BytesIO
 from typing import Any
 
 import pytest
 
+from cachesim.logs.what_if import answers, usual
+from cachesim.logs.whole import Wanted, read_files, replays_of
 from cachesim.report.why import totals_in_words
 from tests.logs.test_log_places import JUNE, START, in_words, told
 from tests.logs.test_threads import SWA, finished, launched, may
@@ -124,6 +127,33 @@ def test_words_for_everything_that_is_left_out() -> None:
         "only what is known of them is counted. 3 requests of 4,000 tokens were refused, and are "
         "not counted."
     )
+
+
+def test_a_row_is_the_logs_only_if_it_has_as_many_tokens_processed() -> None:
+    found = told(
+        START + launched(1, "LRU, t_last = -1", level=JUNE) + finished(1, read=40, said=2, held=41),
+        model="dense",
+    )
+    row = {
+        "name": "b9538", "asked": False, "hits": 0, "failed": 0, "peak_bytes": 0,
+        "context_bytes": 0, "wrong_answers": 0,
+    }  # fmt: skip
+    for processed, words in ((40, "b9538 (the log)"), (60, "b9538 (replayed)")):
+        bounds = {"processed": processed, "processed_bounds": [processed, processed]}
+        found["what_if"] = [row | bounds]
+        assert words in in_words(found)
+
+
+def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> None:
+    def judged(tokens: int) -> set[bool]:
+        lines = launched(1, SIMILAR) + finished(1, read=tokens, said=2, held=tokens + 1)
+        read = read_files([("a.log", BytesIO(lines.encode()))])
+        replays = replays_of(read, Wanted(model="hybrid", profile="b9538"))
+        rows = answers(replays, usual(replays[0].settings))
+        return {each["wrong_answers"] is not None for each in rows}
+
+    assert {True} == judged(100)
+    assert {False} == judged(90_000)
 
 
 RESTORED = (
