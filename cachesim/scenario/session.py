@@ -47,6 +47,9 @@ ENDLESS: Final = "endless"
 """The error of steps during which the server never comes to rest."""
 
 
+AS_TEXT: Final = "prompt_string"
+"""The request field of a prompt that is sent as text."""
+
 CANCELLED: Final = "cancelled"
 """The error of a request whose client went away."""
 
@@ -261,6 +264,12 @@ class Session:
         except InputError as error:
             raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
 
+    def _is_one_of_several(self, index: int) -> bool:
+        """True for a prompt of a call with several, where the server tells lists from texts."""
+        steps, lists = self.scenario.step, any(e.name == AS_TEXT for e in self.family.fields)
+        neighbours = steps[index : index + 2]
+        return lists and any(e.with_previous and not e.turns for e in neighbours)
+
     def _leave(self, ticket: Ticket, held: int) -> None:
         """The client goes away as soon as its slot holds so many tokens."""
         engine = self.engine
@@ -282,6 +291,8 @@ class Session:
         if self.vocabulary.gap is not None and options.get("endpoint") == "infill":
             prompt = self.vocabulary.tokens(step.prompt or "")
             options["input_suffix"] = self.vocabulary.tokens(step.suffix or "")
+        if not prompt and self._is_one_of_several(record.index):
+            options[AS_TEXT] = True  # llama-server lets an empty list pass among other prompts
         return Request(
             prompt=prompt,
             predict=predict,

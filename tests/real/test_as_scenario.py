@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -192,6 +193,21 @@ def test_a_scenario_of_a_workload_runs_as_the_workload_was_played() -> None:
     run = run_scenario(tomllib.loads(to_toml(scenario)), arithmetic="ring")
 
     assert run.as_expected, run.to_json()
+
+
+def test_prompts_of_one_call_have_one_error_and_may_be_empty_lists() -> None:
+    first, second = (Step(name=each, prompt=as_tokens([300]), slot=0) for each in "ab")
+    call = (first, replace(second, prompt=(), with_previous=True))
+    workload = Workload(
+        name="w", release="b11549", preset="dense", options={"parallel": 2}, steps=call
+    )
+    answers = SimulatedServer.of(workload).ask(call)
+    refused = (Outcome(error="server_error"),) * 2
+
+    for answered in (answers, refused):
+        scenario = as_scenario(workload, answered, profile="b11549", about="")
+        run = run_scenario(tomllib.loads(to_toml(scenario)), arithmetic="ring")
+        assert run.as_expected, run.to_json()
 
 
 class Parrot:

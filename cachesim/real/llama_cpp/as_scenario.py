@@ -6,6 +6,7 @@ from typing import Final
 
 from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.profile import Profile
+from cachesim.real.llama_cpp.calls import grouped
 from cachesim.real.llama_cpp.scenarios import resolved
 from cachesim.real.llama_cpp.simulated import SPARE
 from cachesim.real.llama_cpp.workload import CANCELLED, CRASH, Outcome, Step, Workload
@@ -34,13 +35,23 @@ def as_scenario(
         engine=Server(name="llama.cpp", profiles=(profile,), options=dict(workload.options)),
         spans={BRACE: "{"} if any(map(PLACE.search, texts)) else {},
         step=tuple(map(played_step, steps, outcomes)),
-        expect=(
-            Expect(
-                cached=tuple(map(_count, steps, outcomes)),
-                error=tuple(_error(each.error) for each in outcomes),
-            ),
-        ),
+        expect=(_expected(steps, outcomes),),
     )
+
+
+def _expected(steps: Sequence[Step], outcomes: Sequence[Outcome]) -> Expect:
+    """The real counts and errors; a call with several prompts has one error for all of them."""
+    cached: list[int | str] = []
+    errors: list[str] = []
+    for group in grouped(steps):
+        answers = outcomes[len(cached) : len(cached) + len(group)]
+        if len(group) > 1 and answers[0].error:
+            cached += ["any"] * len(group)
+            errors += ["any"] * len(group)
+            continue
+        cached += map(_count, group, answers)
+        errors += [_error(each.error) for each in answers]
+    return Expect(cached=tuple(cached), error=tuple(errors))
 
 
 def as_workload(scenario: Scenario) -> Workload:
