@@ -254,8 +254,9 @@ def _scenario_table(name: str, release: str, steps: Sequence[StepPlayed]) -> Tab
         verdict += f", {each.expected}" if each.expected else ""
         cached, processed = real.error or _count(real.cached), _count(real.processed)
         proof = ("", "") if each.proof is None else (str(each.proof), f"{each.proof.noise:.0g}")
-        whole = (real.cached or 0) + (real.processed or 0)  # a chat is as long as it was read
-        prompt = str(whole if each.step.messages else len(each.step.prompt))
+        made = each.step.messages or each.step.options.get("endpoint") == "infill"  # by the server
+        whole = (real.cached or 0) + (real.processed or 0)
+        prompt = str(whole if made else len(each.step.prompt))
         row = (each.step.name, prompt, cached, processed, verdict, *proof)
         table.add_row(*row)
     return table

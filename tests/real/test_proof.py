@@ -3,8 +3,9 @@
 import math
 from dataclasses import replace
 
-from cachesim.real.llama_cpp.proof import Proof, parted
-from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.real.llama_cpp.calls import call_for
+from cachesim.real.llama_cpp.proof import Proof, alone_of, parted
+from cachesim.real.llama_cpp.workload import Outcome, Step
 from cachesim.units import Token, as_tokens
 
 
@@ -39,3 +40,25 @@ def test_a_token_without_a_row_is_not_compared() -> None:
 
     assert (0.0, 0) == parted(drafted, cold)
     assert (math.inf, 1) == parted(replace(cold, top=(cold.top[0], {900: 0.0})), cold)
+
+
+def test_a_cold_prompt_is_made_as_the_warm_one() -> None:
+    gap = Step(
+        name="a",
+        prompt=as_tokens([300]),
+        suffix=as_tokens([301]),
+        slot=1,
+        completions=2,
+        options={"endpoint": "infill", "n_cache_reuse": 4},
+    )
+
+    alone = alone_of(gap, [0.5])
+
+    assert ("/infill", "[300]", "[301]") == (
+        call_for([alone])["path"],
+        call_for([alone])["body"]["input_prefix"],
+        call_for([alone])["body"]["input_suffix"],
+    )
+    lora = [{"id": 0, "scale": 0.5}]
+    assert {"endpoint": "infill", "lora": lora} == alone.options
+    assert (-1, 1) == (alone.slot, alone.completions)

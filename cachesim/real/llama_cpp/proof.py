@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.llamacpp.lora import as_field
+from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.server import RealServer
 from cachesim.real.llama_cpp.workload import Outcome, Step
 
@@ -28,6 +29,9 @@ ROUNDING: Final = 1e-3
 
 ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full", "lora")
 """Flags that the cold server shares with the warm one, so that both round alike."""
+
+PROMPTING: Final = ("endpoint", AS_TEXT, "tools", "add_generation_prompt")
+"""Fields of a request that its prompt depends on."""
 
 PIECES: Final[Mapping[str, Any]] = {"ubatch_size": 5}
 """What the second cold server reads in, to show how far rounding goes."""
@@ -89,8 +93,7 @@ def proven(
     if step.do != "complete" or answer.error or not answer.top:
         return None
     shared = {key: options[key] for key in ALIKE if key in options}
-    fields = {"lora": as_field(strengths)} if strengths else {}
-    alone = replace(step, slot=-1, with_previous=False, turns=0, options=fields)
+    alone = alone_of(step, strengths)
     cold, again = (
         _cold(alone, {**shared, **more}, real, model) for more in (EXACT, {**EXACT, **PIECES})
     )
@@ -99,6 +102,14 @@ def proven(
     distance, token = parted(answer, cold)
     noise, _ = parted(again, cold) if again.top else (0.0, 0)
     return Proof(distance=distance, token=token, noise=noise)
+
+
+def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
+    """A step whose prompt goes to a server of its own: nothing but what makes the prompt stays."""
+    fields = {key: step.options[key] for key in PROMPTING if key in step.options}
+    if strengths:
+        fields["lora"] = as_field(strengths)
+    return replace(step, slot=-1, with_previous=False, turns=0, completions=1, options=fields)
 
 
 def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path) -> Outcome:
