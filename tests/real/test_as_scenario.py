@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from cachesim.engines.base import Message
@@ -208,6 +209,25 @@ def test_prompts_of_one_call_have_one_error_and_may_be_empty_lists() -> None:
         scenario = as_scenario(workload, answered, profile="b11549", about="")
         run = run_scenario(tomllib.loads(to_toml(scenario)), arithmetic="ring")
         assert run.as_expected, run.to_json()
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        Outcome(reply=as_tokens([301]), drafts=(as_tokens([302]),)),
+        Outcome(error="server_error", drafts=(as_tokens([302, 303]),)),
+    ],
+)
+def test_drafts_that_a_real_companion_proposed_are_not_asked_of_it(answered: Outcome) -> None:
+    workload = Workload(
+        name="w",
+        release="b11549",
+        preset="hybrid-mtp",
+        options={"spec_type": "draft-mtp"},
+        steps=(Step(name="a", prompt=as_tokens([300]), predict=3),),
+    )
+
+    assert text_of(workload) == text_of(through_a_file(workload, (answered,)))
 
 
 class Parrot:

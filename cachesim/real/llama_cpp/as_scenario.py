@@ -110,7 +110,8 @@ def played_step(step: Step, outcome: Outcome) -> ScenarioStep:
     reply, drafts = step.forced or outcome.reply, outcome.drafts or None
     if step.abandoned and not step.forced:
         reply += (reply or step.prompt)[-1:] * SPARE
-    written = replace(step_of(step, reply), drafts=drafts, forced=bool(step.forced or not reply))
+    free = not step.forced and (reply or drafts)
+    written = replace(step_of(step, reply), drafts=drafts, forced=not free)
     if not step.abandoned:
         return written
     read = len(step.prompt) if outcome.processed is None else outcome.processed
