@@ -7,6 +7,7 @@ from typing import Final
 from cachesim.engines.byte_tokenizer import VOCABULARY
 from cachesim.engines.profile import Profile
 from cachesim.real.llama_cpp.calls import grouped
+from cachesim.real.llama_cpp.flags import drafting
 from cachesim.real.llama_cpp.scenarios import resolved
 from cachesim.real.llama_cpp.simulated import SPARE
 from cachesim.real.llama_cpp.workload import CANCELLED, CRASH, Outcome, Step, Workload
@@ -35,17 +36,22 @@ def as_scenario(
         engine=Server(name="llama.cpp", profiles=(profile,), options=dict(workload.options)),
         spans={BRACE: "{"} if any(map(PLACE.search, texts)) else {},
         step=tuple(map(played_step, steps, outcomes)),
-        expect=(_expected(steps, outcomes),),
+        expect=(_expected(steps, outcomes, drafts=drafting(workload.options)),),
     )
 
 
-def _expected(steps: Sequence[Step], outcomes: Sequence[Outcome]) -> Expect:
-    """The real counts and errors; a call with several prompts has one error for all of them."""
+def _expected(steps: Sequence[Step], outcomes: Sequence[Outcome], *, drafts: bool) -> Expect:
+    """The real counts and errors, but for refusals that do not say who was refused, or how.
+
+    A call with several prompts has one error for all of them. Where completions of one prompt, or
+    drafts, do not fit, a race decides between a refusal and an abort.
+    """
     cached: list[int | str] = []
     errors: list[str] = []
     for group in grouped(steps):
         answers = outcomes[len(cached) : len(cached) + len(group)]
-        if len(group) > 1 and answers[0].error:
+        open_ended = len(group) > 1 or group[0].completions > 1 or drafts
+        if open_ended and answers[0].error not in {None, CANCELLED}:
             cached += ["any"] * len(group)
             errors += ["any"] * len(group)
             continue
