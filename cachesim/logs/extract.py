@@ -14,7 +14,7 @@ from cachesim.errors import InputError
 from cachesim.logs.dump import Recorded
 from cachesim.logs.live import Live
 from cachesim.logs.other import options_for
-from cachesim.logs.player import FAILED, Asked, Player, Replayed
+from cachesim.logs.player import FAILED, Asked, Player, Replayed, knows_messages
 from cachesim.logs.replay import Rebuilt, Replay
 from cachesim.logs.rerun import asked_of, spec_for
 from cachesim.logs.whole import Wanted
@@ -197,7 +197,7 @@ def scenario_of(
             name=FAMILY.name, profiles=(release,), options=options_for(release, origin.options)
         ),
         spans=spans,
-        step=tuple(_step(asked, names) for asked in steps),
+        step=tuple(_step(asked, names, spans=knows_messages(origin.profile)) for asked in steps),
         expect=() if answer is None else (_expected(release, steps, answer),),
     )
 
@@ -217,11 +217,12 @@ def _spans(steps: Iterable[Asked]) -> tuple[dict[str, int], dict[int, str]]:
     return {names[text]: length for text, length in lengths.items()}, names
 
 
-def _step(asked: Asked, names: dict[int, str]) -> Step:
+def _step(asked: Asked, names: dict[int, str], *, spans: bool) -> Step:
+    """A request as a step; releases without `message_spans` refuse the field."""
     fields: dict[str, Any] = {}
-    if asked.user_starts:
-        spans = tuple({"role": "user", "start": at} for at in asked.user_starts)
-        fields["options"] = {"message_spans": spans}
+    if asked.user_starts and spans:
+        starts = tuple({"role": "user", "start": at} for at in asked.user_starts)
+        fields["options"] = {"message_spans": starts}
     return Step(
         name=f"r{asked.number}" if asked.number >= 0 else f"before{-asked.number}",
         prompt=_pieces(asked.prompt, names),

@@ -125,8 +125,9 @@ class Player:
         return self.files.get(name) is not None
 
     def read_back(self, name: str, slot: int) -> None:
-        """Fill an idle slot from a file, if it was written."""
-        if self.dead or self.engine.server.slots[slot].is_processing:
+        """Fill an idle slot from a file, if it was written and the server has such a slot."""
+        slots = self.engine.server.slots
+        if self.dead or slot >= len(slots) or slots[slot].is_processing:
             return
         self.engine.slot_restore(slot, name)
         self.engine.take_in()

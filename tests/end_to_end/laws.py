@@ -12,8 +12,12 @@ from tests.scenario.json_schema import errors
 
 SCHEMAS: Final = Path(__file__).parents[2] / "docs" / "schema"
 
-SUMS: Final = re.compile(r"([\d,]+) prompt tokens: ([\d,]+) reused, ([\d,]+) processed")
-"""The header of `why`, in a terminal and on a page."""
+SUMS: Final = re.compile(
+    r"([\d,]+) prompt tokens: ([\d,]+) reused, ([\d,]+) processed(?:,\s+([\d,]+) unknown)?"
+)
+"""The header of `why`: its parts are the whole."""
+
+CERTAIN: Final = frozenset({"printed", "computed"})
 
 ALL_UNKNOWN: Final = re.compile(r"\b[1-9][\d,]* prompt tokens: 0 reused, 0 processed")
 
@@ -37,10 +41,13 @@ def broken_by_output(out: str, form: str) -> Iterator[str]:
     if form in {"json", "jsonl"}:
         yield from _broken_json(out, lines=form == "jsonl")
         return
-    for whole, reused, processed in SUMS.findall(out):
-        numbers = [int(each.replace(",", "")) for each in (whole, reused, processed)]
-        if numbers[0] != numbers[1] + numbers[2]:
-            yield f"{whole} prompt tokens are not {reused} reused and {processed} processed"
+    for found in SUMS.findall(out):
+        whole, *parts = (int(each.replace(",", "") or 0) for each in found)
+        if whole != sum(parts):
+            yield (
+                f"{found[0]} prompt tokens are not {found[1]} reused and {found[2]} processed"
+                + (f" and {found[3]} unknown" if found[3] else "")
+            )
     if ALL_UNKNOWN.search(out):
         yield "unknown counts are printed as 0"
 
@@ -87,7 +94,7 @@ def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
         whole, cached, processed = (each[key] for key in ("prompt_tokens", "cached", "processed"))
         known = each.get("known", {})
         certain = {known.get(key) for key in ("prompt_tokens", "cached", "processed")}
-        if None in (whole, cached, processed) or not certain <= {"printed", "computed"}:
+        if None in (whole, cached, processed) or not certain <= CERTAIN:
             continue
         if not each["cancelled"] and whole != cached + processed:
             yield (
@@ -96,10 +103,19 @@ def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
             )
     for key in ("prompt_tokens", "cached", "processed"):
         numbers = [each[key] for each in requests]
-        if None not in numbers and totals.get(key) is not None and totals[key] != sum(numbers):
-            yield f"totals: {key} {totals[key]} is not the sum {sum(numbers)}"
+        certain = [each[key] for each in requests if each.get("known", {}).get(key) in CERTAIN]
+        sums = {sum(each for each in numbers if each is not None), sum(filter(None, certain))}
+        if totals.get(key) is not None and totals[key] not in sums:
+            yield f"totals: {key} {totals[key]} is not the sum {max(sums)}"
         if requests and set(numbers) == {None} and totals.get(key) == 0:
             yield f"totals: {key} is 0 where every request's is unknown"
+    whole, cached, processed = (totals.get(k) for k in ("prompt_tokens", "cached", "processed"))
+    unknown = totals.get("unknown") or 0
+    if None not in (whole, cached, processed) and whole != cached + processed + unknown:
+        yield (
+            f"totals: {whole} prompt tokens are not {cached} cached, {processed} processed and "
+            f"{unknown} unknown"
+        )
 
 
 def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:
@@ -109,7 +125,7 @@ def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:
             continue
         known = request.get("known", {})
         for key, real in (("prompt_tokens", answer.prompt), ("cached", answer.cached)):
-            certain = known.get(key) in {"printed", "computed"}
+            certain = known.get(key) in CERTAIN
             if real is not None and certain and request[key] != real:
                 yield (
                     f"request {request['number']}: {key} {request[key]} ({known[key]}), and the "

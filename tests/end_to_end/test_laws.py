@@ -43,6 +43,7 @@ def answer(group: int, prompt: int, cached: int | None) -> Answer:
         (ran(err="cachesim: no", status=2), "text", "status 2 instead of 0"),
         (ran(err="Traceback (most recent call last):"), "text", "a traceback"),
         (ran("65 prompt tokens: 0 reused, 25 processed"), "text", "65 prompt tokens are not 0"),
+        (ran("65 prompt tokens: 4 reused, 25 processed, 9 unknown"), "text", "and 9 unknown"),
         (ran("1,183 prompt tokens: 0 reused, 0 processed"), "text", "1,183 prompt tokens are not"),
         (ran("[1, 2"), "json", "no JSON"),
         (ran('{"a": 1}\nb'), "jsonl", "no JSON"),
@@ -68,6 +69,11 @@ def test_status_2_needs_a_word() -> None:
     [
         ([request(0, 10, 4) | {"processed": 5}], {}, "request 0: 10 prompt tokens are not 4"),
         ([request(0, 10, 4)], {"cached": 5}, "totals: cached 5 is not the sum 4"),
+        (
+            [request(0, 10, 4)],
+            {"prompt_tokens": 10, "cached": 4, "processed": 6, "unknown": 1},
+            "totals: 10 prompt tokens are not 4 cached, 6 processed and 1 unknown",
+        ),
         ([request(0, 10, None)], {"cached": 0}, "totals: cached is 0 where every request's"),
     ],
 )
