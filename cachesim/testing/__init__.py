@@ -1,9 +1,14 @@
 """For users: strategies, a state machine, laws for caches of their own, and a search."""
 
-from cachesim.testing.laws import BrokenLawError
+from cachesim.testing.laws import BrokenLawError, VacuousCheckError
 from cachesim.testing.machine import CacheMachine
 from cachesim.testing.memory_laws import MemoryUnderTest, check_memory
-from cachesim.testing.prompt_cache_laws import PromptCacheUnderTest, State, check_prompt_cache
+from cachesim.testing.prompt_cache_laws import (
+    PromptCacheReport,
+    PromptCacheUnderTest,
+    State,
+    check_prompt_cache,
+)
 from cachesim.testing.search import Counterexample, Report, search
 from cachesim.testing.strategies import (
     model_specs,
@@ -19,9 +24,11 @@ __all__ = [
     "CacheMachine",
     "Counterexample",
     "MemoryUnderTest",
+    "PromptCacheReport",
     "PromptCacheUnderTest",
     "Report",
     "State",
+    "VacuousCheckError",
     "check_memory",
     "check_prompt_cache",
     "model_specs",

@@ -22,6 +22,10 @@ class BrokenLawError(AssertionError):
         self.story = tuple(story)
 
 
+class VacuousCheckError(AssertionError):
+    """A check that could not have failed: nothing of what it is about ever happened."""
+
+
 class Story:
     """What was done so far, in words, and the way to say that it broke a law."""
 
@@ -46,6 +50,7 @@ def hold(play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int
         deadline=None,
         derandomize=True,
         print_blob=False,
+        report_multiple_bugs=False,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
