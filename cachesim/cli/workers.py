@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from multiprocessing import active_children
 from typing import Any, Final, TypeAlias
 
 from cachesim.errors import InputError
@@ -54,6 +55,11 @@ def processes(count: int) -> Iterator[Executor]:
     try:
         pool.submit(int).result()
         yield pool
+    except Exception:
+        for each in active_children():  # nobody wants what they play any more
+            each.terminate()
+        pool.shutdown(cancel_futures=True)  # without waiting, Python's own exit may print a trace
+        raise
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise

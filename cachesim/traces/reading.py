@@ -113,7 +113,7 @@ def _unit_of(first: Asked, name: str, *, chats: bool) -> int:
 def _lines(path: Path, name: str) -> Iterator[tuple[Any, str]]:
     """Each line's JSON, and where it stands."""
     try:
-        with _opened(path, name) as file, TextIOWrapper(file, encoding="utf-8") as lines:
+        with _opened(path, name) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
             whole = iter(partial(lines.readline, MOST_CHARACTERS), "")
             for number, line in enumerate(whole, 1):
                 place = f"{name}:{number}"
