@@ -191,9 +191,18 @@ def run_reports(wrong: Sequence[tuple[Path, str, str, int]]) -> Result:
 
 
 def provable(scenario: Scenario, step: int) -> bool:
-    """Whether a real server can be asked the same, and says how likely its tokens were."""
+    """Whether a real server can be asked the same, and says how likely its tokens were.
+
+    A reply that the server chooses itself can be quoted by no line that is printed beforehand.
+    """
     prover = PROVERS[scenario.engine.name]
-    return prover.fits(scenario) and prover.shows(scenario.step[step])
+    quoted = any(
+        f"{name}.reply" in str(each.prompt)
+        for name, said in zip(scenario.step_names, scenario.step, strict=True)
+        for each in scenario.step
+        if said.reply is None
+    )
+    return prover.fits(scenario) and prover.shows(scenario.step[step]) and not quoted
 
 
 def run_hunt(release: str, seed: int) -> Result:
@@ -238,8 +247,10 @@ def alike(lines: Sequence[str], shell: Shell) -> str:
         return f"{len(shown)} answers with probabilities:\n{shell.out[-300:]}\n{shell.err[-600:]}"
     calls = [prompts_of(line) for line in lines if "n_probs" in line]
     warm, cold = shown[calls[0].index(calls[-1][0])], shown[-1]
-    rows = zip(probabilities(warm), probabilities(cold), strict=True)
-    apart = max(abs(one - other) for one, other in rows)
+    rows = zip(likelihoods(warm), likelihoods(cold), strict=True)
+    apart = max(
+        abs(one[token] - other[token]) for one, other in rows for token in one.keys() & other
+    )
     same = warm["tokens"] == cold["tokens"] and apart < APART
     return f"warm and cold are alike: {warm['tokens']}, {apart}" if same else ""
 
@@ -251,9 +262,10 @@ def prompts_of(line: str) -> list[Any]:
     return prompt if isinstance(prompt[0], list) else [prompt]
 
 
-def probabilities(answer: dict[str, Any]) -> list[float]:
-    """How likely each token was, as a log."""
-    return [float(each["logprob"]) for each in answer["completion_probabilities"]]
+def likelihoods(answer: dict[str, Any]) -> list[dict[int, float]]:
+    """How likely the likeliest tokens were at each place, as logs."""
+    rows = (each["top_logprobs"] for each in answer["completion_probabilities"])
+    return [{int(each["id"]): float(each["logprob"]) for each in row} for row in rows]
 
 
 # -- flags -----------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"scenarios --symptom \"\.\.\.\"": "stands for the reader's own words",
     r"real marconi --artifact": "needs a checkout of the artifact",
     r"--logits": "tests.real_engines",
+    r"learn 4 --check$": "waits for the reader's answers; its help has the line with answers",
 }
 """What is not run here, and the reason or where it is run."""
 

@@ -1,5 +1,6 @@
 """What the tests of printed commands notice, and that nothing printed is left out in silence."""
 
+import json
 import re
 
 import pytest
@@ -48,7 +49,9 @@ def test_a_proof_that_proves_nothing_is_noticed() -> None:
 
 
 def answer(token: int, logprob: float) -> str:
-    return f'{{"tokens":[{token}],"completion_probabilities":[{{"logprob":{logprob}}}]}}'
+    top = [{"id": token, "logprob": logprob}, {"id": 6, "logprob": -1.5}]
+    rows = [{"id": token, "logprob": logprob, "top_logprobs": top}]
+    return json.dumps({"tokens": [token], "completion_probabilities": rows})
 
 
 def shell(*answers: str) -> Shell:

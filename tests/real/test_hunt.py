@@ -155,7 +155,7 @@ def test_the_wrong_answer_is_asked_of_a_cold_server_too_and_no_grammar_hides_it(
     for line, port in ((warm, 8080), (cold, 8081)):
         assert f"localhost:{port}/completion" in line
         assert "grammar" not in line
-        assert '"n_probs": 1' in line
+        assert '"n_probs": 10' in line
         assert '"n_predict": 2' in line
         assert "[300, 301, 302, 303]" in line
     assert "id_slot" in warm

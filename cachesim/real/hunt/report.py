@@ -33,6 +33,9 @@ COLD: Final = 8081
 STATED: Final = {"parallel": 1, "ctx_size": 4096}
 """Flags that a server has other defaults for: the slots are many, the context is the model's."""
 
+LIKELIEST: Final = 10
+"""Tokens whose likelihood is shown: the likeliest alone may be right by chance."""
+
 SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
 """What is shown of an answer; of one that only fills the cache, the first."""
 
@@ -107,7 +110,10 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
     ready = " && ".join(f"curl -sfo /dev/null localhost:{port}/health" for port in ports)
     yield f"until {ready}; do sleep 1; done"
     vocabulary = Vocabulary.of(scenario, vocabulary=spec_of(scenario.model).vocabulary)
-    steps = [resolved(scenario, number, vocabulary) for number in range(len(scenario.step))]
+    steps = []
+    for number in range(len(scenario.step)):
+        steps.append(resolved(scenario, number, vocabulary))
+        vocabulary.replies[steps[-1].name] = steps[-1].forced  # which later prompts may quote
     calls = list(_until(scenario, wrong))
     patience = " -m 30" if wrong is None else ""
     yield from (curl(COLD, [step]) for step in steps[: wrong or 0] if step.do == "set-lora")
@@ -129,7 +135,7 @@ def curl(port: int, steps: Sequence[Step], *, shown: bool = False, patience: str
     call = call_for(free)
     body = call["body"]
     if "response_fields" in body:
-        probabilities = {"n_probs": 1} if shown else {}
+        probabilities = {"n_probs": LIKELIEST} if shown else {}
         asked = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
         body = asked | {"response_fields": SHOWN if shown else SHOWN[:1]}
     words = shlex.join([f"localhost:{port}{call['path']}", "-d", json.dumps(body)])
@@ -174,5 +180,5 @@ def _expected(wrong: int | None) -> str:
         return "The server ends during the last of these requests, or answers none any more."
     return (
         "The last line repeats the request with the wrong answer on the cold server: the tokens, "
-        "or their `logprob`, differ by more than rounding."
+        "or the ten likeliest in `top_logprobs`, differ by more than rounding."
     )
