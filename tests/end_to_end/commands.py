@@ -18,10 +18,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.profile import Profile
 from cachesim.logs.settings import flag_of
 from cachesim.real.hunt.proof import PROVERS
 from cachesim.real.hunt.report import commands as report_lines
@@ -49,6 +50,12 @@ APART: Final = 0.02
 
 PIECES: Final = 6
 
+Wrong: TypeAlias = tuple[Path, Profile, int]
+"""A scenario, a profile, and the step whose answer is wrong there."""
+
+PASTED: Final = 5
+"""How often the lines of a report are pasted whose requests have to overlap."""
+
 LATEST: Final = LLAMA_CPP.real()[-1]
 
 
@@ -58,8 +65,9 @@ def tasks(settings: Settings) -> Iterator[Task]:
     for at in range(PIECES):
         yield Task(name=f"documented {at}", do=run_documented, given=(lines[at::PIECES],))
     wrong = [*wrong_answers()]
+    files = [*dict.fromkeys(file for file, _, _ in wrong)]
     for at in range(PIECES):
-        yield Task(name=f"proofs {at}", do=run_proofs, given=(wrong[at::PIECES],))
+        yield Task(name=f"proofs {at}", do=run_proofs, given=(files[at::PIECES],))
     yield Task(name="searches", do=run_searches)
     yield Task(name="reports", do=run_reports, given=(wrong,))
     for number, release in enumerate(("b9538", LATEST)):
@@ -91,24 +99,22 @@ def run_documented(lines: Sequence[str]) -> Result:
 # -- proofs ----------------------------------------------------------------------------------------
 
 
-def wrong_answers() -> Iterator[tuple[Path, str, str, int]]:
-    """Shipped scenarios of engines with a prover: the release and the step that is wrong there."""
+def wrong_answers() -> Iterator[Wrong]:
+    """Shipped scenarios of every engine: the profile and the step that is wrong there."""
     for file in shipped_files():
         scenario = load(file)
-        if scenario.engine.name not in PROVERS:
-            continue
         for name in scenario.engine.profiles:
             profile = full_profile(scenario.engine.name, name)
             steps = run(scenario, profile, arithmetic="ring").steps
             for number, step in enumerate(steps):
-                if step.answer == "diverged" and not profile.patches:
-                    yield file, scenario.engine.name, profile.release, number
+                if step.answer == "diverged":
+                    yield file, profile, number
 
 
-def run_proofs(wrong: Sequence[tuple[Path, str, str, int]]) -> Result:
+def run_proofs(files: Sequence[Path]) -> Result:
     """What `run` prints behind `prove it`; the same step is wrong on the real engine."""
     result = Result()
-    for file in dict.fromkeys(each[0] for each in wrong):
+    for file in files:
         with folder_of(result, "scenario") as folder:
             shown = by_a_shell(f"cachesim run {file.stem} --arithmetic ring", folder, COLUMNS=WIDE)
             for line in dict.fromkeys(re.findall(r"prove it (cachesim .*)", shown.stdout)):
@@ -177,11 +183,13 @@ def run_all(result: Result, lines: Iterable[str], folder: Path) -> None:
 # -- hunts -----------------------------------------------------------------------------------------
 
 
-def run_reports(wrong: Sequence[tuple[Path, str, str, int]]) -> Result:
+def run_reports(wrong: Sequence[Wrong]) -> Result:
     """Reports of shipped scenarios, each on the newest release that answers wrong."""
     result = Result()
     newest = {
-        file: (release, step) for file, engine, release, step in wrong if engine == "llama.cpp"
+        file: (profile.release, step)
+        for file, profile, step in wrong
+        if profile.engine == LLAMA_CPP.name and not profile.patches
     }
     for file, (release, step) in newest.items():
         scenario = load(file)
@@ -225,11 +233,15 @@ def run_hunt(release: str, seed: int) -> Result:
 
 def try_report(result: Result, lines: Sequence[str], release: str, seen: str, name: str) -> None:
     """Paste the lines of a report into a shell; what is said of the last request is seen."""
+    told = "crash" in seen or "endless" in seen
+    races = any(line.startswith("curl") and line.endswith("&") for line in lines)
     with folder_of(result, "report") as folder, alone():
         (folder / "lines").write_text("\n".join(lines), encoding="utf-8")
-        shell = run_lines(lines, release, folder)
-        told = "crash" in seen or "endless" in seen
-        problem = not_ended(shell) if told else alike(lines, shell)
+        for _ in range(PASTED if races else 1):
+            shell = run_lines(lines, release, folder)
+            problem = not_ended(shell) if told else alike(lines, shell)
+            if not problem:
+                break
         count(result, f"report {name} {release}", "curl", problem, folder)
 
 

@@ -36,6 +36,11 @@ STATED: Final = {"parallel": 1, "ctx_size": 4096}
 LIKELIEST: Final = 10
 """Tokens whose likelihood is shown: the likeliest alone may be right by chance."""
 
+RACING: Final = (
+    "The prompt of the line that ends with `&` has to be in prefill when the next request comes: "
+    "if it was done sooner, start the servers anew."
+)
+
 SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
 """What is shown of an answer; of one that only fills the cache, the first."""
 
@@ -87,6 +92,8 @@ def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator
         yield from (f"    {line}" for line in commands(scenario, profile.release, wrong))
         yield ""
         yield _expected(wrong)
+        if any(step.turns for step in scenario.step):
+            yield RACING
         yield ""
     yield "In cachesim:"
     yield ""
