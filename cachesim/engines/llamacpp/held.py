@@ -94,6 +94,8 @@ def _cells(part: str, cache: AttentionCache, window: int | None) -> list[CellsHe
     found = []
     for stream, (cells, rows) in enumerate(zip(cache.streams.cells, cache.rows, strict=True)):
         used = np.flatnonzero(cells.pos >= 0)
+        if used.size:
+            rows.cover(int(used[-1]))  # a copy for a further completion waits for the next batch
         births = marks.births(rows.keys, part, used + MARGIN)
         runs = runs_of(used, cells.pos[used], cells.bits[0, used], births)
         size = cache.streams.size
