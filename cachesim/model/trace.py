@@ -236,8 +236,10 @@ class Traced:
     def _run_marks(self, ubatch: Ubatch, store: Store) -> Integers:
         """Put the ubatch through the layers of marks; the nodes of its tokens, (T,)."""
         births = np.arange(self._born.count, self._born.count + len(ubatch.tokens))
-        nodes = np.zeros_like(births)
-        self._born.append(nodes)
+        nodes, alone = np.zeros_like(births), (Reading(ROOT),) * len(self._marks)
+        # A token may see one that comes after it, of another request, whose history is not known.
+        lone = [self.histories.node(Token(token), alone) for token in ubatch.tokens.tolist()]
+        self._born.append(np.array(lone))
         readers = [
             self._rows(shape, ubatch, store, nodes)
             if shape.place == "recurrent"

@@ -94,7 +94,8 @@ def culprit(fault: Fault, heard: Sequence[Record], padding: Token | None) -> Cul
     """
     matches = get_common_prefix(fault.holds, fault.expected)
     position = matches if fault.place == "recurrent" else int(fault.position)
-    behind = fault.short or (fault.extra and matches == len(fault.expected))
+    last = fault.extra and fault.position >= fault.token
+    behind = fault.short or (last and matches == len(fault.expected))
     if fault.place == "recurrent" or behind:
         holds, expected = _token_at(fault.holds, matches), _token_at(fault.expected, matches)
         history = fault.holds[: matches + 1]

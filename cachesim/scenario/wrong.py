@@ -87,11 +87,11 @@ def _of_cell(fault: Culprit) -> str:
     at, m, whose = f"at position {fault.position}", fault.matches, _whose(fault)
     if fault.expected is None and fault.holds is None:
         return f"has an empty row {at}, beside that of the token there"
-    if fault.expected is None and m == fault.expected_tokens:
+    if fault.expected is None and m == fault.expected_tokens and fault.position >= fault.read_by:
         right = f"is right up to {m}, then " if m else ""
         return f"{right or 'has '}{_counted(fault.holds_tokens - m, fault)} too many{whose}"
     if fault.expected is None:
-        return f"holds one token too many {at}: {fault.holds}{whose}"
+        return f"holds a token too many {at}: {fault.holds}{whose}"
     if fault.holds is None and m:
         missing = fault.expected_tokens - m
         return f"is right up to {m}, then {missing} token{'s'[: missing != 1]} missing"

@@ -581,6 +581,10 @@ def _account(case: Case) -> None:
     chain.append(int(reply.cached))
     whole = all(a == b for a, b in list(pairwise(chain))[::2])
     case.claim("adds up", whole, f"{chain}")
+    facts = [each.sentence for each in case.step.facts if each.word in {"equal", "rule"}]
+    rules = [re.fullmatch(r"(\d+) → (\d+)  (.*)", each) for each in facts[1:]]
+    told = [f"{each[3]}: {each[1]} to {each[2]}." for each in rules if each]
+    case.claim("sentences", [*facts[:1], *told] == list(case.step.explanation.sentences), "why")
     lost = max(0, _due(case) - int(reply.cached))
     case.claim("lost", case.step.explanation.lost == lost, f"{case.step.explanation.lost} lost")
 

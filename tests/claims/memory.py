@@ -168,7 +168,7 @@ CELLS: Final[Mapping[str, Check]] = {
     r" its history is right up to (\d+)": _right_after_others,
     RIGHT + r"(\d+) tokens? too many": _too_many,
     RIGHT + r"(\d+) tokens? missing": _missing,
-    r"holds one token too many at position (\d+): (\d+)": _one_too_many,
+    r"holds a token too many at position (\d+): (\d+)": _one_too_many,
     r"has an empty row at position (\d+), beside that of the token there": _empty_row,
 }
 """Of keys and values, what is said in which words."""

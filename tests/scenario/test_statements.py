@@ -92,7 +92,7 @@ def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
     ("holds", "expected", "more", "words"),
     [
         ([5, 6, 7, 8], [5, 6], {"extra": True}, "is right up to 2, then 2 tokens too many"),
-        ([4, 6, 7], [5, 6], {"extra": True}, "holds one token too many at position 2: 7"),
+        ([4, 6, 7], [5, 6], {"extra": True}, "holds a token too many at position 2: 7"),
         (
             [],
             [5, 6],
