@@ -19,7 +19,7 @@ NAMES: Final[Mapping[str, tuple[str, str, str]]] = {
     "results": ("prompt_tokens", "", "completion_tokens"),
     "stats": ("input_tokens", "", "total_output_tokens"),
 }
-"""Where the counts are, and the names of prompt, cached and generated tokens there."""
+"""The key that holds the counts, and the names of prompt, cached and generated tokens in it."""
 
 
 def usage_of(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,13 +52,13 @@ def texts_of(answer: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def is_last(answer: Mapping[str, Any]) -> bool:
-    """Whether an object of a stream is its last one: Ollama's, KoboldCpp's, LM Studio's."""
+    """Recognise the last object of a stream: Ollama's, KoboldCpp's, LM Studio's."""
     ended = "token" in answer and bool(answer.get("finish_reason"))
     return ended or answer.get("done") is True or answer.get("type") == "chat.end"
 
 
 def is_lm_studio(path: str) -> bool:
-    """Whether a path is LM Studio's own chat, which keeps conversations in the server."""
+    """Recognise the path of LM Studio's own chat, which keeps conversations in the server."""
     return path.rstrip("/").endswith("/api/v1/chat")
 
 

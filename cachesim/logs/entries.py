@@ -128,7 +128,7 @@ def _taken_of(understood: Understood, again: int | None) -> str | None:
 
 
 def _retokenised(understood: Understood, played: Replayed, again: int | None) -> str | None:
-    """That reuse ends inside the earlier reply, where the tokens are known and no rule explains it.
+    """The end of reuse inside the earlier reply, where tokens are known and no rule explains it.
 
     earlier   [ prompt ][ reply ]        the tokens that were sampled
     later     [ prompt ][ reply ][ ... ] the same text, as the tokenizer cuts it

@@ -114,7 +114,7 @@ def _prefill_with_reply(other: Segment, earlier: Recorded) -> Segment:
 
 
 def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
-    """Whether a prompt, or the beginning of a reply, is an earlier one with more text after it."""
+    """Recognise a prompt, or the beginning of a reply, that is an earlier one with more text."""
     begun = segment.kind == "text" and segment.role == other.role == "assistant"
     if (segment.part != "prompt" and not begun) or segment.length < other.length:
         return False

@@ -28,13 +28,13 @@ STOPS: Final = ".,:/+-"
 """Characters that end a sentence or a clause, and are no part of the word before them."""
 
 NEAR: Final = 12
-"""So near to a clock, a number that changes is part of it: `22 November 2026`."""
+"""Characters beside a clock in which a number is part of it: `22 November 2026`."""
 
 CUT: Final = 48
 """Characters by which a text is found again that lost its beginning."""
 
 PIECES: Final = re.compile(r"[\w-]+"), re.compile(r"\w+")
-"""What an identifier may be inside a longer word, such as a path."""
+"""Shapes of an identifier inside a longer word, such as a path."""
 
 ESCAPES: Final = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 """Line breaks of a prompt as a sentence shows them."""
@@ -318,7 +318,7 @@ def _of_other_system(place: Place) -> str:
 
 
 def _is_first_of_template(place: Place) -> bool:
-    """Whether a conversation that only begins shares most of its first message with another."""
+    """Recognise a conversation that only begins, and shares most of its first message."""
     now, then = place.now, place.then
     others = {(each.role, each.part) for each in place.rest} - {(now.role, now.part)}
     if now.role != "user" or others or _of_messages(place):
@@ -405,7 +405,7 @@ def _of_word(place: Place) -> str:
 
 
 def _is_clock(text: str, at: int, word: str) -> bool:
-    """Whether a place lies in a date or a time, or a number in it beside one."""
+    """Recognise a place in a date or a time, or in a number beside one."""
     first = max(0, at - AROUND)
     near = NEAR if DIGIT.search(word) else 0
     found = CLOCK.finditer(text[first : at + AROUND])

@@ -45,7 +45,7 @@ FACTS: Final = (
     "model", "system_fingerprint", "id_slot", "tokens_evaluated", "response_id",
     "n_saved", "n_restored", "n_erased",
 )  # fmt: skip
-"""What is kept of an answer besides counts and texts."""
+"""Fields of an answer that are kept besides counts and texts."""
 
 MOVED: Final = ("n_saved", "n_restored", "n_erased")
 """What answers to `/slots/N?action=...` count."""
