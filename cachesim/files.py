@@ -52,6 +52,8 @@ class Output:
         output = cls(path, flag, kind)
         try:
             output._check()
+        except InputError:
+            raise
         except (OSError, ValueError) as error:  # the latter: a name with a null character
             raise not_writable(path, flag, error) from None
         return output

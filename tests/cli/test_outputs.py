@@ -48,6 +48,7 @@ def test_a_file_of_another_kind_is_refused_in_the_same_words(
     told = " ".join(capsys.readouterr().err.split())
     assert (2, OURS) == (status, file.read_text())
     assert f"name another with {words[-1]}" in told
+    assert "cannot be written" not in told
     assert ["file"] == names_in(tmp_path)
 
 
