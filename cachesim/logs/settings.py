@@ -159,7 +159,7 @@ def _release(
         return Setting(nearest, "printed" if RELEASES[nearest] == build else "assumed"), ()
     for style in STYLES:
         if style.name in log.styles:
-            return Setting(style.release, "computed"), ()
+            return Setting(style.release, "bounded"), ()  # or a release before or after it
     silent = JUNE if "verbosity" in log.facts else MAY  # June was the first to print its level
     return Setting(silent.release, "assumed"), ()
 

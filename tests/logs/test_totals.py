@@ -156,6 +156,13 @@ def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> N
     assert {False} == judged(90_000)
 
 
+def test_a_release_that_only_its_words_show_is_marked_as_one_of_several() -> None:
+    log = launched(1, SIMILAR) + may(1, "cached n_tokens = 0, memory_seq_rm [0, end)")
+    shown = in_words(told(log + finished(1, read=40, said=2, held=41), model="dense"))
+
+    assert "llama.cpp@b9538~, dense model" in shown
+
+
 RESTORED = (
     "restored context checkpoint (pos_min = {0}, pos_max = 154, n_tokens = 155, n_past = 155, "
     "size = 0.033 MiB)"
