@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +333,26 @@ def test_standard_input_is_played_on_every_server(
     of_stdin = json.loads(capsys.readouterr().out)
 
     assert [each | {"trace": "standard input"} for each in of_file] == of_stdin
+
+
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    path = written(tmp_path, CHAT)
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    assert list(open_trace(path)[1]) == list(open_trace(marked)[1])
+
+
+def test_no_process_is_left_where_a_trace_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": -1, "input_length": 512, "hash_ids": [1]}\n')
+
+    for _ in range(5):
+        assert 2 == main(["replay", str(path), "-p", "bound", "-p", "bound", "--jobs", "2"])
+        assert [] == active_children()
+    assert "timestamp is -1" in capsys.readouterr().err
 
 
 def test_messages_of_standard_input_name_it(
