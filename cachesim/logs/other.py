@@ -105,7 +105,7 @@ class Outcome:
 
 def release_of(profile: str) -> str:
     """The release alone, of a profile in full."""
-    return profile.partition("@")[2].partition("+")[0]
+    return Profile.parse(profile).release
 
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:

@@ -365,7 +365,7 @@ def run_mlx_flags() -> Result:
 
 def count(result: Result, line: str, kind: str, problem: str, folder: Path) -> None:
     """Count a line; keep what is wrong with it."""
-    command = " ".join(line.split()[1:3] if " real " in line else line.split()[1:2]) or line
+    command = " ".join(line.split()[1 : 3 if " real " in line else 2]).removesuffix(" --help")
     result.counts[command if line.startswith("cachesim") else kind, kind, kind] += 1
     if problem:
         result.failures.append(Failure(kind=kind, line=line, problem=problem, folder=folder))
