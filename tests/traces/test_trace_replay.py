@@ -107,7 +107,7 @@ def test_the_command_plays_a_trace_on_several_servers(
 
 @pytest.mark.parametrize("model", ["hybrid", "swa"])
 def test_without_a_network_the_same_is_decided(model: str) -> None:
-    profile = Profile.parse("vllm@0.33.0+39273")
+    profile = Profile.parse("vllm@0.33.0+43569")
     for scenario in islice(workloads(profile, model, seed=5), 12):
         told = [
             [

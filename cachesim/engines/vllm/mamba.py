@@ -121,7 +121,7 @@ class Mamba(Manager):
             return None
         block = table[index]
         known = self.pool.key[block] is not None and self.pool.key_tokens[block] == num_tokens
-        if known and self.rules.state.tail == "checkpoint":
+        if known and self.rules.state.keeps_known_tail:
             return None
         self.pool.cache_partial_block(request.hashes, block, num_tokens, self.group)
         if num_tokens % size:

@@ -128,6 +128,20 @@ class KVCacheManager:
         hit = self.coordinator.find_per_group(request.hashes, request.num_tokens - 1)
         return replace(hit, length=max(hit.by_group))
 
+    def attention_hit(self, request: Request) -> tuple[Hit, bool]:
+        """Attention's own hit, unless another group's is longer: for a store; whether one's is
+        shorter. Follows `get_computed_blocks_for_connector`.
+        """
+        agreed = self.get_computed_blocks(request)
+        full = next((i for i, group in enumerate(self.groups) if group.kind == "full"), None)
+        if full is None or not (self.enable_caching and request.reads_cache):
+            return agreed, False
+        hit = self.coordinator.find_per_group(request.hashes, request.num_tokens - 1)
+        length = hit.by_group[full]
+        if max(hit.by_group) > length:
+            return agreed, False
+        return replace(hit, length=length), min(hit.by_group) < length
+
     def shortened(self, hit: Hit, length: int) -> Hit:
         """A hit cut to whole blocks; a state's may end before. `truncate_computed_blocks`."""
         blocks = zip(hit.blocks, self.groups, strict=True)

@@ -54,7 +54,7 @@ class VllmOptions:
         default=0,
         high=MOST,
         unit="tokens",
-        since="0.28.0",
+        since="0.26.0",
     )
     num_gpu_blocks_override: int = option(
         "--num-gpu-blocks-override",

@@ -7,8 +7,13 @@ from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.rules import (
     RULES_0191,
     RULES_0240,
+    RULES_0251,
+    RULES_0260,
+    RULES_0271,
     RULES_0280,
+    RULES_0290,
     RULES_0300,
+    RULES_0320,
     RULES_0330,
     Rules,
 )
@@ -18,16 +23,23 @@ _release = partial(tagged, package="vllm")
 RELEASES: Final = (
     _release("0.19.1", "2026-04-18", RULES_0191, "states at chunk ends, no junction"),
     _release("0.24.0", "2026-06-29", RULES_0240, "junction (#37898), retention by environment"),
-    _release("0.28.0", "2026-08-25", RULES_0280, "partial hits; align mode for every model"),
+    _release("0.25.1", "2026-07-13", RULES_0251, "single tokens beside drafts are padded"),
+    _release("0.26.0", "2026-07-25", RULES_0260, "partial hits"),
+    _release("0.27.1", "2026-08-11", RULES_0271, "a store is told of whole blocks"),
+    _release("0.28.0", "2026-08-25", RULES_0280, "align mode for every model"),
+    _release("0.29.0", "2026-09-09", RULES_0290, "retention is an option"),
     _release("0.30.0", "2026-09-22", RULES_0300, "sparse retention by default"),
-    _release("0.33.0", "2026-11-01", RULES_0330, "prompts of whole blocks stop one block lower"),
+    _release("0.31.0", "2026-10-03", RULES_0300, "as 0.30.0"),
+    _release("0.32.0", "2026-10-17", RULES_0320, "prompts of whole blocks stop one block lower"),
+    _release("0.33.0", "2026-11-01", RULES_0330, "ids cover the token after a block for drafters"),
 )
 """Oldest first."""
 
 ALL: Final = tuple(release.name for release in RELEASES)
-SINCE_0240: Final = ALL[1:]
-SINCE_0280: Final = ALL[2:]
-SEEDED: Final = ("0.28.0", "0.30.0")
+SINCE_0240: Final = ALL[ALL.index("0.24.0") :]
+SINCE_0280: Final = ALL[ALL.index("0.28.0") :]
+SINCE_0320: Final = ALL[ALL.index("0.32.0") :]
+SEEDED: Final = ("0.30.0", "0.31.0")
 
 
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
@@ -85,8 +97,9 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="39273",
         pull=39273,
         about="a step without drafts continues from the last accepted state",
-        fits=ALL,
-        lay=laying(runner={"plain_path_reads_first": False}),
+        fits=ALL[: ALL.index("0.32.0")],
+        landed="0.32.0",
+        lay=laying(runner={"plain_path_reads_first": False, "plain_step_reads_first": False}),
         cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
@@ -119,6 +132,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=29387,
     ),
     Patch(
+        name="no-39273",
+        about="defect put back: a step without drafts continues from before the accepted ones",
+        fits=SINCE_0320,
+        lay=laying(runner={"plain_path_reads_first": True}),
+        pull=39273,
+    ),
+    Patch(
         name="no-46281",
         about="defect put back: with a drafter a recurrent group is granted a block too many",
         fits=SINCE_0280,
@@ -135,7 +155,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="no-55601",
         about="defect put back: the entry of a hit's state is computed in the smallest block size",
-        fits=("0.19.1", "0.24.0", "0.33.0"),
+        fits=tuple(each for each in ALL if each not in SEEDED),
         lay=laying(runner={"seeds_in_smallest_block": True}),
         pull=55600,
     ),

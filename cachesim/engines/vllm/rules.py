@@ -12,10 +12,10 @@ EagleDrop: TypeAlias = Literal["each-round", "once"]
 EagleMargin: TypeAlias = Literal["none", "every-group", "not-recurrent"]
 MarginBound: TypeAlias = Literal["hit-limit", "hashes"]
 Boundaries: TypeAlias = Literal["prompt-end", "eagle-exact"]
-ChunkSplit: TypeAlias = Literal["plain", "uncached-prefix", "stops"]
+ChunkSplit: TypeAlias = Literal["plain", "uncached-prefix", "early-stops", "stops"]
 PromptStop: TypeAlias = Literal["floor", "below-the-end"]
 Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
-StoreHit: TypeAlias = Literal["agreed", "longest-group", "whole-blocks"]
+StoreHit: TypeAlias = Literal["agreed", "longest-group", "attention", "whole-blocks"]
 StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
 Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "checkpoint"]
 
@@ -70,10 +70,10 @@ class LookupRules:
     """Our own defect: a window's hit needs one block less."""
 
     refuses_idle_unit: bool = True
-    """0.33: a `prefix_match_unit` that a single group would ignore is refused; before, ignored."""
+    """0.32: a `prefix_match_unit` that a single group would ignore is refused; before, ignored."""
 
     truncates_all: bool = True
-    """0.30: every kind of full-attention groups is cut to the hit, not only the first."""
+    """0.29: every kind of full-attention groups is cut to the hit, not only the first."""
 
     reports_junction: bool = True
     """#37898 (0.24): a lookup says how far the longest single group went."""
@@ -90,7 +90,7 @@ class RetentionRules:
     """#47782 (0.28): the mask keeps the junction too."""
 
     keeps_below_junction: bool = True
-    """0.32: and, for the drafter's groups, one block below it."""
+    """0.33: and, for the drafter's groups, one block below it."""
 
     boundaries: Boundaries = "eagle-exact"
     """0.30: with a drafter the positions kept are those at which a resend and an extension resume;
@@ -100,7 +100,7 @@ class RetentionRules:
     """0.24: blocks get their id up to the last position that every group can end at."""
 
     on_hit_alignment: bool = True
-    """0.30: masks are laid on the grid of hits, which partial hits make finer."""
+    """0.29: masks are laid on the grid of hits, which partial hits make finer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,10 @@ class StateRules:
     tail: Tail = "checkpoint"
     """The prompt's tail that is registered at a hash boundary: none until 0.26; the last one in
     the prompt; since 0.30 one unit below it with a drafter; since 0.32 below the last token."""
+
+    keeps_known_tail: bool = True
+    """0.33: a tail that a hit or an earlier step has registered is not registered again, which
+    would have its siblings wait for a step."""
 
     attention_tail_below_end: bool = True
     """0.32: attention too registers a tail that leaves the last token to compute."""
@@ -153,14 +157,14 @@ class SchedulerRules:
     ones; since 0.30 also one that resumes."""
 
     caches_after_drafts: bool = True
-    """0.32: with drafts, blocks get their ids again when the outputs arrive."""
+    """0.33: with drafts, blocks get their ids again when the outputs arrive."""
 
     frees_settled: bool = True
     """0.28: blocks out of the window are freed by the tokens that have come back; before, by all
     that were scheduled, those in flight among them."""
 
     returns_cut_tokens: bool = True
-    """0.32: tokens past the stop of a verified draft are given back."""
+    """0.33: tokens past the stop of a verified draft are given back."""
 
     withdraws_unwritten: bool = False
     """#43569 (open): who is preempted or aborted takes back the ids of blocks that were published
@@ -177,9 +181,11 @@ class SchedulerRules:
     """#54076 (open): chunks end at every multiple of the retention interval."""
 
     store_hit: StoreHit = "whole-blocks"
-    """What an external store is told of the hit: what all groups agree on, until 0.24; then, with
-    states, what the longest group has (#44243), though the store may bring nothing (#46453); since
-    0.28 what they agree on in whole blocks, of which a longer load takes the rest away."""
+    """The hit that an external store is asked to extend: what all groups agree on, until 0.24;
+    then, with states, what the longest group has (#44243), though the store may bring nothing
+    (#46453); in 0.27 what attention has, unless a state reaches further or the store brings
+    nothing; since 0.28 what they agree on. Since 0.27 it is asked from whole blocks on, and a
+    longer load takes the rest away."""
 
     store_frees: StoreFrees = "computed"
     """0.24: what is out of the window is freed before a finished request is handed to a store by
@@ -206,12 +212,17 @@ class SchedulerRules:
 class RunnerRules:
     """Where the model runner reads and writes states."""
 
-    plain_path_reads_first: bool = True
-    """#39273, #40875 (open): a step without drafts reads the first speculative state, although
-    the step before may have accepted drafts and left the running one further on."""
+    plain_path_reads_first: bool = False
+    """#39273, #40875, until 0.31: gated-delta layers of a request without drafts read the first
+    speculative state, although the step before may have accepted drafts and left the running one
+    further on."""
+
+    plain_step_reads_first: bool = False
+    """Until 0.29, in Model Runner V1, so do all recurrent layers in a step in which no request has
+    drafts: what was accepted is handed to them only where one has."""
 
     drafts_in_all_mode: bool = True
-    """#41233 (0.24): states of `all` mode go together with drafts; before, the engine core ended
+    """#41233 (0.22): states of `all` mode go together with drafts; before, the engine core ended
     at its start (#39809)."""
 
     skips_aborted: bool = False
@@ -220,7 +231,8 @@ class RunnerRules:
     scheduled and takes nothing back, so in every release such a chunk runs."""
 
     seeds_in_smallest_block: bool = False
-    """#55600: the entry of a hit's state is computed in the smallest block size of all groups."""
+    """#55600 (0.30, 0.31, in Model Runner V2): the entry of a hit's state is computed in the
+    smallest block size of all groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,53 +252,77 @@ class Rules:
 
 RULES_0330 = Rules()
 
-RULES_0300 = replace(
+RULES_0320 = replace(
     RULES_0330,
-    lookup=replace(
-        RULES_0330.lookup, margin_bound="hit-limit", refuses_idle_unit=False, lookahead_hashes=False
-    ),
+    lookup=replace(RULES_0330.lookup, lookahead_hashes=False),
     retention=replace(RULES_0330.retention, keeps_below_junction=False),
-    state=replace(
-        RULES_0330.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
-    ),
+    state=replace(RULES_0330.state, keeps_known_tail=False),
     scheduler=replace(
         RULES_0330.scheduler,
-        prompt_stop="floor",
         caches_after_drafts=False,
         returns_cut_tokens=False,
         goes_on_without_itself=False,
     ),
-    runner=replace(RULES_0330.runner, seeds_in_smallest_block=True),
+)
+
+RULES_0300 = replace(
+    RULES_0320,
+    lookup=replace(RULES_0320.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
+    state=replace(
+        RULES_0320.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
+    ),
+    scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
+    runner=replace(RULES_0320.runner, plain_path_reads_first=True, seeds_in_smallest_block=True),
     modes=("align", "all", "none"),
+)
+"""0.31 has the same."""
+
+RULES_0290 = replace(
+    RULES_0300,
+    retention=replace(RULES_0300.retention, boundaries="prompt-end"),
+    state=replace(RULES_0300.state, tail="prompt", retires_all=False),
+    scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
+    runner=replace(RULES_0300.runner, seeds_in_smallest_block=False, plain_step_reads_first=True),
 )
 
 RULES_0280 = replace(
-    RULES_0300,
-    lookup=replace(RULES_0300.lookup, truncates_all=False),
-    retention=replace(RULES_0300.retention, boundaries="prompt-end", on_hit_alignment=False),
-    state=replace(RULES_0300.state, tail="prompt", retires_all=False),
-    scheduler=replace(RULES_0300.scheduler, padding="beside-running", pins_tails=True),
+    RULES_0290,
+    lookup=replace(RULES_0290.lookup, truncates_all=False),
+    retention=replace(RULES_0290.retention, on_hit_alignment=False),
+    scheduler=replace(RULES_0290.scheduler, pins_tails=True),
 )
 
-RULES_0240 = replace(
+RULES_0271 = replace(
     RULES_0280,
-    runner=RunnerRules(),
-    lookup=replace(RULES_0280.lookup, eagle_margin="every-group", partial_hits=False),
-    retention=replace(RULES_0280.retention, keeps_junction=False),
-    state=replace(
-        RULES_0280.state, tail="none", frees_behind_speculation=True, keeps_empty_first_chunk=False
-    ),
     scheduler=replace(
-        RULES_0280.scheduler,
-        chunk_split="uncached-prefix",
-        padding="never",
-        frees_settled=False,
-        cap_counts_batches=False,
-        steps_back_by_place=False,
-        store_hit="longest-group",
-        pins_tails=False,
+        RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention", pins_tails=False
     ),
 )
+
+RULES_0260 = replace(
+    RULES_0271,
+    state=replace(RULES_0271.state, keeps_empty_first_chunk=False),
+    scheduler=replace(
+        RULES_0271.scheduler,
+        chunk_split="early-stops",
+        store_hit="longest-group",
+    ),
+)
+
+RULES_0251 = replace(
+    RULES_0260,
+    lookup=replace(RULES_0260.lookup, eagle_margin="every-group", partial_hits=False),
+    retention=replace(RULES_0260.retention, keeps_junction=False),
+    state=replace(RULES_0260.state, tail="none", frees_behind_speculation=True),
+    scheduler=replace(
+        RULES_0260.scheduler,
+        chunk_split="uncached-prefix",
+        frees_settled=False,
+        cap_counts_batches=False,
+    ),
+)
+
+RULES_0240 = replace(RULES_0251, scheduler=replace(RULES_0251.scheduler, padding="never"))
 
 RULES_0191 = replace(
     RULES_0240,

@@ -51,6 +51,7 @@ class Runner:
     computes: bool = True  # False: no network, so nothing is held and nothing is moved
     pages: Pages = field(init=False)
     held: dict[int, CachedRequestState] = field(default_factory=dict)
+    drafting: bool = False  # a request of the step that runs has drafts
     state_group: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class Runner:
         """Run a step; what was sampled for each of its chunks, nothing where it read on."""
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
+        self.drafting = any(chunk.drafts for chunk in step.chunks)
         for chunk in step.chunks:
             self._hold(chunk)
         for group, source, target in step.copies:
@@ -240,6 +242,7 @@ class Runner:
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
         """Which of the speculative states goes on: the one after the last accepted token."""
-        if drafts or not self.rules.plain_path_reads_first:
-            return held.accepted - 1
-        return 0
+        plain = self.rules.plain_path_reads_first and "delta" in self.network.spec.layers
+        v1 = self.rules.plain_step_reads_first or self._state.mode == "all"  # V2 has no such mode
+        plain |= v1 and not self.drafting
+        return 0 if plain and not drafts else held.accepted - 1

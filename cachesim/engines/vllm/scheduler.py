@@ -232,24 +232,34 @@ class Scheduler:
         """
         rules, manager = self.rules.scheduler, self.manager
         states = bool(manager.coordinator.mamba) and len(manager.groups) > 1
+        diverged = False
         if self.external is not None and states and rules.store_hit == "longest-group":
             hit = manager.longest_group(request)
+        elif self.external is not None and states and rules.store_hit == "attention":
+            hit, diverged = manager.attention_hit(request)
         else:
             hit = manager.get_computed_blocks(request)
-        if self.on_lookup is not None:
-            self.on_lookup(request, hit)
-        if self.rules.retention.keeps_junction:
-            request.shared_prefix_boundary = hit.length + hit.uncached if hit.uncached else 0
+        self._looked_up(request, hit)
         if self.external is None:
             return hit, 0
         size = manager.sizes.scheduler_block
-        tail = hit.length % size if rules.store_hit == "whole-blocks" else 0
+        tail = hit.length % size if rules.store_hit in {"attention", "whole-blocks"} else 0
         found = self.external(request, hit.length - tail)
+        if diverged and found <= tail:  # no state where attention's hit ends
+            hit = manager.get_computed_blocks(request)
+            self._looked_up(request, hit)
+            return hit, 0
         if not tail:
             return hit, found
         if found > tail:
             return manager.shortened(hit, hit.length - tail), found
         return hit, 0
+
+    def _looked_up(self, request: Request, hit: Hit) -> None:
+        if self.on_lookup is not None:
+            self.on_lookup(request, hit)
+        if self.rules.retention.keeps_junction:
+            request.shared_prefix_boundary = hit.length + hit.uncached if hit.uncached else 0
 
     def _pads(self, new: int, start: int, step: Step) -> bool | None:
         """Whether a request with one token to compute gets draft slots; None: it has to wait.

@@ -52,7 +52,7 @@ class Splitter:
         end_of_prefill = max(request.num_prompt, request.num_tokens - 1)
         if start >= end_of_prefill:
             return new
-        if self.manager.rules.scheduler.chunk_split == "stops":
+        if self.manager.rules.scheduler.chunk_split in {"stops", "early-stops"}:
             return self._at_stops(request, new, start, end_of_prefill)
         size = self.size
         last = self._last_boundary(request)
@@ -92,14 +92,18 @@ class Splitter:
         size = self.size
         last = self._last_boundary(request)
         end = start + new
-        if end < end_of_prefill:
+        early = self.manager.rules.scheduler.chunk_split == "early-stops"
+        if early:  # may leave nothing of a chunk: a budget below a block waits for ever
+            end = end // size * size if end < last else end
+        elif end < end_of_prefill:
             aligned = end // size * size
             if aligned > start or size <= self.budget:
                 end = aligned
         tail = self._tail_boundary(request) if self.partial_states else 0
         junction = request.shared_prefix_boundary
+        boundary = (start // size + 1) * size
         stops = (
-            (start // size + 1) * size if start % size else 0,
+            boundary if start % size and (not early or boundary <= last) else 0,
             last,
             tail if last < tail < request.num_prompt else 0,
             start + (junction - start) // size * size if start < junction < end else 0,

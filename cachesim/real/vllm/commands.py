@@ -33,7 +33,7 @@ def real_vllm(
     Parameters
     ----------
     release
-        0.19.1, 0.24.0, 0.28.0, 0.30.0 or 0.33.0; the newest if left out.
+        0.19.1, or one of each minor from 0.24.0 to 0.33.0; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads

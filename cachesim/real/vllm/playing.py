@@ -75,7 +75,9 @@ class Player:
                 overlaps=overlaps,
             ),
         )
-        self.junctions = rules.retention.keeps_junction
+        apart = config.get("store") and rules.scheduler.store_hit == "longest-group"
+        several = bool(self.manager.coordinator.mamba) and len(self.manager.groups) > 1
+        self.junctions = rules.retention.keeps_junction and not (apart and several)
         self.prefixes = Prefixes(self.manager.sizes.hash_block, ahead)
         self.scheduler.on_lookup = self._looked_up
         if config.get("store"):

@@ -27,6 +27,7 @@ Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
 WRONG_DRAFT = 9_999_999
+LOOKUPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
 MOST_STEPS = 20_000
 
 
@@ -84,6 +85,7 @@ class Server:
         self.told: dict[str, Json] = {}
         self.count = 0
         self.most_under_way = 2 if config.get("overlaps") else 1
+        self.looking = False
         self.under_way: list[Real] = []  # scheduled, and not yet come back
         self._watch_evictions()
 
@@ -177,6 +179,19 @@ class Server:
 
         self.pool._maybe_evict_cached_block = watched
 
+    def _watched(self, inner: Real) -> Real:
+        """A look-up that is written down, if it is none within another one."""
+
+        def lookup(request: Real, *given: Real, **named: Real) -> Real:
+            within, self.looking = self.looking, True
+            found = inner(request, *given, **named)
+            self.looking = within
+            if not within:
+                self.told[request.request_id]["lookups"].append([found[1], *found[2:3]])
+            return found
+
+        return lookup
+
     def _label(self, keyed: Real) -> list[int]:
         if isinstance(keyed, tuple):
             value, group = keyed[0], keyed[1]
@@ -228,16 +243,12 @@ class Server:
         self.evicted = []
         self.told, self.wanted = {}, {}
         requests: dict[str, Real] = {}
-        inner = self.manager.get_computed_blocks
-
-        def lookup(request: Real, *given: Real, **named: Real) -> Real:
-            found = inner(request, *given, **named)
-            self.told[request.request_id]["lookups"].append([found[1], *found[2:3]])
-            return found
-
-        self.manager.get_computed_blocks = lookup
+        watched = [each for each in LOOKUPS if hasattr(self.manager, each)]
+        for name in watched:
+            setattr(self.manager, name, self._watched(getattr(self.manager, name)))
         problem = self._until_done(requests, group)
-        del self.manager.get_computed_blocks
+        for name in watched:
+            delattr(self.manager, name)
         if problem:
             return {"error": problem}
         self.scheduler.schedule()  # flushes what the last step left

@@ -8,8 +8,11 @@ from cachesim.engines.profile import Profile
 from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 
-FIXED: Final = "+39273+43569"
+FIXED: Final = "+43569"
 """What 0.33.0 needs so that no answer is wrong."""
+
+EARLIER: Final = "+39273+43569"
+"""What a release before 0.32 needs beside its own."""
 
 MOST_REQUESTS: Final = 4
 
@@ -44,13 +47,13 @@ DEFECTS: Final = (
     ),
     Defect(
         about="recurrent groups are granted a block more (#43559)",
-        profile=f"0.24.0{FIXED}+44243-agreed",
-        cured=f"0.24.0{FIXED}+44243-agreed+46281",
+        profile=f"0.24.0{EARLIER}+44243-agreed",
+        cured=f"0.24.0{EARLIER}+44243-agreed+46281",
     ),
     Defect(
         about="the same, put back",
-        profile=f"0.33.0{FIXED}+no-46281",
-        cured=f"0.33.0{FIXED}",
+        profile=f"0.28.0{EARLIER}+no-46281",
+        cured=f"0.28.0{EARLIER}",
     ),
     Defect(
         about="a group takes blocks before another one holds its hit (#33775)",
@@ -66,8 +69,8 @@ DEFECTS: Final = (
     ),
     Defect(
         about="a state's entry in the wrong unit (#55600)",
-        profile=f"0.30.0{FIXED}",
-        cured=f"0.30.0{FIXED}+55601",
+        profile=f"0.30.0{EARLIER}",
+        cured=f"0.30.0{EARLIER}+55601",
     ),
     Defect(
         about="the same, put back",
@@ -76,18 +79,30 @@ DEFECTS: Final = (
     ),
     Defect(
         about="a plain step after accepted drafts (#39273)",
-        profile="0.33.0+43569",
+        profile="0.31.0+43569+55601",
+        cured=f"0.31.0{EARLIER}+55601",
+        model="hybrid-delta",
+    ),
+    Defect(
+        about="the same, put back",
+        profile=f"0.33.0{FIXED}+no-39273",
         cured=f"0.33.0{FIXED}",
+        model="hybrid-delta",
+    ),
+    Defect(
+        about="a step of no drafts after accepted ones, in Model Runner V1 (#40875)",
+        profile="0.28.0+43569",
+        cured=f"0.28.0{EARLIER}",
     ),
     Defect(
         about="published, and the chunk of an aborted request skipped (#56525)",
-        profile="0.33.0+39273+skips-aborted",
+        profile="0.33.0+skips-aborted",
         cured=f"0.33.0{FIXED}+skips-aborted",
     ),
     Defect(
         about="with a store, attention's hit where no state is (#48195)",
-        profile=f"0.24.0{FIXED}+46281",
-        cured=f"0.24.0{FIXED}+46281+44243-agreed",
+        profile=f"0.24.0{EARLIER}+46281",
+        cured=f"0.24.0{EARLIER}+46281+44243-agreed",
         flags={"connector": "store"},
     ),
     Defect(
