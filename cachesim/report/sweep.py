@@ -103,8 +103,11 @@ def title_of(row: Mapping[str, Any]) -> str:
         told += f", {row['scale']} tokens of the trace as one"
     if row["replies"] is not None:
         told += f", replies of {row['replies']}"
+    if row["rank"] is not None:
+        told += f", data-parallel rank {row['rank']}"
     if row["turn"]:
         told += f", turns of {row['turn']} ms"
+        told += f", timestamps in {row['timestamps']}" if row["timestamps"] else ""
     return told
 
 

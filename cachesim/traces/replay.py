@@ -312,6 +312,8 @@ def told(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
         "first": source.first,
         "replies": source.replies,
         "turn": source.turn,
+        "rank": source.rank,
+        "timestamps": source.timestamps,
         "profile": cell.profile,
         "model": cell.model,
         "settings": dict(cell.options),

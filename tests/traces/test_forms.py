@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.report.sweep import title_of
 from cachesim.traces.asked import TraceError
 from cachesim.traces.made import UNIT, made_requests
 from cachesim.traces.reading import Clock, open_trace
-from cachesim.traces.replay import Cell, play
+from cachesim.traces.replay import Cell, play, told
 from cachesim.traces.source import Source
 
 ROOT = Path(__file__).parents[2]
@@ -219,6 +220,8 @@ def test_a_rank_reuses_nothing_of_another(tmp_path: Path) -> None:
     assert (2, 128, 48) == tuple(one[each] for each in ("requests", "prompt_tokens", "cached"))
     assert "the data-parallel ranks 0, 1 have a cache each" in whole["notes"][0]
     assert [] == one["notes"]
+    cell = Cell(source=Source(name=str(path), rank=1), profile="bound")
+    assert "trace.jsonl: 2 requests, data-parallel rank 1" == title_of(told(cell, one))
 
 
 @pytest.mark.parametrize("key", ["cache_salt", "lora_name", "lora_id"])
