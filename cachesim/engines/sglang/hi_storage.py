@@ -3,11 +3,11 @@
     device  <-->  host  --backup-->  storage        once the copy to the host is done
                     ^---prefetch-------/            while a request waits
 
-Trap: pages are found by their tokens alone, and what comes back hangs under the extra key of the
-node that the request's match ended at. At the root that is no key at all: a request with a key of
-its own never finds what was fetched for it. Trap: with EAGLE nodes are hashed pair by pair and the
-prefetch asks for single tokens, so that nothing is ever found. Trap: what comes back below the root
-takes the root's priority, and goes first where `priority` says who goes.
+Trap: pages are found by their tokens alone, and fetched pages are inserted under the extra key of
+the node at which the request's match ended. The root, where nothing matched, has none: a request
+with a key of its own does not match what was fetched for it. Trap: with EAGLE nodes are hashed pair
+by pair and the prefetch queries single tokens, so that nothing is ever found. Trap: a node fetched
+below the root takes the root's priority, the lowest, and is evicted first under `priority`.
 """
 
 from collections.abc import Hashable
