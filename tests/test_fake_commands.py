@@ -142,7 +142,7 @@ def test_random_workloads_are_searched(command: Command, jobs: int) -> None:
 
 
 def test_a_hunt_writes_a_report_that_runs(command: Command) -> None:
-    assert "wrong answer" in command("hunt fake@r3 --minutes 0.02 --emit reports", status=1)
+    assert "wrong answer" in command("hunt fake@r3 --minutes 0.1 --emit reports", status=1)
 
     report = min(Path("reports").glob("*.md")).read_text()
     (printed,) = re.findall(r"cachesim (run .*)", report)

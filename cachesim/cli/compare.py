@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.inputs import output_at, write
+from cachesim.cli.outputs import output_at, write
 from cachesim.errors import ScenarioError
 from cachesim.files import PLOT
 from cachesim.model.arithmetic import ArithmeticName

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cachesim.cli.inputs import output_at
 from cachesim.cli.jobs import Job, jobs_of
+from cachesim.cli.outputs import output_at
 from cachesim.cli.run import play, status, write_report
 from cachesim.errors import InputError
 from cachesim.files import PAGE

@@ -15,7 +15,6 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.errors import InputError
-from cachesim.files import Output
 from cachesim.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.logs.mlx_debug import as_dump, has_bodies
 from cachesim.logs.what_if import value_of
@@ -74,17 +73,6 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
             raise InputError(msg)
         options[name.replace("-", "_").lstrip("_")] = value_of(value)
     return options
-
-
-def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:
-    """The file that a flag names, if it is given, checked before any work is done for it."""
-    return None if path is None else Output.at(path, flag, kind)
-
-
-def write(output: Output, text: str) -> None:
-    """Write what a flag asked for; its name goes to standard error."""
-    output.write(text)
-    show(notes(), Text(f"{output.flag[2:]}: {output.path}"))
 
 
 @dataclass(frozen=True, slots=True)

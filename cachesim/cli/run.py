@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
-from cachesim.cli.inputs import output_at
 from cachesim.cli.jobs import Job, jobs_of
+from cachesim.cli.outputs import output_at
 from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.workers import how_many, workers
 from cachesim.errors import InputError, ScenarioError

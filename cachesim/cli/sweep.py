@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, Format
-from cachesim.cli.inputs import output_at
+from cachesim.cli.outputs import output_at
 from cachesim.cli.replay import progress, write_json
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError

@@ -22,10 +22,9 @@ from cachesim.cli.inputs import (
     ServerFlags,
     TextOrJson,
     given,
-    output_at,
     requests_in,
-    write,
 )
+from cachesim.cli.outputs import output_at, write
 from cachesim.cli.tune import swept
 from cachesim.errors import InputError
 from cachesim.files import PAGE, Output

@@ -144,7 +144,7 @@ def _retokenised(understood: Understood, played: Replayed, again: int | None) ->
         return None
     return (
         f"reuse ends after {counted(inside, 'token')} of the reply of request "
-        f"{earlier.recorded.number}: its text, tokenised anew, need not give the sampled tokens"
+        f"{earlier.recorded.number}: its text, tokenised again, need not give the sampled tokens"
     )
 
 

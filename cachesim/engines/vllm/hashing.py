@@ -20,7 +20,7 @@ ROOT: Final = -1
 
 
 class Prefixes:
-    """Numbers whole prefixes, one hash unit at a time."""
+    """Numbers whole prefixes, one hash unit at a time. Follows `get_request_block_hasher`."""
 
     __slots__ = ("_earlier", "_given", "_numbers", "_roots", "lookahead", "unit")
 

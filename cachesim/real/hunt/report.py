@@ -38,7 +38,7 @@ LIKELIEST: Final = 10
 
 RACING: Final = (
     "The prompt of the line that ends with `&` has to be in prefill when the next request comes: "
-    "if it was done sooner, start the servers anew."
+    "if it was done sooner, start the servers again."
 )
 
 SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
