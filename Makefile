@@ -45,7 +45,7 @@ users: $(VENV)/.check        ## every command and format on logs, recordings, tr
 	@$(BIN)/python -m tests.end_to_end
 
 nightly: $(VENV)/.check      ## the same on a thousand new logs, and the reused tokens of 1,500 new lives of servers
-	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d)
+	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --every 1
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory

@@ -168,3 +168,5 @@ class Settings:
     seed: int
     logs: int
     recordings: int
+    every: int
+    """One log of so many is read alone too."""

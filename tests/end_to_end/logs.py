@@ -1,14 +1,15 @@
 """Logs of real llama.cpp servers: `why`, `tune`, `bisect`, and what they write, run again.
 
-`why --format json` reads every log; the other command lines take turns, so that each of them meets
-each release, verbosity and kind of life.
+`why --format json` reads every log together with others; so many of them are read alone, by command
+lines that take turns, so that each of these meets each release, verbosity and kind of life.
 """
 
 import bz2
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from cachesim.real.environment import EnvironmentUnavailableError
 from cachesim.real.llama_cpp.server import environment_for
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
+from tests.end_to_end.client import Answer
 from tests.end_to_end.laws import broken_by_truth
 from tests.end_to_end.life import Life, Lives, shares
 from tests.end_to_end.lives import paired
@@ -24,6 +26,9 @@ from tests.end_to_end.program import Ran
 LOG: Final = "server.log"
 DAMAGED: Final = frozenset({0, 2})
 PLAYED: Final = frozenset({0, 1})
+
+MANY: Final = 1000
+"""More groups than one life has."""
 
 Turn = Callable[[Bench, Life], None]
 
@@ -35,47 +40,66 @@ def tasks(settings: Settings) -> Iterator[Task]:
             yield Task(
                 name=f"logs of {release} -lv {verbosity}",
                 do=of_release,
-                given=(release, verbosity, part, settings.seed),
+                given=(release, verbosity, part, settings),
             )
 
 
-def of_release(release: str, verbosity: int, numbers: range, seed: int) -> Result:
-    """Play lives and read their logs."""
+def of_release(release: str, verbosity: int, numbers: range, settings: Settings) -> Result:
+    """Play lives and read their logs: all in one command line, and some of them each for itself."""
     result = Result()
     try:
         environment_for(release).ready()
     except EnvironmentUnavailableError as error:
         result.skipped.append(f"logs of {release}: {error}")
         return result
+    found: list[Life] = []
     with Lives(release, verbosity) as lives:
-        for number in numbers:
-            life = lives.play(seed, number)
-            if life is not None:
-                read(life, number, result)
+        for at, number in enumerate(numbers):
+            life = lives.play(settings.seed, number)
+            if life is None:
+                continue
+            found.append(life)
+            if at % settings.every == 0:
+                read(life, number // 2 // settings.every, result)
+    read_together(found, result)
     return result
+
+
+def read_together(lives: Sequence[Life], result: Result) -> None:
+    """All logs of one release, as those of a server that was started again and again."""
+    if not lives:
+        return
+    with bench(f"{lives[0].release} -lv {lives[0].verbosity}", result) as place:
+        names, answers = [], list[Answer]()
+        for at, life in enumerate(lives):
+            result.inputs["logs of llama.cpp"] += 1
+            for kind in life.kinds:
+                result.inputs[f"logs with {kind}"] += 1
+            names.append(place.put(f"{at}.log", life.log))
+            answers += [replace(each, group=at * MANY + each.group) for each in life.answers]
+        law = partial(_true, answers)
+        place.try_(Case(words=["why", *names, "--format", "json"], form="json", extra=law))
 
 
 def read(life: Life, number: int, result: Result) -> None:
     """Run the command lines whose turn it is on one log."""
     with bench(f"{life.release} -lv {life.verbosity}", result) as place:
-        for kind in life.kinds:
-            result.inputs[f"logs with {kind}"] += 1
-        result.inputs["logs of llama.cpp"] += 1
+        result.inputs["logs read alone"] += 1
         place.put(LOG, life.log)
         served = any(each.was_launched for each in life.answers)
         words = ["why", LOG, "--format", "json"]
         statuses = frozenset({0}) if served else DAMAGED
         ran = place.try_(
-            Case(words=words, form="json", statuses=statuses, extra=partial(_true, life))
+            Case(words=words, form="json", statuses=statuses, extra=partial(_true, life.answers))
         )
         if ran.status == 2 and not served:
             return
         TURNS[number % len(TURNS)](place, life)
 
 
-def _true(life: Life, ran: Ran) -> Iterator[str]:
+def _true(answers: Sequence[Answer], ran: Ran) -> Iterator[str]:
     found = json.loads(ran.out)
-    yield from broken_by_truth(found, paired(life.answers, found["requests"]))
+    yield from broken_by_truth(found, paired(answers, found["requests"]))
 
 
 def _text(place: Bench, _life: Life) -> None:
@@ -155,7 +179,7 @@ def _one_request(place: Bench, _life: Life) -> None:
 
 def _told(place: Bench, life: Life) -> None:
     """What its user knows of the server is said."""
-    law = partial(_true, life)
+    law = partial(_true, life.answers)
     words = ["why", LOG, *life.flags(), "--format", "json"]
     place.try_(Case(words=words, form="json", extra=law))
     place.try_(Case(words=["why", LOG, *life.flags(), "--chats"], form="--chats"))
@@ -167,7 +191,7 @@ def _stdin(place: Bench, life: Life) -> None:
 
 
 def _packed(place: Bench, life: Life) -> None:
-    law = partial(_true, life)
+    law = partial(_true, life.answers)
     for name, pack in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
         place.put(f"server.log.{name}", pack(life.log))
         words = ["why", f"server.log.{name}", "--format", "json"]
@@ -179,7 +203,7 @@ def _rotated(place: Bench, life: Life) -> None:
     lines = life.log.splitlines(keepends=True)
     place.put("server.log.1", b"".join(lines[: len(lines) // 2]))
     place.put("server.log.2", b"".join(lines[len(lines) // 2 :]))
-    law = partial(_true, life)
+    law = partial(_true, life.answers)
     words = ["why", "server.log.1", "server.log.2", "--format", "json"]
     place.try_(Case(words=words, form="json", extra=law))
 
@@ -223,7 +247,7 @@ def _wrapped(place: Bench, life: Life) -> None:
     journal = b"Nov 22 08:00:01 host llama-server[812]: "
     lines = life.log.splitlines(keepends=True)
     place.put("journal.log", b"".join(journal + line for line in lines))
-    law = partial(_true, life)
+    law = partial(_true, life.answers)
     words = ["why", "journal.log", "--format", "json"]
     place.try_(Case(words=words, form="json", extra=law))
 
