@@ -268,11 +268,11 @@ def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """Sums over all requests that were not refused, as far as they are known.
 
     prompt tokens = reused + processed + unknown; a prompt whose length is not sure counts with what
-    is known of it.
+    is known of it. A number that no request has is None.
     """
     refused = [each for each in requests if each["refused"]]
     others = [each for each in requests if not each["refused"]]
@@ -285,8 +285,8 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {
         "requests": len(requests),
         "prompt_tokens": cached + processed + unknown,
-        "cached": cached,
-        "processed": processed,
+        "cached": cached if _has_any(others, "cached") else None,
+        "processed": processed if _has_any(others, "processed") else None,
         "unknown": unknown,
         "again": sum(each["again"] or 0 for each in requests),
         "again_at_most": sum(map(_again_at_most, requests)),
@@ -295,6 +295,10 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         "refused": len(refused),
         "refused_tokens": sum(each["prompt_tokens"] or 0 for each in refused),
     }
+
+
+def _has_any(requests: Sequence[Mapping[str, Any]], key: str) -> bool:
+    return not requests or any(each[key] is not None for each in requests)
 
 
 def _again_at_most(request: Mapping[str, Any]) -> int:

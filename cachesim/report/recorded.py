@@ -49,26 +49,33 @@ ESTIMATED: Final = (
 def totals_line(totals: Mapping[str, Any]) -> str:
     """Prompt tokens of all requests, and what became of them, as far as answers report it."""
     answered, reported = totals["answered"], totals["reported"]
-    prompts, cached = reported["prompt_tokens"], reported["cached"]
+    prompts, cached, processed = (reported[key] for key in ("prompt_tokens", "cached", "processed"))
     if not answered:
         return "No request was answered."
-    counts = (
-        f"{shown(totals['cached'])} reused, {shown(totals['processed'])} processed, "
-        f"{shown(totals['again'])} of these reprocessed."
-    )
+    reused, read = (f"{shown(totals[key])} {word}" for key, word in PARTS)
+    again = f"{shown(totals['again'])} of these reprocessed."
     whole = f"{shown(totals['prompt_tokens'])} prompt tokens"
-    if prompts == cached == answered:
-        return f"{whole}: {counts}"
-    if not prompts and not cached:
+    if prompts == cached == processed == answered:
+        rest = totals["prompt_tokens"] - totals["cached"] - totals["processed"]
+        unknown = f", {rest:,} unknown" if rest else ""  # of prompts whose client left
+        return f"{whole}: {reused}, {read}{unknown}, {again}"
+    if not prompts and not cached and not processed:
         return "Prompt, reused and processed tokens: unknown, no answer reports them."
     first = f"{whole} in {prompts} of {answered} answered requests."
     if not prompts:
         first = "Prompt tokens: unknown, no answer reports them."
     elif prompts == answered:
         first = f"{whole}."
-    if not cached:
+    if not cached and not processed:
         return f"{first} Reused and processed: unknown, no answer reports cached tokens."
-    return f"{first} In {cached} of {answered} answered requests: {counts}"
+    if cached == processed:
+        return f"{first} In {cached} of {answered} answered requests: {reused}, {read}, {again}"
+    some = f"{reused} in {cached} of {answered} answered requests" if cached else "Reused: unknown"
+    return f"{first} {some}; {read} in {processed} of {answered}."
+
+
+PARTS: Final = (("cached", "reused"), ("processed", "processed"))
+"""What becomes of prompt tokens, and its word."""
 
 
 def server_line(server: Mapping[str, Any], agreement: Mapping[str, Any]) -> str:

@@ -128,17 +128,17 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         )
 
 
-def totals_in_words(totals: Mapping[str, int]) -> str:
+def totals_in_words(totals: Mapping[str, Any]) -> str:
     """What all requests come to."""
     return " ".join([_sum_in_words(totals), *_left_out(totals)])
 
 
-def _sum_in_words(totals: Mapping[str, int]) -> str:
+def _sum_in_words(totals: Mapping[str, Any]) -> str:
     if not totals["prompt_tokens"]:
         return "No line says how many tokens a prompt had, or how many were processed."
     if totals["untold"] == totals["requests"] - totals["refused"]:
         return (
-            f"{totals['processed']:,} tokens were processed; how many were reused, "
+            f"{shown(totals['processed'])} tokens were processed; how many were reused, "
             "the log does not say."
         )
     unknown = f", {totals['unknown']:,} unknown" if totals["unknown"] else ""
@@ -146,7 +146,7 @@ def _sum_in_words(totals: Mapping[str, int]) -> str:
     matched = f"{again:,}" if again == most else f"{again:,} to {most:,}"
     return (
         f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{totals['processed']:,} processed{unknown}. Of these {matched} matched what the "
+        f"{shown(totals['processed'])} processed{unknown}. Of these {matched} matched what the "
         f"server held, and were reprocessed anyway."
     )
 

@@ -205,7 +205,7 @@ def _coming(requests: Iterable[Asked], unit: int, source: Source) -> Iterator[Co
         yield Coming(
             number=number,
             time=asked.time,
-            known=known.see(_blocks_of(asked, unit, scale), asked.kept),
+            known=known.see(_blocks_of(asked, unit, scale), _fed(asked)),
             prompt=cast("Tokens", prompt),
             reply=cast("Tokens", reply),
             trace=asked,
@@ -231,6 +231,14 @@ def _blocks_of(asked: Asked, unit: int, scale: int) -> list[tuple[int, int]]:
     size = unit // scale
     last = -(-asked.length // scale) - size * (len(asked.blocks) - 1)
     return [*((block, size) for block in asked.blocks[:-1]), (asked.blocks[-1], last)]
+
+
+def _fed(asked: Asked) -> Sequence[tuple[int, int]]:
+    """Prompt and reply without the reply's last token, which mlx-lm alone feeds."""
+    if not asked.reply:
+        return asked.kept
+    *before, (block, size) = asked.kept
+    return [*before, (block, size - 1)] if size > 1 else before
 
 
 def _counted(served: Iterable[Served]) -> Iterator[Replayed]:

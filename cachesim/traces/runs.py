@@ -53,7 +53,7 @@ def asked_of(
         sizes=tuple(size for _, size in blocks),
         runs=prompt,
         reply=reply,
-        kept=chains.of(_joined([*prompt, *_without_last(reply)])),
+        kept=chains.of(_joined([*prompt, *reply])),
         silent="reply" not in told,
         seconds=seconds,
     )
@@ -90,11 +90,3 @@ def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
         else:
             found.append((text, first, last))
     return tuple(found)
-
-
-def _without_last(runs: Sequence[Run]) -> Sequence[Run]:
-    """The last token of a reply is sampled and not computed."""
-    if not runs:
-        return runs
-    text, first, last = runs[-1]
-    return [*runs[:-1], *([(text, first, last - 1)] if last - 1 > first else [])]

@@ -111,6 +111,11 @@ def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"totals: {key} is 0 where every request's is unknown"
     whole, cached, processed = (totals.get(k) for k in ("prompt_tokens", "cached", "processed"))
     unknown = totals.get("unknown") or 0
+    reported = totals.get("reported", {})
+    if len({reported.get(key) for key in ("prompt_tokens", "cached", "processed")}) > 1:
+        return  # each total is over other requests, and the text names how many
+    if any(each["cancelled"] for each in requests) and reported:
+        unknown = max(0, (whole or 0) - (cached or 0) - (processed or 0))
     if None not in (whole, cached, processed) and whole != cached + processed + unknown:
         yield (
             f"totals: {whole} prompt tokens are not {cached} cached, {processed} processed and "

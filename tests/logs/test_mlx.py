@@ -54,6 +54,7 @@ def test_what_was_processed_is_told_and_what_was_cached_is_not_known() -> None:
 
     assert [each["processed"] for each in found["requests"]] == [165, 107, 106]
     assert {each["known"]["cached"] for each in found["requests"]} == {"unknown"}
+    assert (None, 378) == (found["totals"]["cached"], found["totals"]["processed"])
     assert {each["slot"] for each in found["requests"]} == {None}
     assert found["servers"][0]["profile"].startswith("mlx-lm@")
     assert "--log-level DEBUG" in found["servers"][0]["missing"][0]

@@ -7,6 +7,7 @@ import pytest
 
 from cachesim.logs.what_if import answers, usual
 from cachesim.logs.whole import Wanted, read_files, replays_of
+from cachesim.report.recorded import totals_line
 from cachesim.report.why import totals_in_words
 from tests.logs.test_log_places import JUNE, START, in_words, told
 from tests.logs.test_threads import SWA, finished, launched, may
@@ -216,3 +217,39 @@ def test_lines_of_a_fixed_width_are_not_broken() -> None:
     )
 
     assert "" == told(log, model="dense")["log"]["broken"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "line"),
+    [
+        (
+            {"prompt_tokens": 1, "cached": 1, "processed": 5},
+            (
+                "9 prompt tokens in 1 of 5 answered requests. 3 reused in 1 of 5 answered "
+                "requests; 128 processed in 5 of 5."
+            ),
+        ),
+        (
+            {"prompt_tokens": 0, "cached": 0, "processed": 5},
+            (
+                "Prompt tokens: unknown, no answer reports them. Reused: unknown; 128 processed in "
+                "5 of 5."
+            ),
+        ),
+    ],
+)
+def test_each_sum_of_a_recording_names_the_requests_it_is_over(
+    reported: dict[str, int], line: str
+) -> None:
+    totals = {"answered": 5, "reported": reported, "prompt_tokens": 9, "cached": 3}
+
+    assert line == totals_line({**totals, "processed": 128, "again": 0})
+
+
+def test_what_was_left_of_a_prompt_whose_client_left_is_unknown() -> None:
+    reported = dict.fromkeys(("prompt_tokens", "cached", "processed"), 3)
+    totals = {"answered": 3, "reported": reported, "prompt_tokens": 446, "cached": 126}
+
+    assert "446 prompt tokens: 126 reused, 311 processed, 9 unknown, 3 of these reprocessed." == (
+        totals_line({**totals, "processed": 311, "again": 3})
+    )

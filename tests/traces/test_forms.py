@@ -376,3 +376,17 @@ def test_a_line_without_an_end_is_not_read_whole(
 
     with pytest.raises(TraceError, match=r"trace.jsonl:1: more than 1,000 characters"):
         open_trace(path)
+
+
+def test_no_server_beats_the_bound_where_a_reply_is_asked_for_again_whole(tmp_path: Path) -> None:
+    """mlx-lm feeds the last token of a reply too, so its next turn reuses that one."""
+    lines = [
+        {"timestamp": 0, "prompt": [[4, 0, 92]], "reply": [[5, 0, 37]]},
+        {"timestamp": 9, "prompt": [[4, 0, 92], [5, 0, 37], [6, 0, 28]], "reply": [[7, 0, 17]]},
+    ]
+    source = Source(name=str(written(tmp_path, lines)))
+    profiles = ("mlx-lm@0.32.2", "llama.cpp@b11549")
+    bound = play(Cell(source=source, profile="bound"))
+    found = [play(Cell(source=source, profile=each, model="dense")) for each in profiles]
+
+    assert (129, [129, 128]) == (bound["cached"], [each["cached"] for each in found])
