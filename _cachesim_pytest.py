@@ -166,9 +166,16 @@ class UnexpectedError(Exception):
     def told(self, scenario: "Scenario", source: str) -> str:
         """The mismatches and the report, as plain text."""
         from cachesim.printable import printable
+        from cachesim.real.hunt.proof import proof_command
         from cachesim.report.consoles import plain_text
         from cachesim.report.findings import one_scenario
+        from cachesim.scenario.acceptance import full_profile
 
-        told = plain_text(one_scenario(scenario, [self.entry], source=source, width=80))
+        def proof(run: "Run", step: int) -> str:
+            return proof_command(
+                scenario, full_profile(scenario.engine.name, run.profile), source, step
+            )
+
+        told = plain_text(one_scenario(scenario, [self.entry], width=80, proof=proof))
         again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []
         return "\n".join((*map(printable, self.entry.mismatches), "", told, *again))

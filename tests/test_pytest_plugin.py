@@ -63,6 +63,17 @@ def test_a_folder_of_scenarios_is_collected_and_failures_are_told(tmp_path: Path
     assert ["b11549"] == [each.profile for each in emitted.expect]
 
 
+def test_a_wrong_answer_comes_with_its_proof(tmp_path: Path) -> None:
+    shipped = (ROOT / "scenarios/llama.cpp/llama.cpp-three-requests.toml").read_text()
+    expects = 'answer  = ["same", "same", "diverged"]'
+    (tmp_path / "three.toml").write_text(shipped.replace(expects, 'answer = "same"'))
+
+    done = collected(tmp_path)
+
+    assert done.returncode == 1
+    assert f"prove it cachesim real llama.cpp --scenario {tmp_path / 'three.toml'}" in done.stdout
+
+
 def test_scenarios_of_other_engines_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "chat.toml").write_text(SCENARIO)
     foreign = SCENARIO.replace('"llama.cpp"', '"mlx-lm"').replace(
