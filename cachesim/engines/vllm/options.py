@@ -195,6 +195,12 @@ class VllmOptions:
         used = self.use_eagle and self.enable_prefix_caching and not legacy
         return int(used and rules.lookup.lookahead_hashes)
 
+    def runs_on_v1(self, rules: Rules) -> bool:
+        """Whether a model with states runs on Model Runner V1. Follows `use_v2_model_runner`."""
+        some = self.speculative_method == "ngram" or self.mamba_cache_mode == "all"
+        use = rules.runner.model_runner_v1
+        return use == "always" or (use == "n-grams" and some)
+
     def drops_eagle_block(self, rules: Rules) -> bool:
         """Whether a hit's last block is dropped for a drafter, which ids do not vouch for."""
         return self.use_eagle and not self.hash_lookahead(rules)

@@ -39,7 +39,7 @@ ALL: Final = tuple(release.name for release in RELEASES)
 SINCE_0240: Final = ALL[ALL.index("0.24.0") :]
 SINCE_0280: Final = ALL[ALL.index("0.28.0") :]
 SINCE_0320: Final = ALL[ALL.index("0.32.0") :]
-SEEDED: Final = ("0.30.0", "0.31.0")
+SEEDED: Final = ("0.29.0", "0.30.0", "0.31.0")
 
 
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
@@ -135,7 +135,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="no-39273",
         about="defect put back: a step without drafts continues from before the accepted ones",
         fits=SINCE_0320,
-        lay=laying(runner={"plain_path_reads_first": True}),
+        lay=laying(runner={"plain_path_reads_first": True, "plain_step_reads_first": True}),
         pull=39273,
     ),
     Patch(

@@ -14,6 +14,7 @@ MarginBound: TypeAlias = Literal["hit-limit", "hashes"]
 Boundaries: TypeAlias = Literal["prompt-end", "eagle-exact"]
 ChunkSplit: TypeAlias = Literal["plain", "uncached-prefix", "early-stops", "stops"]
 PromptStop: TypeAlias = Literal["floor", "below-the-end"]
+V1Use: TypeAlias = Literal["never", "n-grams", "always"]
 Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
 StoreHit: TypeAlias = Literal["agreed", "longest-group", "attention", "whole-blocks"]
 StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
@@ -218,8 +219,12 @@ class RunnerRules:
     further on."""
 
     plain_step_reads_first: bool = False
-    """Until 0.29, in Model Runner V1, so do all recurrent layers in a step in which no request has
+    """Until 0.31, in Model Runner V1, so do all recurrent layers in a step in which no request has
     drafts: what was accepted is handed to them only where one has."""
+
+    model_runner_v1: V1Use = "never"
+    """Which models with states run on Model Runner V1: all until 0.28, then those with n-grams or
+    `mamba_cache_mode` all; since 0.32 none."""
 
     drafts_in_all_mode: bool = True
     """#41233 (0.22): states of `all` mode go together with drafts; before, the engine core ended
@@ -231,7 +236,7 @@ class RunnerRules:
     scheduled and takes nothing back, so in every release such a chunk runs."""
 
     seeds_in_smallest_block: bool = False
-    """#55600 (0.30, 0.31, in Model Runner V2): the entry of a hit's state is computed in the
+    """#55600 (0.29 to 0.31, in Model Runner V2): the entry of a hit's state is computed in the
     smallest block size of all groups."""
 
 
@@ -272,7 +277,13 @@ RULES_0300 = replace(
         RULES_0320.state, tail="prompt-eagle", attention_tail_below_end=False, exact_need=False
     ),
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
-    runner=replace(RULES_0320.runner, plain_path_reads_first=True, seeds_in_smallest_block=True),
+    runner=replace(
+        RULES_0320.runner,
+        plain_path_reads_first=True,
+        plain_step_reads_first=True,
+        model_runner_v1="n-grams",
+        seeds_in_smallest_block=True,
+    ),
     modes=("align", "all", "none"),
 )
 """0.31 has the same."""
@@ -282,7 +293,6 @@ RULES_0290 = replace(
     retention=replace(RULES_0300.retention, boundaries="prompt-end"),
     state=replace(RULES_0300.state, tail="prompt", retires_all=False),
     scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
-    runner=replace(RULES_0300.runner, seeds_in_smallest_block=False, plain_step_reads_first=True),
 )
 
 RULES_0280 = replace(
@@ -290,6 +300,7 @@ RULES_0280 = replace(
     lookup=replace(RULES_0290.lookup, truncates_all=False),
     retention=replace(RULES_0290.retention, on_hit_alignment=False),
     scheduler=replace(RULES_0290.scheduler, pins_tails=True),
+    runner=replace(RULES_0290.runner, model_runner_v1="always", seeds_in_smallest_block=False),
 )
 
 RULES_0271 = replace(

@@ -37,6 +37,19 @@ class CachedRequestState:
     accepted: int = 1  # tokens accepted in the last step, the sampled one included
 
 
+def speculative_offset(
+    rules: RunnerRules, kind: str, *, accepted: int, drafts: int, drafting: bool
+) -> int:
+    """Which of the speculative states goes on: the one after the last accepted token.
+
+    `drafting`: a request of the step has drafts, or the runner hands on what was accepted in any
+    step, as V2 does.
+    """
+    plain = rules.plain_path_reads_first and kind == "delta"
+    plain |= rules.plain_step_reads_first and not drafting
+    return 0 if plain and not drafts else accepted - 1
+
+
 Judge = Callable[[Chunk, Array], Sequence[int]]
 """What is sampled after a chunk, given the logits of its last `1 + drafts` tokens."""
 
@@ -51,6 +64,7 @@ class Runner:
     computes: bool = True  # False: no network, so nothing is held and nothing is moved
     pages: Pages = field(init=False)
     held: dict[int, CachedRequestState] = field(default_factory=dict)
+    v1: bool = False  # Model Runner V1
     drafting: bool = False  # a request of the step that runs has drafts
     state_group: int | None = field(init=False)
 
@@ -147,7 +161,7 @@ class Runner:
 
     @property
     def _seed_unit(self) -> int:
-        if self.rules.seeds_in_smallest_block:
+        if self.rules.seeds_in_smallest_block and not self.v1:
             return min(group.block for group in self.groups)
         return self._state.block
 
@@ -241,8 +255,8 @@ class Runner:
         return store
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
-        """Which of the speculative states goes on: the one after the last accepted token."""
-        plain = self.rules.plain_path_reads_first and "delta" in self.network.spec.layers
-        v1 = self.rules.plain_step_reads_first or self._state.mode == "all"  # V2 has no such mode
-        plain |= v1 and not self.drafting
-        return 0 if plain and not drafts else held.accepted - 1
+        kind = "delta" if "delta" in self.network.spec.layers else "ssm"
+        drafting = self.drafting or not self.v1
+        return speculative_offset(
+            self.rules, kind, accepted=held.accepted, drafts=drafts, drafting=drafting
+        )

