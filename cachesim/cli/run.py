@@ -17,6 +17,8 @@ from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.outputs import output_at
 from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.workers import how_many, workers
+from cachesim.engines.evidence import evidence_of
+from cachesim.engines.family import family_of
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName
@@ -24,6 +26,7 @@ from cachesim.model.build import build
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
+from cachesim.report.paragraphs import EVIDENCE, PROVE, Line
 from cachesim.report.tables import by_class, closing, summary
 from cachesim.scenario import run
 from cachesim.scenario.models import spec_of
@@ -214,14 +217,20 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
         sys.stdout.writelines(f"{line}\n" for line in json_output.lines(each, detail=detail))
 
 
-def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> str:
-    """The command that proves a wrong answer; nothing where no file holds what was played."""
+def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[Line]:
+    """How far a wrong answer is confirmed, and the command that proves it; no command where no file
+    holds what was played, or where the real engine computes no answers.
+    """
     job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
+    label = evidence_of(family_of(job.profile.engine), job.profile, job.scenario.source.issue)
+    if label:
+        return [(EVIDENCE, label)]
     if job.changed or job.source == STDIN:
-        return ""
+        return []
     from cachesim.real.hunt.proof import proof_command
 
-    return proof_command(job.scenario, job.profile, job.source, index)
+    command = proof_command(job.scenario, job.profile, job.source, index)
+    return [(PROVE, command)] if command else []
 
 
 def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console, *, brief: bool) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from cachesim.engines.evidence import SOURCE, Evidence
+
 R = TypeVar("R")
 """An engine's value of rules."""
 
@@ -59,6 +61,7 @@ class Patch(Generic[R]):
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # the rules without it, where it was merged
     cures: str = ""  # the wrong answers that there are without it, by their cause
+    evidence: Evidence = SOURCE  # of these wrong answers
 
 
 def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:

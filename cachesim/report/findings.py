@@ -11,9 +11,9 @@ from cachesim.scenario.format import Scenario
 from cachesim.scenario.result import Run, Step
 
 
-def unproven(_: Run, __: int) -> str:
-    """No command: nothing real was looked for."""
-    return ""
+def unproven(_: Run, __: int) -> list[Line]:
+    """Nothing: nothing real was looked for."""
+    return []
 
 
 def one_scenario(

@@ -13,8 +13,12 @@ from cachesim.scenario.result import Fate, Run
 Line: TypeAlias = tuple[str, str]
 """A word, and the sentence that it stands before."""
 
-Proof: TypeAlias = Callable[[Run, int], str]
-"""The command that shows the wrong answer of a run's step on the real engine; empty: none does."""
+Proof: TypeAlias = Callable[[Run, int], list[Line]]
+"""How far the wrong answer of a run's step is confirmed, and the command that shows it on the real
+engine; empty: neither is known."""
+
+EVIDENCE: Final = "evidence"
+"""What stands before a label."""
 
 PROVE: Final = "prove it"
 """What stands before a command."""
@@ -56,8 +60,7 @@ def _heading(runs: Sequence[Run], index: int) -> Text:
 
 
 def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:
-    """The facts of one step, and the command that proves a wrong answer on a real server."""
+    """The facts of one step, and what supports a wrong answer."""
     step = run.steps[index]
     lines = [(fact.word, fact.sentence) for fact in step.facts]
-    command = proof(run, index) if step.answer == "diverged" else ""
-    return [*lines, (PROVE, command)] if command else lines
+    return [*lines, *(proof(run, index) if step.answer == "diverged" else ())]

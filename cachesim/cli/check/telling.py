@@ -9,6 +9,8 @@ from rich.table import Table
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.plan import WORDS, Plan
+from cachesim.engines.evidence import evidence_of
+from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
@@ -92,7 +94,9 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
         path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
-    lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    label = evidence_of(family_of(profile.engine), profile)
+    lines = [f"  evidence: {label}"] if label else []
+    lines += [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
     command = proof_command(found.scenario, profile, path)
     return [*lines, f"  on the real server: {command}"] if command else lines
 

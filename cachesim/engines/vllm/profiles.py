@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Final
 
+from cachesim.engines.evidence import DERIVED
 from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.rules import (
     RULES_0191,
@@ -101,6 +102,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         landed="0.32.0",
         lay=laying(runner={"plain_path_reads_first": False, "plain_step_reads_first": False}),
         cures="a step without drafts reads a state from before the accepted ones",
+        evidence=DERIVED,  # `cachesim real vllm --runner`
     ),
     Patch(
         name="43569",
