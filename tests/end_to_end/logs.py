@@ -8,6 +8,7 @@ import bz2
 import gzip
 import json
 import lzma
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -138,7 +139,7 @@ def _scenario(place: Bench, _life: Life) -> None:
     place.try_(Case(words=page, form="--report", writes=("run.html",), statuses=PLAYED))
 
 
-def _scenario_elsewhere(place: Bench, life: Life) -> None:
+def _scenario_elsewhere(place: Bench, _life: Life) -> None:
     words = ["why", LOG, "--scenario", "s.toml"]
     ran = place.try_(Case(words=words, form="--scenario", writes=("s.toml",), statuses=DAMAGED))
     if ran.status != 0:
@@ -147,7 +148,9 @@ def _scenario_elsewhere(place: Bench, life: Life) -> None:
     place.try_(Case(words=["explain", "s.toml", *quick], statuses=PLAYED))
     page = ["explain", "s.toml", *quick, "--report", "explained.html"]
     place.try_(Case(words=page, form="--report", writes=("explained.html",), statuses=PLAYED))
-    place.try_(Case(words=["diff", life.release, "b11549", "s.toml", *quick], statuses=PLAYED))
+    (own,) = tomllib.loads((place.folder / "s.toml").read_text())["engine"]["profiles"]
+    newest = "b11549" if own != "b11549" else "b11063"
+    place.try_(Case(words=["diff", own, newest, "s.toml", *quick], statuses=PLAYED))
 
 
 def _scenario_compared(place: Bench, _life: Life) -> None:
