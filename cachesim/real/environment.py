@@ -62,8 +62,9 @@ class Environment:
     def _holds(self, requirement: str) -> bool:
         project, _, version = requirement.partition("==")
         stem = re.sub(r"[-_.]+", "_", re.sub(r"\[.*\]", "", project))
-        pattern = f"lib/python*/site-packages/{stem}-{version or '*'}.dist-info"
-        return any(self.folder.glob(pattern))
+        named = f"lib/python*/site-packages/{stem}-{version or '*'}"
+        builds = (f"{named}.dist-info", f"{named}+*.dist-info")  # a build of a version, as +cpu
+        return any(found for each in builds for found in self.folder.glob(each))
 
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)

@@ -26,6 +26,15 @@ def test_environments_lie_where_the_variable_says(folder: Path) -> None:
     assert environment_for("b9538").folder == folder / "xllamacpp-2026.6.9538"
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_build_of_a_version_is_that_version() -> None:
+    wanted = Environment(name="built", requirements=("torch==2.13.0",))
+    furnish(wanted, "torch-2.13.0+cpu.dist-info")
+
+    assert wanted.is_ready()
+    assert not Environment(name="built", requirements=("torch==2.13",)).is_ready()
+
+
 def test_an_environment_is_ready_when_it_holds_exactly_what_is_required(folder: Path) -> None:
     wanted = Environment(name="e", requirements=("mlx-lm==0.31.3", "mlx[cpu]==0.32.4", "gguf"))
 

@@ -10,6 +10,7 @@ from cachesim.engines.vllm.groups import GroupSpec, Sizes
 from cachesim.engines.vllm.managers import Need
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
+from cachesim.errors import UpstreamAbort
 
 Published: TypeAlias = list[tuple[int, list[int]]]
 """The blocks that got their ids, by group."""
@@ -143,7 +144,16 @@ class KVCacheManager:
         return replace(hit, length=length), min(hit.by_group) < length
 
     def shortened(self, hit: Hit, length: int) -> Hit:
-        """A hit cut to whole blocks; a state's may end before. `truncate_computed_blocks`."""
+        """A hit cut to whole blocks. Follows `truncate_computed_blocks`: a state's may end before,
+        which ended the engine core in 0.27.
+        """
+        short = any(
+            len(each) < length // group.block
+            for each, group in zip(hit.blocks, self.groups, strict=True)
+        )
+        if short and self.rules.scheduler.store_hit == "attention":
+            where = "KVCacheManager.truncate_computed_blocks"
+            raise UpstreamAbort(where, "num_blocks <= len(group_blocks)")
         blocks = zip(hit.blocks, self.groups, strict=True)
         cut = tuple(list(each[: length // group.block]) for each, group in blocks)
         return replace(hit, blocks=cut, length=length)

@@ -193,14 +193,18 @@ class SchedulerRules:
     what was computed; before, by the tokens that are known."""
 
     pins_tails: bool = False
-    """0.28 only: beside a store the block that a prompt's last state was moved to is held until its
-    request ends, for the store to read it; 0.30 hands over all states and holds none for it."""
+    """0.27 and 0.28: beside a store the block that a prompt's last state was moved to is held until
+    its request ends, for the store to read it; 0.29 hands over all states and holds none for it."""
 
     splits_after_store: bool = True
     """0.24: a state may come from a store; before, the engine core ends."""
 
     holds_before_taking: bool = True
     """#44409 (0.24): every group holds its hit before any group takes new blocks."""
+
+    overlaps_ngrams: bool = True
+    """0.33: asynchronous scheduling goes together with n-grams; before, a server with both does not
+    start."""
 
     cap_counts_batches: bool = True
     """0.26: that cap counts the tokens of every batch that may be in flight; before, of one."""
@@ -264,6 +268,7 @@ RULES_0320 = replace(
     state=replace(RULES_0330.state, keeps_known_tail=False),
     scheduler=replace(
         RULES_0330.scheduler,
+        overlaps_ngrams=False,
         caches_after_drafts=False,
         returns_cut_tokens=False,
         goes_on_without_itself=False,
@@ -305,9 +310,7 @@ RULES_0280 = replace(
 
 RULES_0271 = replace(
     RULES_0280,
-    scheduler=replace(
-        RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention", pins_tails=False
-    ),
+    scheduler=replace(RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention"),
 )
 
 RULES_0260 = replace(
@@ -317,6 +320,7 @@ RULES_0260 = replace(
         RULES_0271.scheduler,
         chunk_split="early-stops",
         store_hit="longest-group",
+        pins_tails=False,
     ),
 )
 

@@ -33,7 +33,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     room = smallest(config, longest + max(REPLIES))
     config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
     drawn = {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
-    return overlapping(drawn) if rng.random() < 0.3 else drawn
+    return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
 
 
 class _Office(Office):

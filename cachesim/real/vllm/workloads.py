@@ -54,9 +54,14 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
-def overlapping(workload: dict[str, Any]) -> dict[str, Any]:
-    """The workload with asynchronous scheduling; a store beside it would free blocks late."""
+def overlapping(workload: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """The workload with asynchronous scheduling; a store beside it would free blocks late.
+
+    As it is where the release does not start with both.
+    """
     config = workload["config"]
+    if config.get("drafts") and not config["eagle"] and not rules.scheduler.overlaps_ngrams:
+        return workload
     config.pop("store", None)
     config["overlaps"] = True
     return workload | {"id": f"async-{workload['id']}"}
@@ -64,7 +69,7 @@ def overlapping(workload: dict[str, Any]) -> dict[str, Any]:
 
 def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload whose next step is scheduled before the one before it has come back."""
-    return overlapping(draw(seed, number, rules))
+    return overlapping(draw(seed, number, rules), rules)
 
 
 def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
