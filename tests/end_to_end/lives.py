@@ -27,6 +27,9 @@ from tests.end_to_end.program import Ran, load, run
 PROMPT, SLOT, CACHED = 100, 10, 1
 """What one equal number is worth when answers are paired with a log's requests."""
 
+LIKELY: Final = 12
+"""Places in a log that are followed up at once."""
+
 Request = dict[str, Any]
 Pair = tuple[Answer, Request | None]
 
@@ -48,7 +51,8 @@ def paired(answers: Sequence[Answer], requests: Sequence[Request]) -> list[Pair]
                 more, found = _placed(group, requests[at : at + taken])
                 if at + taken not in grown or score + more > grown[at + taken][0]:
                     grown[at + taken] = score + more, pairs + found
-        best = grown
+        likely = sorted(grown, key=lambda at: grown[at][0], reverse=True)[:LIKELY]
+        best = {at: grown[at] for at in likely}
     return max(best.values(), key=lambda each: each[0])[1]
 
 

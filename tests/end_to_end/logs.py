@@ -28,6 +28,9 @@ LOG: Final = "server.log"
 DAMAGED: Final = frozenset({0, 2})
 PLAYED: Final = frozenset({0, 1})
 
+LONG: Final = 400
+"""Answers of a log that is played on other servers on request only."""
+
 MANY: Final = 1000
 """More groups than one life has."""
 
@@ -61,23 +64,30 @@ def of_release(release: str, verbosity: int, numbers: range, settings: Settings)
                 continue
             found.append(life)
             if at % settings.every == 0:
-                read(life, number // 2 // settings.every, result)
+                read(life, number // 2 // settings.every * 2 + number % 2, result)
     read_together(found, result)
     return result
 
 
 def read_together(lives: Sequence[Life], result: Result) -> None:
-    """All logs of one release, as those of a server that was started again and again."""
-    if not lives:
+    """All logs of one release, as those of a server that was started again and again.
+
+    They are listed until there are so many requests that none is played on other servers too.
+    """
+    if not any(each.answers for each in lives):
         return
+    for life in lives:
+        result.inputs["logs of llama.cpp"] += 1
+        for kind in life.kinds:
+            result.inputs[f"logs with {kind}"] += 1
     with bench(f"{lives[0].release} -lv {lives[0].verbosity}", result) as place:
-        names, answers = [], list[Answer]()
-        for at, life in enumerate(lives):
-            result.inputs["logs of llama.cpp"] += 1
-            for kind in life.kinds:
-                result.inputs[f"logs with {kind}"] += 1
-            names.append(place.put(f"{at}.log", life.log))
-            answers += [replace(each, group=at * MANY + each.group) for each in life.answers]
+        files = [place.put(f"{at}.log", life.log) for at, life in enumerate(lives)]
+        names, answers = list[str](), list[Answer]()
+        while len(answers) < LONG:
+            for name, life in zip(files, lives, strict=True):
+                group = len(names) * MANY
+                answers += [replace(each, group=group + each.group) for each in life.answers]
+                names.append(name)
         law = partial(_true, answers)
         place.try_(Case(words=["why", *names, "--format", "json"], form="json", extra=law))
 

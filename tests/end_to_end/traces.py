@@ -23,7 +23,7 @@ PROFILES: Final = (
 FORMS: Final = ("text", "json", "jsonl")
 DAMAGED: Final = frozenset({0, 1, 2})
 PLAYED: Final = frozenset({0, 1})
-EACH: Final = 6
+EACH: Final = 4
 """Traces of each form."""
 
 Line = Any
