@@ -71,7 +71,7 @@ def test_the_release_reads_the_same_states(release: str) -> None:
 @pytest.mark.parametrize(
     ("scenario", "profile", "label"),
     [
-        ("vllm-39273-plain-step-after-drafts", "0.31.0", "derived from its runner's metadata"),
+        ("vllm-39273-plain-step-after-drafts", "0.31.0", "source only, not run"),
         ("vllm-57580-withdrawn-before-it-ran", "0.33.0", "source only, not run"),
     ],
 )

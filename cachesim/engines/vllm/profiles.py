@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Final
 
-from cachesim.engines.evidence import DERIVED
 from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.rules import (
     RULES_0191,
@@ -102,7 +101,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         landed="0.32.0",
         lay=laying(runner={"plain_path_reads_first": False, "plain_step_reads_first": False}),
         cures="a step without drafts reads a state from before the accepted ones",
-        evidence=DERIVED,  # `cachesim real vllm --runner`
+        # evidence: `cachesim real vllm --runner` runs V2; n-grams ran on V1 until it landed
     ),
     Patch(
         name="43569",

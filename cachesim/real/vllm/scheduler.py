@@ -102,7 +102,7 @@ def _wanted(record: Record) -> dict[str, Any]:
 PACKAGES: Final = Environment(
     name="vllm-beside",
     requirements=(
-        "torch==2.13.0",
+        "torch==2.13.0+cpu",
         "transformers==5.17.0",
         "numpy",
         "pydantic==2.14.3",
