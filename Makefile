@@ -36,7 +36,7 @@ pages:
 
 sentences:
 	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims
+	@nice -n 10 $(BIN)/python -m tests.claims 2000
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
@@ -44,9 +44,10 @@ engines:
 users: $(VENV)/.check        ## every command and format on logs, recordings, traces and headers that real programs wrote
 	@$(BIN)/python -m tests.end_to_end
 
-nightly: $(VENV)/.check      ## the same on a thousand new logs, and the reused tokens of 1,500 new lives of servers
+nightly: $(VENV)/.check      ## the same on a thousand new logs, the reused tokens of 1,500 new lives of servers, every sentence of 10,000 workloads
 	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --every 1
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
+	@$(BIN)/python -m tests.claims
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz

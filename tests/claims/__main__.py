@@ -1,7 +1,7 @@
-"""Every claim of all scenarios, and of searched workloads of every engine: `-m tests.claims`.
+"""Every claim of all scenarios, and of searched workloads of every engine: `-m tests.claims [N]`.
 
-10,000 workloads in all, shared out over releases and models, on two processes, in at most half an
-hour; prints how many claims were checked, kind by kind, and each that is false.
+10,000 workloads or N in all, shared out over releases and models, on two processes, in at most half
+an hour; prints how many claims were checked, kind by kind, and each that is false.
 """
 
 import sys
