@@ -21,7 +21,7 @@ from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.client import Answer
 from tests.end_to_end.laws import broken_by_truth
 from tests.end_to_end.life import Life, Lives, shares
-from tests.end_to_end.lives import paired
+from tests.end_to_end.lives import MANY, paired
 from tests.end_to_end.program import Ran
 
 LOG: Final = "server.log"
@@ -30,9 +30,6 @@ PLAYED: Final = frozenset({0, 1})
 
 LONG: Final = 400
 """Answers of a log that is played on other servers on request only."""
-
-MANY: Final = 1000
-"""More groups than one life has."""
 
 Turn = Callable[[Bench, Life], None]
 
