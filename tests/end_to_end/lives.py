@@ -29,6 +29,9 @@ from tests.end_to_end.program import Ran, load, run
 PROMPT, SLOT, CACHED = 100, 10, 1
 """What one equal number is worth when answers are paired with a log's requests."""
 
+LOADS: Final = b"load_model: loading model '"
+"""What a server prints once, as it starts."""
+
 MANY: Final = 1000
 """More groups than one life has."""
 
@@ -90,7 +93,7 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)  # by kind of life
 
-    def add(self, life: Life, ran: Ran) -> list[str]:
+    def add(self, life: Life, ran: Ran, pairs: Sequence[Pair] = ()) -> list[str]:
         """Count one life; a line for each request that differs."""
         counts = self.counts
         counts["lives"] += 1
@@ -101,7 +104,7 @@ class Tally:
             counts["requests"] += sum(each.was_launched for each in life.answers)
             return [f"status {ran.status}: {ran.err.strip()[-300:]}"]
         told = []
-        for answer, request in paired(life.answers, json.loads(ran.out)["requests"]):
+        for answer, request in pairs or paired(life.answers, json.loads(ran.out)["requests"]):
             if not answer.was_launched:
                 continue
             counts["requests"] += 1
@@ -173,7 +176,8 @@ def measured(column: Column) -> tuple[Column, Tally]:
         found = (life for life in played if life is not None)
         if column.together:
             every = list(found)
-            tally.add(merged(every), reading(every, column))
+            ran = reading(every, column)
+            tally.add(merged(every), ran, by_life(every, ran) if ran.status == 0 else ())
             tally.counts["lives"] = len(every)
             return column, tally
         for life in found:
@@ -192,6 +196,21 @@ def reading(lives: Sequence[Life], column: Column) -> Ran:
             (Path(name) / file).write_bytes(life.log)
         told = lives[0].flags() if column.flags else []
         return run(["why", *names, "--format", "json", *told], Path(name))
+
+
+def by_life(lives: Sequence[Life], ran: Ran) -> list[Pair]:
+    """The answers of each life with the requests of its servers: one for each start in its log."""
+    found = json.loads(ran.out)
+    starts = [each.log.count(LOADS) for each in lives]
+    if sum(starts) != len(found["servers"]):
+        msg = f"{sum(starts)} starts of servers, and {len(found['servers'])} were read"
+        raise ValueError(msg)
+    requests: list[list[Request]] = [[] for _ in lives]
+    owners = [at for at, count in enumerate(starts) for _ in range(count)]
+    for each in found["requests"]:
+        requests[owners[each["server"]]].append(each)
+    both = zip(lives, requests, strict=True)
+    return [pair for life, own in both for pair in paired(life.answers, own)]
 
 
 def merged(lives: Sequence[Life]) -> Life:

@@ -10,7 +10,6 @@ import json
 import lzma
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Final
@@ -21,7 +20,7 @@ from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.client import Answer
 from tests.end_to_end.laws import broken_by_truth
 from tests.end_to_end.life import Life, Lives, shares
-from tests.end_to_end.lives import MANY, paired
+from tests.end_to_end.lives import by_life, paired
 from tests.end_to_end.program import Ran
 
 LOG: Final = "server.log"
@@ -79,14 +78,16 @@ def read_together(lives: Sequence[Life], result: Result) -> None:
             result.inputs[f"logs with {kind}"] += 1
     with bench(f"{lives[0].release} -lv {lives[0].verbosity}", result) as place:
         files = [place.put(f"{at}.log", life.log) for at, life in enumerate(lives)]
-        names, answers = list[str](), list[Answer]()
-        while len(answers) < LONG:
-            for name, life in zip(files, lives, strict=True):
-                group = len(names) * MANY
-                answers += [replace(each, group=group + each.group) for each in life.answers]
-                names.append(name)
-        law = partial(_true, answers)
-        place.try_(Case(words=["why", *names, "--format", "json"], form="json", extra=law))
+        listed = list(zip(files, lives, strict=True))
+        while sum(len(life.answers) for _, life in listed) < LONG:
+            listed += listed
+        every = [life for _, life in listed]
+
+        def law(ran: Ran) -> Iterator[str]:
+            yield from broken_by_truth(json.loads(ran.out), by_life(every, ran))
+
+        words = ["why", *(name for name, _ in listed), "--format", "json"]
+        place.try_(Case(words=words, form="json", extra=law))
 
 
 def read(life: Life, number: int, result: Result) -> None:
