@@ -132,6 +132,12 @@ def counted(request: Mapping[str, Any], key: str) -> int:
     return (request["cached"] or 0) + (request["processed"] or 0) if key == "prompt_tokens" else 0
 
 
+def rules_of(request: Mapping[str, Any]) -> set[str]:
+    """The causes of a request: a log's `why`, a recording's `losses`."""
+    causes = request["losses"] if "losses" in request else request.get("why", ())
+    return {each["rule"] for each in causes}
+
+
 def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:
     """Numbers of `why` that are called printed or computed, against what the server answered."""
     for answer, request in pairs:
@@ -140,7 +146,7 @@ def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:
         known = request.get("known", {})
         for key, real in (("prompt_tokens", answer.prompt), ("cached", answer.cached)):
             certain = known.get(key) in CERTAIN
-            if key == "cached" and CLEARED in {each["rule"] for each in request.get("why", ())}:
+            if key == "cached" and CLEARED in rules_of(request):
                 continue  # the server reports what it had before it cleared its memory
             if real is not None and certain and request[key] != real:
                 yield (

@@ -94,6 +94,16 @@ def test_a_number_that_the_server_never_answered_is_a_failure() -> None:
     )
 
 
+def test_a_memory_that_was_cleared_excuses_the_count_before_in_logs_and_recordings() -> None:
+    cleared = [{"rule": "seq-rm-refused"}]
+    of_log = request(0, 52, 0, why=cleared)
+    of_recording = request(0, 52, 0, why="a sentence", losses=cleared)
+
+    for each in (of_log, of_recording):
+        pairs = paired([answer(0, 52, 51)], [each])
+        assert [] == list(broken_by_truth({"requests": [each]}, pairs))
+
+
 def test_answers_that_went_out_together_are_paired_by_their_prompts() -> None:
     answers = [answer(0, 10, 0), answer(1, 30, 9), answer(1, 20, 5), answer(2, 40, 30)]
     requests = [request(n, *each) for n, each in enumerate([(10, 0), (20, 5), (30, 9), (40, 30)])]
