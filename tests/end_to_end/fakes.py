@@ -408,6 +408,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.do_GET()
             return
         if body.get("refuse"):
+            count = len(self.server.answers)
+            self.server.answers.append(Answer(path=dialect.path, group=count, status=400))
             self._send(400, PLAIN, b'{"error": {"message": "too long", "code": 400}}')
             return
         events = dialect.write(body, self.server.read(body))
