@@ -25,7 +25,6 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm
-	@$(BIN)/python -m tests.end_to_end
 
 # Parts of `make check` that do not disturb each other; answers in a browser are waited for.
 pages:
@@ -36,7 +35,7 @@ pages:
 
 sentences:
 	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims 2000
+	@nice -n 10 $(BIN)/python -m tests.claims 600
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
