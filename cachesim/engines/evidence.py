@@ -13,9 +13,6 @@ Evidence: TypeAlias = Literal[
 CONFIRMED: Final[Evidence] = "confirmed on the real engine"
 """The real engine gave the wrong answer."""
 
-DERIVED: Final[Evidence] = "derived from its runner's metadata"
-"""The real runner was handed the same batch, and reads the state that makes the answer wrong."""
-
 SOURCE: Final[Evidence] = "source only, not run"
 """The release's code says so; nothing of it computed an answer."""
 
