@@ -165,16 +165,16 @@ class UnexpectedError(Exception):
 
     def told(self, scenario: "Scenario", source: str) -> str:
         """The mismatches and the report, as plain text."""
+        from cachesim.cli.run import proof_lines
         from cachesim.printable import printable
-        from cachesim.real.hunt.proof import proof_command
         from cachesim.report.consoles import plain_text
         from cachesim.report.findings import one_scenario
+        from cachesim.report.paragraphs import Line
         from cachesim.scenario.acceptance import full_profile
 
-        def proof(run: "Run", step: int) -> str:
-            return proof_command(
-                scenario, full_profile(scenario.engine.name, run.profile), source, step
-            )
+        def proof(run: "Run", step: int) -> list[Line]:
+            profile = full_profile(scenario.engine.name, run.profile)
+            return proof_lines(scenario, profile, source, step)
 
         told = plain_text(one_scenario(scenario, [self.entry], width=80, proof=proof))
         again = [f"to play it again: cachesim run {self.emitted}"] if self.emitted else []

@@ -19,6 +19,7 @@ from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.workers import how_many, workers
 from cachesim.engines.evidence import evidence_of
 from cachesim.engines.family import family_of
+from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PAGE, Output
 from cachesim.model.arithmetic import ArithmeticName
@@ -29,6 +30,7 @@ from cachesim.report.findings import one_scenario
 from cachesim.report.paragraphs import EVIDENCE, PROVE, Line
 from cachesim.report.tables import by_class, closing, summary
 from cachesim.scenario import run
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.result import Run
 from cachesim.scenario.shipped import STDIN
@@ -219,17 +221,25 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
 
 def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[Line]:
     """How far a wrong answer is confirmed, and the command that proves it; no command where no file
-    holds what was played, or where the real engine computes no answers.
+    holds what was played.
     """
     job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
-    label = evidence_of(family_of(job.profile.engine), job.profile, job.scenario.source.issue)
+    source = None if job.changed or job.source == STDIN else job.source
+    return proof_lines(job.scenario, job.profile, source, index)
+
+
+def proof_lines(scenario: Scenario, profile: Profile, source: str | None, index: int) -> list[Line]:
+    """The evidence label of a wrong answer, or the command that shows it on the real engine; empty
+    without the file `source` and where the real engine computes no answers.
+    """
+    label = evidence_of(family_of(profile.engine), profile, scenario.source.issue)
     if label:
         return [(EVIDENCE, label)]
-    if job.changed or job.source == STDIN:
+    if source is None:
         return []
     from cachesim.real.hunt.proof import proof_command
 
-    command = proof_command(job.scenario, job.profile, job.source, index)
+    command = proof_command(scenario, profile, source, index)
     return [(PROVE, command)] if command else []
 
 
