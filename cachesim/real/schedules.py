@@ -41,7 +41,7 @@ class RealScheduler(Generic[R]):
     `config_of` is what it is told of a simulated server, `hurdles` why it is not led through a
     scenario, `group_of` what is asked of it in steps that come together, and `shared` names what
     it tells of all of them. `visible` reduces the results of both to what this form of the release
-    shows.
+    shows. `configured` adds the configuration of a server's start to each workload.
     """
 
     family: Family[R, Any]
@@ -59,6 +59,7 @@ class RealScheduler(Generic[R]):
     visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
     part: str = "scheduler"  # of the wheel, by which its folder is named
     packages: Environment | None = None  # what all releases import
+    configured: Callable[[WorkerProcess, UnpackedWheel, str], WorkerProcess] | None = None
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
         """The folder that holds the scheduler of a release, or of another version in its place."""
@@ -79,7 +80,8 @@ class RealScheduler(Generic[R]):
         core = self.core_of(release, version)
         core.ready()
         given = self.worker, str(core.folder), release, *filter(None, (self.variant,))
-        return WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
+        process = WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
+        return self.configured(process, core, self.flags) if self.configured else process
 
     def compare(self, release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
         """Play workloads on both; another version may stand in for the release's own."""

@@ -242,6 +242,18 @@ class SglangOptions:
                 "write 1, or choose `extra_buffer`"
             )
             raise OptionError(msg)
+        drafts = self.speculative_algorithm != "none"
+        if (
+            states
+            and drafts
+            and not self.extra_buffer(rules)
+            and rules.scheduler.drafts_need_buffer
+        ):
+            msg = (
+                f"option 'speculative_algorithm' is {self.speculative_algorithm}: with states and "
+                "`no_buffer` this release turns its radix cache off; choose `extra_buffer`"
+            )
+            raise OptionError(msg)
         grid = max(64, page)
         if states and self.extra_buffer(rules) and self.mamba_track_interval % grid:
             msg = (
@@ -338,4 +350,4 @@ class SglangOptions:
         given = {self.mamba_scheduler_strategy, self.mamba_radix_cache_strategy} - {"auto"}
         if given:
             return "extra_buffer" in given
-        return rules.scheduler.auto_is_extra_buffer or self.page_size > 1
+        return rules.scheduler.auto_is_extra_buffer

@@ -146,6 +146,9 @@ class SchedulerRules:
     drafts_track_in_one_slot: bool = False
     """0.5.9: with drafts, a running request has one tracking slot for states instead of two."""
 
+    drafts_need_buffer: bool = False
+    """0.5.9: with drafts and `no_buffer` there is no radix cache."""
+
     reserves_states_for_the_queue: bool = True
     """0.5.23: states for the waiting requests are taken from the pool at once."""
 
@@ -215,6 +218,7 @@ RULES_059 = Rules(
         refreshes_waiting=0,
         two_tokens_per_running=False,
         drafts_track_in_one_slot=True,
+        drafts_need_buffer=True,
         reserves_states_for_the_queue=False,
     ),
 )

@@ -7,7 +7,8 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
 from cachesim.real.playing import comparing
 from cachesim.real.schedules import RealScheduler
-from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, with_rust
+from cachesim.real.settings import show_overrides
+from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, overrides, with_rust
 from cachesim.real.sglang.workloads import KINDS
 
 
@@ -23,14 +24,15 @@ def real_sglang(
     mixed_chunk: bool = False,
     tree_core: Literal["python", "rust"] = "python",
     scenario: str | None = None,
+    settings: bool = False,
     newest: bool = False,
     wheel: str = "",
 ) -> int:
     """Play random workloads on SGLang's own scheduler and on the simulated one.
 
     Hits, chunks, branching points, retractions, what was evicted, every node of the tree and the
-    free slots must be the same. Only decisions are compared: no kernel runs, and nothing is
-    installed but the release's Python files.
+    free slots must be the same. Only decisions are compared: no kernel runs. The configuration is
+    made of a workload's flags by the release's own `ServerArgs`; `--settings` prints what is not.
 
     Example: cachesim real sglang --release 0.5.23 --workloads 1000
 
@@ -56,6 +58,9 @@ def real_sglang(
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
+    settings
+        Print in which settings the comparison differs from a server as users start it, and why no
+        result depends on them, instead.
     newest
         Look up the newest version and say whether it still is as the newest release known here.
     wheel
@@ -68,6 +73,9 @@ def real_sglang(
     if scenario is not None:
         return _played(SCHEDULER, tree_core).play_named(scenario, release)
     own = release or FAMILY.real()[-1]
+    if settings:
+        title = f"sglang {own}: settings that differ from a server's start"
+        return show_overrides(title, overrides(own, seed, numbers))
     usual = MIXED if mixed_chunk else SCHEDULER
     return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).tell(seed)
 

@@ -11,8 +11,10 @@ from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
 from cachesim.real.schedules import RealScheduler, wanted_of
+from cachesim.real.settings import Override
 from cachesim.real.sglang.agents import draw_agents
 from cachesim.real.sglang.playing import play
+from cachesim.real.sglang.settings import ConfiguredProcess, overrides_of
 from cachesim.real.sglang.workloads import draw, draw_mixed
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record
@@ -89,8 +91,9 @@ SCHEDULER: Final = RealScheduler(
     hurdles=hurdles,
     group_of=group_of,
     shared=("evicted", "tree", "free"),
+    configured=ConfiguredProcess,
 )
-"""It runs with NumPy and its own files."""
+"""It runs with NumPy and its own files; its configuration is made in a process with PyTorch."""
 
 
 def visible_of_rust(
@@ -146,3 +149,12 @@ def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:
         beside=("torch==2.13.0+cpu", "numpy>=1.26", "packaging>=24"),
         visible=visible_of_rust,
     )
+
+
+def overrides(release: str, seed: int, numbers: range) -> list[Override]:
+    """Where the configurations of drawn workloads differ from those of a server's start."""
+    known = FAMILY.release(release)
+    drawn = (draw, draw_mixed, draw_agents)
+    configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
+    with SCHEDULER.start(known.name) as real:
+        return overrides_of(configs, real)

@@ -222,6 +222,17 @@ def play(core: Real, workload: Json) -> list[Json]:
     return play_groups(workload["steps"], Playing(core, workload["config"]).play)
 
 
+def differences(core: Real, config: Json) -> list[list[str]]:
+    """Field, as a server starts, as the scheduler has it here: of the whole configuration."""
+    started, used = config["server"], core(config).settings()
+    names = sorted(started.keys() | used.keys())
+    return [
+        [name, str(started.get(name, "-")), str(used.get(name, "-"))]
+        for name in names
+        if started.get(name, "-") != used.get(name, "-")
+    ]
+
+
 def main() -> None:
     """Play workloads until the input ends."""
     answers = own_output()
@@ -232,6 +243,8 @@ def main() -> None:
     core = importlib.import_module("cachesim.real.sglang.worker_releases").core_of(root)
 
     def told(wanted: Json) -> list[Json]:
+        if wanted.get("settings"):
+            return differences(core, wanted["config"])
         return [seconds(core, wanted)] if "prompts" in wanted else play(core, wanted)
 
     answer_lines(answers, told)

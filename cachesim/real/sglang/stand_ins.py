@@ -53,8 +53,10 @@ PACKAGES: Final = ("sglang", "sglang.srt.configs")
 
 OWN: Final = frozenset({*sys.stdlib_module_names, "sglang", "numpy", "cachesim"})
 
-CHUNK_FILE: Final = Path("sglang/srt/layers/attention/fla/chunk_delta_h.py")
-"""Where 0.5.9 says what a linear-attention kernel takes at once."""
+CHUNK_FILES: Final = tuple(
+    Path(f"sglang/{room}/attention/fla/chunk_delta_h.py") for room in ("srt/layers", "kernels/ops")
+)
+"""Where a release has the tokens that a linear-attention kernel takes at once."""
 
 
 def _is_missing(name: str, *, installed: bool) -> bool:
@@ -81,10 +83,16 @@ def install(root: Path, *, tree_core: str = "python") -> None:
     core = importlib.import_module("triton.language.core")
     vars(core).update(TRITON_MAX_TENSOR_NUMEL=1 << 20)
     vars(language).update(core=core)
-    if (root / CHUNK_FILE).exists():
-        named: Real = importlib.import_module(".".join(CHUNK_FILE.with_suffix("").parts))
-        said = re.search(r"^CHUNK_SIZE = (\d+)$", (root / CHUNK_FILE).read_text(), re.MULTILINE)
-        named.CHUNK_SIZE = int(said[1]) if said else None
+    name_chunk_size(root)
     importlib.import_module("sglang.srt.managers.scheduler")
     if not rust:
         torch.sealed = True
+
+
+def name_chunk_size(root: Path) -> None:
+    """Put the number into the empty module that stands for its file."""
+    for file in CHUNK_FILES:
+        if (root / file).exists():
+            named: Real = importlib.import_module(".".join(file.with_suffix("").parts))
+            found = re.search(r"^CHUNK_SIZE = (\d+)$", (root / file).read_text(), re.MULTILINE)
+            named.CHUNK_SIZE = int(found[1]) if found else None

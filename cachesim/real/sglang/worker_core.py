@@ -100,25 +100,23 @@ class Core:
         self._begin()
 
     def _values(self) -> Json:
-        config = self.config
-        return {
-            "page_size": self.page,
-            "chunked_prefill_size": self.chunk,
-            "max_running_requests": self.rows,
-            "pp_max_micro_batch_size": self.rows,
-            "attention_backend": "torch_native",
+        """The configuration of a server's start, and what is otherwise (`settings.OVERRIDES`)."""
+        own: Json = {
             "device": "cpu",
             "disable_overlap_schedule": True,
-            "max_prefill_tokens": config.get("max_prefill", 16384),
-            "mamba_track_interval": config.get("interval", 256),
-            "mamba_max_states_per_path": config.get("cap", -1),
-            "radix_eviction_policy": config.get("policy", "lru"),
-            "schedule_policy": "fcfs",
-            "enable_mixed_chunk": bool(config.get("mixes")),
-            "schedule_conservativeness": 1.0,
+            "pp_max_micro_batch_size": self.rows,
         }
+        if self.config.get("eagle"):
+            own["speculative_algorithm"] = None
+        if self.host is not None:
+            own |= {"hicache_io_backend": "direct", "hicache_mem_layout": worker_host.LAYOUT}
+        return self.config["server"] | own
 
     def _settings(self, values: Json) -> Real:
+        raise NotImplementedError
+
+    def settings(self) -> Json:
+        """The configuration that the scheduler has."""
         raise NotImplementedError
 
     def _tree(self, parameters: Real) -> Real:

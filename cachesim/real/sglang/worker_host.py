@@ -35,33 +35,29 @@ UNUSED: Final = (
 """What would move bytes."""
 
 
-def settings(wanted: Json) -> Json:
-    """What the server was started with, for the host tier."""
+def flags(wanted: Json) -> Json:
+    """What a user would write for the host tier that a workload names."""
     if wanted is None:
-        return {"enable_hierarchical_cache": False}
-    storage = wanted.get("storage")
-    retries = {
-        "hicache_storage_prefetch_retry_poll_interval": (storage or {}).get("interval", 8),
-        "hicache_storage_prefetch_retry_max_attempts": (storage or {}).get("attempts", 8),
-    }
-    return {
+        return {}
+    given = {
         "enable_hierarchical_cache": True,
         "hicache_ratio": wanted["ratio"],
-        "hicache_size": 0,
         "hicache_write_policy": wanted["policy"],
-        "hicache_io_backend": "direct",
-        "hicache_mem_layout": LAYOUT,
-        "hicache_storage_backend": "file" if storage is not None else None,
-        "hicache_storage_prefetch_policy": (storage or {}).get("policy"),
-        "hicache_storage_backend_extra_config": storage
-        and json.dumps(
-            {
-                "prefetch_threshold": storage["threshold"],
-                "prefetch_timeout_base": storage["timeout_base"],
-                "prefetch_timeout_per_ki_token": storage["timeout_per_ki_token"],
-            }
-        ),
-        **retries,
+    }
+    storage = wanted.get("storage")
+    if storage is None:
+        return given
+    extra = {
+        "prefetch_threshold": storage["threshold"],
+        "prefetch_timeout_base": storage["timeout_base"],
+        "prefetch_timeout_per_ki_token": storage["timeout_per_ki_token"],
+    }
+    return given | {
+        "hicache_storage_backend": "file",
+        "hicache_storage_prefetch_policy": storage["policy"],
+        "hicache_storage_backend_extra_config": json.dumps(extra),
+        "hicache_storage_prefetch_retry_poll_interval": storage.get("interval", 8),
+        "hicache_storage_prefetch_retry_max_attempts": storage.get("attempts", 8),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cachesim.real.sglang import worker_host, worker_storage
 from cachesim.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
-from cachesim.real.sglang.worker_core import CHUNK, Core, find, set_all
+from cachesim.real.sglang.worker_core import Core, find, set_all
 from cachesim.real.worker_side import Bag, Told, fitting
 
 Json = Any
@@ -28,31 +28,19 @@ class OnePerKind(Core):
     """0.5.9: a tree for each kind of model, settings in one object."""
 
     def _settings(self, values: Json) -> Real:
+        values["attention_backend"] = "torch_native"
         args = Bag(
             **values,
             enable_mamba_extra_buffer=lambda: self.extra_buffer,
-            mamba_cache_chunk_size=max(CHUNK, self.page),
-            disable_radix_cache=False,
-            enable_dynamic_chunking=False,
-            decode_log_interval=NEVER,
-            enable_deterministic_inference=False,
-            disaggregation_mode="null",
-            tp_size=1,
-            dp_size=1,
-            pp_size=1,
-            enable_dp_attention=False,
-            enable_lora=False,
-            chunked_prefill=True,
-            mem_fraction_static=0.9,
-            kv_cache_dtype="auto",
-            allow_auto_truncate=False,
-            disable_hicache_numa_detect=True,
-            **worker_host.settings(self.host),
-            get_attention_backends=lambda: ("torch_native", "torch_native"),
+            get_attention_backends=lambda: (values["attention_backend"],) * 2,
         )
         set_all(importlib.import_module("sglang.srt.server_args"), {"_global_server_args": args})
         _stand_in_for_page_kernels()
         return args
+
+    def settings(self) -> Json:
+        """The configuration that the scheduler has."""
+        return {name: held for name, held in vars(self.args).items() if not callable(held)}
 
     def _tree(self, parameters: Real) -> Real:
         if self.host is not None:
@@ -120,12 +108,7 @@ class Unified(Core):
 
     def _settings(self, values: Json) -> Real:
         module = importlib.import_module("sglang.srt.runtime_context")
-        values = {
-            **values,
-            **worker_host.settings(self.host),
-            "mamba_radix_cache_strategy": self.config.get("strategy", "no_buffer"),
-            "_mamba_cache_chunk_size": max(CHUNK, self.page),
-        }
+        values["_mamba_cache_chunk_size"] = values.pop("mamba_cache_chunk_size")
         if "requested" in self.config:
             self._check_running(module, values)
         args = self._publish(module, values)
@@ -138,17 +121,18 @@ class Unified(Core):
         Unified.published = module.get_context().override_server_args(**values)
         return Unified.published.install()
 
+    def settings(self) -> Json:
+        """The configuration that the scheduler has."""
+        chunk = self.args._mamba_cache_chunk_size
+        return self.args.resolved_dict() | {"mamba_cache_chunk_size": chunk}
+
     def _check_running(self, module: Real, values: Json) -> None:
         """Compare the number of requests that run at once with the release's own sum.
 
-        It is that of the overlap schedule, the servers' default.
+        It is that of the server's start, whose schedule may overlap.
         """
-        asked = {
-            "disable_overlap_schedule": False,
-            "max_running_requests": self.config["requested"],
-            "max_mamba_cache_size": self.config.get("states"),
-        }
-        self._publish(module, values | asked)
+        overlap = {"disable_overlap_schedule": self.config["server"]["disable_overlap_schedule"]}
+        self._publish(module, values | overlap)
         configurator = find("KVCacheConfigurator", "mem_cache.kv_cache_configurator")
         owner: Real = Bag(
             attn_dp_size=1,

@@ -168,6 +168,10 @@ def test_windows_are_a_part_of_a_match(release: str) -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(OptionError, match="with states and `no_buffer` it must be 1"):
         cached("0.5.9", (), page_size=4, mamba_scheduler_strategy="no_buffer")
+    with pytest.raises(OptionError, match="with states and `no_buffer` it must be 1"):
+        cached("0.5.9", (), page_size=4)
+    with pytest.raises(OptionError, match="this release turns its radix cache off"):
+        cached("0.5.9", (), speculative_algorithm="EAGLE")
     with pytest.raises(OptionError, match="must be a multiple of the page, 16"):
         cached("0.5.23", (), page_size=16, chunked_prefill_size=100)
     with pytest.raises(OptionError, match="must be a multiple of 64"):

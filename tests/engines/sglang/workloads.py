@@ -51,7 +51,8 @@ class Workload(Conversations):
                 options[name] = "extra_buffer"
             options["mamba_track_interval"] = rng.choice([64, 256])
             options["max_mamba_cache_size"] = rng.choice([24, 64])
-        if rng.random() < 0.2:
+        whole = old and states and "no_buffer" in options.values()  # 0.5.9 caches nothing then
+        if rng.random() < 0.2 and not whole:
             options["speculative_algorithm"] = "EAGLE"
         if self.tiered:
             options |= self._host(old)

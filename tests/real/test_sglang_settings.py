@@ -1,0 +1,70 @@
+"""The configuration that SGLang's scheduler is compared with: what of it is ours, and why."""
+
+from typing import Any
+
+import pytest
+
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.real.settings import show_overrides
+from cachesim.real.sglang.scheduler import SCHEDULER, overrides
+from cachesim.real.sglang.scheduler_worker import differences
+from cachesim.real.sglang.settings import (
+    OVERRIDES,
+    PRETENDED,
+    configuration_of,
+    overrides_of,
+)
+from cachesim.real.vllm.scheduler import PACKAGES
+
+
+class Answering:
+    """A scheduler whose configuration differs in some fields."""
+
+    def __init__(self, *fields: str) -> None:
+        self.fields = fields
+
+    def order(self, _: Any) -> dict[str, Any]:
+        return {"results": [[field, "1", "2"] for field in self.fields]}
+
+
+class Core:
+    """A scheduler with its configuration."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def settings(self) -> dict[str, Any]:
+        return self.config["server"] | {"page_size": 4, "quietly_set": True}
+
+
+def test_every_field_that_is_not_as_a_server_starts_is_named() -> None:
+    found = differences(Core, {"server": {"page_size": 1, "schedule_policy": "fcfs"}})
+
+    assert [["page_size", "1", "4"], ["quietly_set", "-", "True"]] == found
+
+
+def test_every_override_has_a_reason() -> None:
+    assert all(OVERRIDES.values())
+    assert all(all(row) for row in PRETENDED.values())
+
+
+@pytest.mark.parametrize(("name", "status"), [("device", 0), ("quietly_set", 1)])
+def test_a_setting_without_a_reason_is_a_failure(
+    name: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = overrides_of([{}], Answering(name))
+
+    assert status == show_overrides("sglang: settings", found)
+    assert f"{name}: 1 -> 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("release", FAMILY.real())
+def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
+    """Needs the wheel and what it imports; see `make real`."""
+    core = SCHEDULER.core_of(release)
+    if not core.is_ready() or not configuration_of(core).is_ready() or not PACKAGES.is_ready():
+        pytest.skip(f"sglang {release} is not unpacked here")
+
+    found = overrides(release, 0, range(16))
+
+    assert [] == [each.field for each in found if not each.why]
