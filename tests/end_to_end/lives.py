@@ -78,9 +78,10 @@ def worth(answer: Answer, request: Request | None) -> int:
     """How well an answer fits a request of the log."""
     if request is None:
         return -PROMPT if answer.was_launched else 0
-    if request["prompt_tokens"] is None or answer.prompt is None:
-        open_ = answer.was_launched or answer.cancelled or answer.status >= 400
-        fits = 0 if open_ else -PROMPT
+    if answer.prompt is None:  # an embedding, for one, has no counts
+        fits = 0
+    elif request["prompt_tokens"] is None:
+        fits = 0 if answer.was_launched or answer.cancelled or answer.status >= 400 else -PROMPT
     else:
         fits = PROMPT if request["prompt_tokens"] == answer.prompt else -PROMPT
     same_slot = answer.slot is not None and answer.slot == request["slot"]

@@ -32,7 +32,7 @@ def request(number: int, prompt: int | None, cached: int | None, **more: Any) ->
     }  # fmt: skip
 
 
-def answer(group: int, prompt: int, cached: int | None) -> Answer:
+def answer(group: int, prompt: int | None, cached: int | None) -> Answer:
     return Answer(path="/completion", group=group, status=200, prompt=prompt, cached=cached)
 
 
@@ -123,6 +123,13 @@ def test_a_request_that_the_log_lacks_is_paired_with_none() -> None:
     requests = [request(0, 10, 0), request(1, 30, 9)]
 
     assert [0, None, 1] == [each and each["number"] for _, each in paired(answers, requests)]
+
+
+def test_an_answer_without_counts_is_paired_by_its_place() -> None:
+    answers = [answer(0, None, None), answer(1, None, None), answer(2, 45, 0)]
+    requests = [request(0, 12, 0), request(1, 90, 0), request(2, 45, 0)]
+
+    assert [0, 1, 2] == [each and each["number"] for _, each in paired(answers, requests)]
 
 
 def test_a_failure_is_kept_with_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
