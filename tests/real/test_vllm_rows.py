@@ -59,6 +59,7 @@ def test_a_seed_and_a_number_always_give_the_same_batch() -> None:
     assert draw_batch(3, 7) != draw_batch(4, 7)
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize("release", ["0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"])
 def test_the_release_reads_the_same_states(release: str) -> None:
     """Needs the wheel and what it imports; see `make real`."""

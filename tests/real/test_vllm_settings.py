@@ -76,6 +76,7 @@ def test_an_override_names_field_default_and_ours(capsys: pytest.CaptureFixture[
     assert "a.b: 1 -> 2\n    counts nothing" in capsys.readouterr().out
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize("release", FAMILY.real())
 def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
     """Needs the wheel and what it imports; see `make real`."""
