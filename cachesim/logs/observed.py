@@ -70,7 +70,8 @@ class Observed:
     truncated: bool = False
     shifts: list[tuple[int, int]] = field(default_factory=list)  # left, discarded
     moved: list[tuple[int, int, int]] = field(default_factory=list)  # from where, to where, tokens
-    cancelled: bool = False
+    cancelled: bool = False  # no reply in the log: the client left, or it was an embedding
+    disconnected: bool | None = False  # by the line of llama.cpp; None: no other engine prints it
     too_long: bool = False
     is_empty: bool = False  # an empty prompt: its timings are those of the slot's last request
     is_child: bool = False

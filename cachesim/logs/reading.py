@@ -14,7 +14,7 @@ from typing import Final
 from cachesim.logs.learned import HANDLERS, found_in_slot
 from cachesim.logs.lines import Line
 from cachesim.logs.messages import Fields, message_of
-from cachesim.logs.observed import MLX, Compared, Moment, Observed, Road, Search, ServerLog
+from cachesim.logs.observed import LLAMA, MLX, Compared, Moment, Observed, Road, Search, ServerLog
 from cachesim.logs.startup import RESTART, facts_of, foreign_in
 from cachesim.logs.styles import style_in
 
@@ -181,6 +181,8 @@ class Reader:
         request.ended, request.released_at = True, line.seconds
         if request.generated is None and not request.too_long:
             request.cancelled = True
+            if self.server.engine != LLAMA:
+                request.disconnected = None
         what = "cancelled" if request.cancelled else "released"
         self.server.moments.append(
             Moment(what, request.number, slot, line.number)  # type: ignore[arg-type]
@@ -278,7 +280,7 @@ class Reader:
         del line
         for request in self._active.values():
             if request.task == int(fields["task"]):
-                request.cancelled = True
+                request.cancelled = request.disconnected = True
 
     def on_chat(self, line: Line, fields: Fields) -> None:
         """A chat is being rendered; it will be launched soon."""

@@ -55,7 +55,10 @@ def _request_of_a_log() -> dict[str, Any]:
             "processed": COUNT,
             "generated": COUNT,
             "slot": {"type": ["integer", "null"]},
-            "cancelled": {"type": "boolean"},
+            "cancelled": {
+                "type": ["boolean", "null"],
+                "description": "True where the server printed that the client left.",
+            },
             "replayed": replayed,
             "agrees": {"type": ["boolean", "null"]},
             "known": {"type": "object", "additionalProperties": how},

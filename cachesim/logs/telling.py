@@ -184,7 +184,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "cached": lengths.cached.value,
         "processed": lengths.processed.value,
         "slot": observed.slot if observed.slot >= 0 else None,
-        "cancelled": observed.cancelled,
+        "cancelled": observed.disconnected,
         "refused": observed.too_long,
         "generated": observed.generated,
         "replayed": {

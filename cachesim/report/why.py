@@ -218,6 +218,8 @@ def request(each: Mapping[str, Any]) -> RenderableType:
         head.append(f", slot {each['slot']}")
     if each["cancelled"]:
         head.append(", cancelled")
+    elif each["generated"] is None and not each["refused"]:
+        head.append(", no reply in the log")
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="quiet", no_wrap=True)
     facts.add_column(overflow="fold")

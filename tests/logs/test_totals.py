@@ -7,8 +7,9 @@ import pytest
 
 from cachesim.logs.what_if import answers, usual
 from cachesim.logs.whole import Wanted, read_files, replays_of
+from cachesim.report.consoles import plain_text
 from cachesim.report.recorded import totals_line
-from cachesim.report.why import totals_in_words
+from cachesim.report.why import request, totals_in_words
 from tests.logs.test_log_places import JUNE, START, in_words, told
 from tests.logs.test_threads import SWA, finished, launched, may
 
@@ -253,3 +254,21 @@ def test_what_was_left_of_a_prompt_whose_client_left_is_unknown() -> None:
     assert "446 prompt tokens: 126 reused, 311 processed, 9 unknown, 3 of these reprocessed." == (
         totals_line({**totals, "processed": 311, "again": 3})
     )
+
+
+@pytest.mark.parametrize(
+    ("left", "heading"), [(True, "slot 0, cancelled"), (False, "slot 0, no reply in the log")]
+)
+def test_a_request_without_a_reply_is_cancelled_only_where_the_client_left(
+    left: bool, heading: str
+) -> None:
+    found = told(
+        START
+        + launched(1, "LRU, t_last = -1", level=JUNE)
+        + (f"{JUNE}srv          stop: cancel task, id_task = 1\n" if left else "")
+        + may(1, "stop processing: n_tokens = 12, truncated = 0"),
+        model="dense",
+    )
+
+    assert left == found["requests"][0]["cancelled"]
+    assert heading in plain_text(request(found["requests"][0]))
