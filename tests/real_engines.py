@@ -51,16 +51,18 @@ from tests.wrong_answers import (
 
 SEED: Final = 20261120
 WORKLOADS: Final = 40  # per release of llama.cpp that is looked at closely
-WORKLOADS_BETWEEN: Final = 20  # per release between them; `cachesim real llama.cpp` plays more
+WORKLOADS_BETWEEN: Final = 10  # per release between them; `cachesim real llama.cpp` plays more
 PATIENCE: Final = 20.0
 """Seconds until a server that never answers is given up: a prompt of these workloads takes one."""
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm that is looked at closely
 MLX_SEQUENCES_BETWEEN: Final = 20  # per release between them
-VLLM_WORKLOADS: Final = 60
-SGLANG_WORKLOADS: Final = 60
+SCHEDULED: Final = 60  # on the oldest and the newest scheduler of vLLM and SGLang
 AT_ONCE: Final = 16
 """Workloads of agents, of asynchronous scheduling and of mixed chunks: one of each kind or so."""
+
+BETWEEN: Final = 3
+"""Fewer by so much on the schedulers between; `cachesim real vllm --release` plays more."""
 
 AGENTS: Final = 5
 """Workloads of agents on a release of llama.cpp or mlx-lm that is looked at closely."""
@@ -204,19 +206,23 @@ def mlx_logits_agree(release: str) -> tuple[bool, str]:
 
 def vllm_scheduler_agrees(release: str) -> tuple[bool, str]:
     """Random workloads on vLLM's own scheduler: the same decisions, block by block."""
-    usual = (VLLM_SCHEDULER, VLLM_WORKLOADS)
-    return _decide_alike(release, usual, (VLLM_ASYNC, AT_ONCE), (VLLM_AGENTS, AT_ONCE))
+    less = 1 if release in {VLLM.real()[0], VLLM.real()[-1]} else BETWEEN
+    usual = (VLLM_SCHEDULER, SCHEDULED // less)
+    more = AT_ONCE // less
+    return _decide_alike(release, usual, (VLLM_ASYNC, more), (VLLM_AGENTS, more))
 
 
 def sglang_scheduler_agrees(release: str) -> tuple[bool, str]:
     """Random workloads on SGLang's own scheduler: the same decisions, node by node."""
-    usual = (SGLANG_SCHEDULER, SGLANG_WORKLOADS)
-    return _decide_alike(release, usual, (SGLANG_MIXED, AT_ONCE), (SGLANG_AGENTS, AT_ONCE))
+    less = 1 if release in {SGLANG.real()[0], SGLANG.real()[-1]} else BETWEEN
+    usual = (SGLANG_SCHEDULER, SCHEDULED // less)
+    more = AT_ONCE // less
+    return _decide_alike(release, usual, (SGLANG_MIXED, more), (SGLANG_AGENTS, more))
 
 
 def sglang_rust_core_agrees(release: str) -> tuple[bool, str]:
     """The same with the tree core in Rust, which its servers use by default."""
-    usual = (with_rust(SGLANG_SCHEDULER), SGLANG_WORKLOADS)
+    usual = (with_rust(SGLANG_SCHEDULER), SCHEDULED)
     return _decide_alike(release, usual, (with_rust(SGLANG_AGENTS), AT_ONCE))
 
 
