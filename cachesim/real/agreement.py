@@ -39,12 +39,9 @@ class Agreement:
         """Hold one workload's results against each other."""
         kind = workload["id"].rpartition("-")[0]
         self.workloads[kind] += 1
-        raised = real and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
-        if raised:  # the release itself fails on it: what came before is compared
-            self.raised[kind] += 1
-            last = simulated[len(real) - 1 :]
-            if not self.fails_alike or (last and "error" in last[0]):
-                real, simulated = real[:-1], simulated[: len(real) - 1]
+        raised = _raised(real)
+        self.raised[kind] += raised
+        real, simulated = comparable(real, simulated, fails_alike=self.fails_alike)
         requests = [each for group in real for each in group.get("requests", ())]
         self.requests[kind] += len(requests)
         self.cached[kind] += sum(each["cached"] or 0 for each in requests)
@@ -72,6 +69,20 @@ class Agreement:
         if self.difference is not None:
             tell_difference(*self.difference)
         return 0 if self.all_agree else 1
+
+
+def _raised(real: Json) -> bool:
+    """Whether the release itself fails on a workload."""
+    return bool(real) and "error" in real[-1] and real[-1]["error"] not in NOT_RAISED
+
+
+def comparable(real: Json, simulated: Json, *, fails_alike: bool) -> tuple[Json, Json]:
+    """The results of both that are compared: where the release raises, what came before."""
+    if _raised(real):
+        last = simulated[len(real) - 1 :]
+        if not fails_alike or (last and "error" in last[0]):
+            return real[:-1], simulated[: len(real) - 1]
+    return real, simulated
 
 
 def tell_difference(workload: object, real: Json, simulated: Json) -> None:

@@ -7,7 +7,8 @@ tokens, for no kernel runs there, and must take the same decisions.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from itertools import zip_longest
+from typing import Any, Final, Generic, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -16,8 +17,9 @@ from cachesim.engines.base import Engine
 from cachesim.engines.family import Family
 from cachesim.engines.profile import Profile
 from cachesim.errors import ScenarioError
-from cachesim.real.agreement import Agreement, Workload
+from cachesim.real.agreement import NOT_RAISED, Agreement, Workload, comparable
 from cachesim.real.environment import Environment, package_of
+from cachesim.real.fit.newest import Difference, Played, explain
 from cachesim.real.playing import Stage, console, watched
 from cachesim.real.prompts import spell
 from cachesim.real.registry import versions_of
@@ -27,6 +29,10 @@ from cachesim.scenario.format import Scenario
 from cachesim.scenario.session import Record, Session, groups_of
 
 Told = Mapping[str, Any]
+
+NOT_PLAYED: Final = "not played"
+"""The entry of a step after the one in which the scheduler raised."""
+
 R = TypeVar("R")
 
 
@@ -83,7 +89,15 @@ class RealScheduler(Generic[R]):
         process = WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
         return self.configured(process, core, self.flags) if self.configured else process
 
-    def compare(self, release: str, seed: int, numbers: range, *, version: str = "") -> Agreement:
+    def compare(
+        self,
+        release: str,
+        seed: int,
+        numbers: range,
+        *,
+        version: str = "",
+        record: Callable[[Played[R]], None] = lambda _: None,
+    ) -> Agreement:
         """Play workloads on both; another version may stand in for the release's own."""
         known = self.family.release(release)
         found = Agreement(self.family.name, known.name, fails_alike=True)
@@ -91,22 +105,50 @@ class RealScheduler(Generic[R]):
             for number in watched(numbers):
                 workload = self.draw(seed, number, known.rules)
                 real_groups = self.visible(workload, real.play(workload))
+                record(self._played(workload, real_groups))
                 found.count(
                     workload, real_groups, self.visible(workload, self.play(workload, known.rules))
                 )
         return found
 
     def compare_newest(self, seed: int, numbers: range, wheel: str = "") -> int:
-        """The newest version, or a named one, under the newest release's rules; the exit status."""
-        engine = self.family.name
+        """The newest version, or a named one, under the newest release's rules; the exit status.
+
+        Where they do not agree, the rule fields are fitted that explain it.
+        """
+        engine, played = self.family.name, list[Played[R]]()
         version, known = wheel or versions_of(engine)[0], self.family.real()[-1]
         try:
-            status = self.compare(known, seed, numbers, version=version).tell(seed)
+            status = self.compare(known, seed, numbers, version=version, record=played.append).tell(
+                seed
+            )
         except WorkerError as error:
             console().print(str(error), markup=False)
             status = 1
         console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
+        if status and played:
+            explain(
+                version, known, {each.name: each.rules for each in self.family.releases}, played
+            )
         return status
+
+    def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
+        """A workload with what the release did, to hold other rules against."""
+
+        def check(rules: R) -> Difference | None:
+            ours = self.visible(workload, self.play(workload, rules))
+            pairs = zip_longest(*comparable(real, ours, fails_alike=True))
+            differing = (
+                Difference(step=at, simulated=our)
+                for at, (one, our) in enumerate(pairs)
+                if one != our
+            )
+            return next(differing, None)
+
+        size = len(str(workload["steps"]))
+        return Played(
+            kind=workload["id"].rpartition("-")[0], requests=len(real), size=size, check=check
+        )
 
     def play_named(self, scenario: str, release: str = "") -> int:
         """Play what a name stands for on one release, or on each that it names; the exit status."""
@@ -177,6 +219,12 @@ class StepPlayed:
             return "error" in self.simulated and self.cached is None
         return self.real == self.simulated and self.real.get("cached") == self.cached
 
+    @property
+    def confirmed(self) -> bool | None:
+        """True where the real scheduler raises as simulated; no answer is computed there."""
+        raised = self.real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
+        return True if raised and self.agrees else None
+
     def cells(self) -> tuple[str, ...]:
         """The step's row in a table."""
         verdict = "same" if self.agrees else "DIFFERS"
@@ -208,7 +256,7 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
 
 def _entry(told: Sequence[Told], group: int, number: int, shared: tuple[str, ...]) -> Told:
     if group >= len(told) or "requests" not in told[group]:
-        return told[group] if group < len(told) else {"error": "not played"}
+        return told[group] if group < len(told) else {"error": NOT_PLAYED}
     whole = told[group]
     entry: dict[str, Any] = dict(whole["requests"][number])
     return entry | {key: whole[key] for key in shared}

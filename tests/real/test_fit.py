@@ -6,12 +6,12 @@ from typing import Self
 
 import pytest
 
+from cachesim.real.fit.fields import Change, changes, rule_fields, value_of
+from cachesim.real.fit.search import Search
 from cachesim.real.llama_cpp.compare import SideBySide
 from cachesim.real.llama_cpp.fit import recordings as kept_by
-from cachesim.real.llama_cpp.fit.fields import Change, changes, rule_fields, value_of
 from cachesim.real.llama_cpp.fit.probes import open_changes, probe, server_under
-from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
-from cachesim.real.llama_cpp.fit.search import Search, play_under
+from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.trial import Trial, known_trials
 from cachesim.real.llama_cpp.workload import Outcome, Step, Workload
@@ -52,7 +52,7 @@ def twice(preset: str, trial: Trial) -> Recording:
 
 
 def test_a_rule_that_explains_the_answers_is_found() -> None:
-    waived = changed(Change("checkpoints", "spacing_waived_near_end", value=True))
+    waived = changed(Change("rules.checkpoints", "spacing_waived_near_end", value=True))
 
     fit = Search([twice("hybrid", waived)], {"b9538": KNOWN["b9538"]}, play_under).run()
 
@@ -88,8 +88,8 @@ def test_every_field_has_its_values_and_a_change_sets_one() -> None:
     by_field: dict[tuple[str, str], list[object]] = {}
     for each in found:
         by_field.setdefault((each.part, each.field), []).append(each.value)
-    assert by_field["reuse", "search_limit"] == ["none", "beyond", "read-again"]
-    assert by_field["cache", "load_consumes"] == [False, True]
+    assert by_field["rules.reuse", "search_limit"] == ["none", "beyond", "read-again"]
+    assert by_field["rules.cache", "load_consumes"] == [False, True]
     assert by_field["defaults", "checkpoint_min_step"] == [256, 8192]
     assert all(each.holds(each.of(KNOWN["b9093"])) for each in found)
 
@@ -98,7 +98,7 @@ def differing(one: Trial, other: Trial) -> tuple[Change, ...]:
     """The fields in which the other differs, as changes of the first."""
     return tuple(
         Change(part, field, value_of(other, part, field))
-        for part, field, _ in rule_fields()
+        for part, field, _ in rule_fields(Trial)
         if value_of(one, part, field) != value_of(other, part, field)
     )
 
@@ -113,7 +113,7 @@ def test_two_releases_differ_in_what_turns_one_into_the_other() -> None:
 
 def test_a_rule_is_open_where_no_recording_turns_on_it() -> None:
     trial = KNOWN["b9538"]
-    waived = Change("checkpoints", "spacing_waived_near_end", value=True)
+    waived = Change("rules.checkpoints", "spacing_waived_near_end", value=True)
     known = (trial, waived.of(trial))
 
     assert (waived,) == open_changes(trial, known, [twice("dense", trial)])
@@ -134,9 +134,9 @@ class Told(Recordings):
 @pytest.mark.parametrize("value", [False, True])
 def test_what_is_open_is_drawn_until_the_wheel_tells(value: bool) -> None:
     trial = KNOWN["b9538"]
-    pinned = Change("selection", "pinned_slot_uses_cache", value=True)
+    pinned = Change("rules.selection", "pinned_slot_uses_cache", value=True)
     wheel = Told("b9538", seed=3)
-    wheel.rules = Change("selection", "pinned_slot_uses_cache", value=value).of(trial)
+    wheel.rules = Change("rules.selection", "pinned_slot_uses_cache", value=value).of(trial)
 
     (probed,) = probe([pinned], trial, wheel, most=1)
 
@@ -145,7 +145,7 @@ def test_what_is_open_is_drawn_until_the_wheel_tells(value: bool) -> None:
 
 def test_what_nothing_drawn_turns_on_stays_open() -> None:
     trial = KNOWN["b9538"]
-    kept = Change("cache", "load_consumes", value=False)
+    kept = Change("rules.cache", "load_consumes", value=False)
 
     (probed,) = probe([kept], trial, Told("b9538", seed=3), most=1)
 

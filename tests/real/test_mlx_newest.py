@@ -25,7 +25,7 @@ def test_the_newest_version_is_held_against_the_newest_release(
     class Ready:
         def ready(self) -> None: ...
 
-    def played(flags: commands.MlxFlags) -> int:
+    def played(flags: commands.MlxFlags, _record: object) -> int:
         asked.append((flags.release, environment_for("0.32.2").requirements[-1]))
         return status
 

@@ -1,5 +1,6 @@
 """The alarm for vLLM and SGLang: what is said of the newest version."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from cachesim.engines import FAMILIES
 from cachesim.real import schedules
 from cachesim.real.agreement import Agreement
+from cachesim.real.fit.newest import Difference, Played
 from cachesim.real.schedules import RealScheduler
 from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.vllm.commands import real_vllm
@@ -22,7 +24,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def compare(
-        real: RealScheduler[Any], release: str, _seed: int, numbers: range, *, version: str = ""
+        real: RealScheduler[Any],
+        release: str,
+        _seed: int,
+        numbers: range,
+        *,
+        version: str,
+        record: Callable[[Played[Any]], None],
     ) -> Agreement:
         found.append((release, version))
         if version == "9.9.2":
@@ -32,6 +40,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         for number in numbers:
             same = version != "9.9.1" or number < 1
             agreement.count({"id": f"full-{number}"}, [{"free": 1}], [{"free": 2 - same}])
+            new = None if same else Difference(step=0, simulated=0)
+            record(Played(kind="full", requests=1, size=1, check=lambda _, new=new: new))
         return agreement
 
     monkeypatch.setattr(RealScheduler, "compare", compare)
@@ -52,7 +62,12 @@ def test_the_newest_version_is_looked_up(
 
 @pytest.mark.parametrize("engine", COMMANDS)
 @pytest.mark.parametrize(
-    ("version", "why"), [("9.9.1", "first difference, workload full-1"), ("9.9.2", "ended in")]
+    ("version", "why"),
+    [
+        ("9.9.1", "first difference, workload full-1"),
+        ("9.9.1", "no rule field, and no pair of them, explains it: 1 of 2 workloads agree"),
+        ("9.9.2", "ended in"),
+    ],
 )
 def test_it_rings_where_something_is_new(
     engine: str,

@@ -1,12 +1,15 @@
 """mlx-lm's own cache classes beside the port: the same random operations, result by result."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.real.fit.newest import Difference, Played
 from cachesim.real.mlx_lm.cache_sequences import GROUPS, Sequenced, draw_cache_sequence
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.store_sequences import draw_store_sequence, draw_trie_sequence
@@ -53,7 +56,32 @@ class Agreement:
             self.differences.append((sequence, found))
 
 
-def compare_classes(release: str, seed: int, sequences: int) -> Agreement:
+def played_of(
+    line: Mapping[str, Any],
+    steps: int,
+    mismatch: Callable[[Mapping[str, Any], MlxRules], Mismatch | None],
+) -> Played[MlxRules]:
+    """A recorded line of so many steps, to hold other rules against."""
+
+    def check(rules: MlxRules) -> Difference | None:
+        found = mismatch(line, rules)
+        return None if found is None else Difference(step=found.step, simulated=found.actual)
+
+    return Played(
+        kind=line["id"].partition("/")[0],
+        requests=steps,
+        size=len(str(line["results"])),
+        check=check,
+    )
+
+
+def compare_classes(
+    release: str,
+    seed: int,
+    sequences: int,
+    *,
+    record: Callable[[Played[MlxRules]], None] = lambda _: None,
+) -> Agreement:
     """Random sequences on the real classes and on the port."""
     agreement = Agreement(release)
     if not sequences:
@@ -63,7 +91,9 @@ def compare_classes(release: str, seed: int, sequences: int) -> Agreement:
             sequence = draw(release, seed, number)
             results = real.play(sequence)
             sequence["ops"] = sequence["ops"][: len(results)]
-            agreement.count(sequence, mismatch(sequence | {"results": results}))
+            line = sequence | {"results": results}
+            agreement.count(sequence, mismatch(line))
+            record(played_of(line, len(results), mismatch))
     return agreement
 
 

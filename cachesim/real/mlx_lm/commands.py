@@ -1,7 +1,7 @@
 """`cachesim real mlx-lm`: the real cache classes and the real server beside the simulator."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,6 +9,8 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.profiles import MlxRules
+from cachesim.real.fit.newest import Played, explain
 from cachesim.real.mlx_lm.classes import Agreement, compare_classes
 from cachesim.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.real.mlx_lm.process import environment_for, played_by
@@ -99,13 +101,18 @@ def _logits(flags: MlxFlags) -> int:
     return 0 if all(each.agrees for each in found) else 1
 
 
-def _random(flags: MlxFlags) -> int:
+def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda _: None) -> int:
     """Sequences on the classes, then workloads on the server."""
     sequences = flags.workloads if flags.sequences < 0 else flags.sequences
-    classes = compare_classes(flags.release, flags.seed, sequences)
+    classes = compare_classes(flags.release, flags.seed, sequences, record=record)
     draw = draw_agents if flags.agents else draw_workload
     served = compare_server(
-        flags.release, flags.seed, flags.workloads, first=flags.first, draw=draw
+        flags.release,
+        flags.seed,
+        flags.workloads,
+        first=flags.first,
+        draw=draw,
+        record=record,
     )
     out = console()
     if classes.operations:
@@ -118,13 +125,15 @@ def _random(flags: MlxFlags) -> int:
 
 
 def _newest(flags: MlxFlags) -> int:
-    """The newest version under the newest release's rules: as it, or what is new."""
-    release = FAMILY.real()[-1]
+    """The newest version under the newest release's rules: as it, or the rules that explain it."""
+    release, played = FAMILY.real()[-1], list[Played[MlxRules]]()
     version = flags.wheel or versions_of("mlx-lm")[0]
     with played_by(release, version):
         environment_for(release).ready()
-        status = _random(replace(flags, release=release))
+        status = _random(replace(flags, release=release), played.append)
     console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
+    if status and played:
+        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
     return status
 
 

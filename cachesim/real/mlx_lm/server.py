@@ -10,7 +10,10 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.model.spec import ModelSpec
+from cachesim.real.fit.newest import Played
+from cachesim.real.mlx_lm.classes import played_of
 from cachesim.real.mlx_lm.families import order_of, toy_of
 from cachesim.real.mlx_lm.process import RealProcess
 from cachesim.real.mlx_lm.rows import write_row
@@ -114,6 +117,7 @@ def compare_server(
     first: int = 0,
     families: Sequence[str] = (),
     draw: Draw = draw_workload,
+    record: Callable[[Played[MlxRules]], None] = lambda _: None,
 ) -> ServerAgreement:
     """Random workloads on the real server and on the simulator; the first difference is shrunk."""
     agreement = ServerAgreement(release)
@@ -125,6 +129,7 @@ def compare_server(
             line = real.play(workload)
             found = mismatch(line)
             agreement.count(line, found)
+            record(played_of(line, sum(map(len, line["steps"])), mismatch))
             if found is not None and agreement.difference is None:
                 agreement.difference = shrunk(workload, found, lambda w: mismatch(real.play(w)))
     return agreement

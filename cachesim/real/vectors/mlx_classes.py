@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.real.mlx_lm.cache_player import CachePlayer, Operation
 from cachesim.real.mlx_lm.store_player import StorePlayer, TriePlayer
@@ -20,11 +21,11 @@ class Player(Protocol):
         ...
 
 
-def _player_for(line: Mapping[str, Any]) -> Player:
-    """Fresh objects of the release that a sequence was recorded with."""
+def _player_for(line: Mapping[str, Any], rules: MlxRules | None) -> Player:
+    """Fresh objects of the release that a sequence was recorded with, or under other rules."""
     release = line["version"]
     try:
-        rules = FAMILY.release(release).rules
+        rules = rules or FAMILY.release(release).rules
     except ProfileError as error:
         msg = f"sequence {line['id']}: {error}"
         raise ScenarioError(msg) from None
@@ -35,16 +36,17 @@ def _player_for(line: Mapping[str, Any]) -> Player:
     return CachePlayer(rules.caches)
 
 
-def played(line: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
+def played(line: Mapping[str, Any], rules: MlxRules | None = None) -> Iterator[dict[str, Json]]:
     """The port's results of a sequence, in the form of the recorded ones."""
-    player = _player_for(line)
+    player = _player_for(line, rules)
     for op in line["ops"]:
         yield json.loads(json.dumps(player.play(op)))
 
 
-def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Mismatch | None:
     """The first operation that differs; None if every one is equal, those after exceptions too."""
-    for step, (expected, actual) in enumerate(zip(line["results"], played(line), strict=True)):
+    pairs = zip(line["results"], played(line, rules), strict=True)
+    for step, (expected, actual) in enumerate(pairs):
         if _either_way(expected) != _either_way(actual):
             return Mismatch(step=step, expected=expected, actual=actual)
     return None

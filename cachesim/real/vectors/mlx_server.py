@@ -1,6 +1,7 @@
 """Replays what mlx-lm's own server did, as the vector files recorded it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import numpy as np
 from cachesim.engines.base import Reply, Request, Ticket
 from cachesim.engines.chat_templates import Message
 from cachesim.engines.events import Event
+from cachesim.engines.family import Family
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
     Insertion,
@@ -20,6 +22,8 @@ from cachesim.engines.mlx_lm.events import (
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.profiles import MlxRules
 from cachesim.engines.mlx_lm.server.batch import DISCONNECTED
 from cachesim.engines.mlx_lm.server.thread import DEAD, UNANSWERED
 from cachesim.engines.profile import Profile
@@ -80,11 +84,13 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
 class ServerPlayer:
     """One server of a release, and the recorded form of what it does."""
 
-    def __init__(self, line: Mapping[str, Any]) -> None:
+    def __init__(self, line: Mapping[str, Any], rules: MlxRules | None = None) -> None:
+        """`rules` take the place of the release's own."""
         self.spec = spec_of(line["model"])
         self.tolerance = PACKED if "kv_bits" in line["options"] else TOLERANCE
         self.profile = Profile.parse(f"mlx-lm@{line['version']}")
-        self.rules = FAMILY.rules(self.profile)
+        self.rules = rules or FAMILY.rules(self.profile)
+        self.family = FAMILY if rules is None else under(self.profile.release, rules)
         self.engine = self._started(line["template"], dict(line["options"]))
         self.engine.server.store.watch = self._watch
         layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
@@ -103,7 +109,12 @@ class ServerPlayer:
             "element_bytes": FLOAT32,
             "provenance": False,
         }
-        engine = MlxLm(self.profile, network=build(self.spec), options=options | more)
+        engine = MlxLm(
+            self.profile,
+            network=build(self.spec),
+            options=options | more,
+            family=self.family,
+        )
         if size is not None:
             engine.server.store.cache.max_size = size
         return engine
@@ -268,9 +279,15 @@ def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
     return [each for each in events if isinstance(each, kind)]
 
 
-def mismatch(line: Mapping[str, Any]) -> Mismatch | None:
+def under(release: str, rules: MlxRules) -> Family[MlxRules, MlxOptions]:
+    """mlx-lm with these rules in place of a release's own."""
+    releases = (replace(e, rules=rules) if e.name == release else e for e in FAMILY.releases)
+    return replace(FAMILY, releases=tuple(releases))
+
+
+def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Mismatch | None:
     """The first group that differs; None if everything recorded is played alike."""
-    player, family = ServerPlayer(line), line["model"].get("family")
+    player, family = ServerPlayer(line, rules), line["model"].get("family")
     before = 0
     for group, recorded in zip(line["steps"], line["results"], strict=True):
         expected = _as_compared(recorded, without=BY_SIZE if family in OTHERS else ())

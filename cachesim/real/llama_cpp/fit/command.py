@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from cachesim.real.fit.fields import Change, shown
+from cachesim.real.fit.search import Fit, Search
 from cachesim.real.llama_cpp.compare import Difference, SideBySide
 from cachesim.real.llama_cpp.differences import show_difference
-from cachesim.real.llama_cpp.fit.fields import Change, shown, value_of
 from cachesim.real.llama_cpp.fit.probes import Probed, open_changes, probe
-from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
-from cachesim.real.llama_cpp.fit.search import Fit, Search, play_under
+from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
 from cachesim.real.llama_cpp.server import environment_for
 from cachesim.real.llama_cpp.trial import Trial, known_trials
 from cachesim.real.llama_cpp.wheels import Wheel, wheel_named
@@ -64,7 +64,7 @@ def _recorded(wheel: Wheel, *, workloads: int, seed: int) -> tuple[Recording, ..
     return tuple(found)
 
 
-def _table(fit: Fit, known: dict[str, Trial]) -> Table:
+def _table(fit: Fit[Trial, Difference], known: dict[str, Trial]) -> Table:
     """The climb: from the nearest release, change by change."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("rules")
@@ -84,7 +84,10 @@ def _holding(change: Change, known: dict[str, Trial]) -> list[str]:
 
 
 def _open(
-    fit: Fit, wheel: Wheel, known: dict[str, Trial], recordings: Sequence[Recording]
+    fit: Fit[Trial, Difference],
+    wheel: Wheel,
+    known: dict[str, Trial],
+    recordings: Sequence[Recording],
 ) -> tuple[Change, ...]:
     """Rules on which no request turned; those in which the neighbours differ come first."""
     near = [trial for name, trial in known.items() if name in _neighbours(wheel, known)]
@@ -107,19 +110,18 @@ def _left_open(probed: Sequence[Probed], trial: Trial, known: dict[str, Trial]) 
         table.add_column(head)
     for each in probed:
         change = each.change
-        own = value_of(trial, change.part, change.field)
+        own = change.value_in(trial)
         value = each.value(trial)
         says = shown(value)
         if value is None:
             says = "nothing" if each.turned else "open: nothing drawn turns on it"
         holding = _holding(change, known)
         among = holding[0] if len(holding) == 1 else f"{holding[0]} .. {holding[-1]}"
-        rule = f"{change.part}.{change.field}"
-        table.add_row(rule, shown(own), shown(change.value), among, says)
+        table.add_row(change.name, shown(own), shown(change.value), among, says)
     return table
 
 
-def _show_rest(out: Console, fit: Fit, wheel: Wheel) -> None:
+def _show_rest(out: Console, fit: Fit[Trial, Difference], wheel: Wheel) -> None:
     """The remaining disagreements, as small as they get, as scenarios."""
     if not fit.differences:
         out.print("every request agrees")

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from cachesim.real.fit.fields import Change, changes
 from cachesim.real.llama_cpp.compare import Difference
-from cachesim.real.llama_cpp.fit.fields import Change, changes, value_of
-from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings
-from cachesim.real.llama_cpp.fit.search import play_under
+from cachesim.real.llama_cpp.fit.recordings import Recording, Recordings, play_under
 from cachesim.real.llama_cpp.simulated import SimulatedServer
 from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import Workload
@@ -47,7 +46,7 @@ class Probed:
             return None
         ours = self.told.agreeing(play_under(self.told, trial))
         theirs = self.told.agreeing(play_under(self.told, self.change.of(trial)))
-        own = value_of(trial, self.change.part, self.change.field)
+        own = self.change.value_in(trial)
         return self.change.value if theirs > ours else own
 
 

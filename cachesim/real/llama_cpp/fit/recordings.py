@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.errors import CachesimError
 from cachesim.real.environment import environments_folder
-from cachesim.real.llama_cpp.compare import Difference, SideBySide
+from cachesim.real.llama_cpp.compare import Difference, SideBySide, first_difference
+from cachesim.real.llama_cpp.trial import Trial
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
 from cachesim.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.units import as_tokens
@@ -33,6 +35,11 @@ class Recording:
         plain = json.loads(line)
         outcomes = tuple(_outcome(each) for each in plain["outcomes"])
         return cls(workload=Workload.from_dict(plain["workload"]), outcomes=outcomes)
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has."""
+        return self.workload.requests
 
     def agreeing(self, difference: Difference | None) -> int:
         """How many requests came before a difference: all where there is none."""
@@ -162,3 +169,15 @@ class Recordings:
         with pair.real(setting.options).started(setting.options, model) as server:
             workload, outcomes = grow(setting, server)
         return Recording(workload=workload, outcomes=outcomes)
+
+
+def play_under(recording: Recording, trial: Trial) -> Difference | None:
+    """Where the simulator first answers differently than the wheel did."""
+    try:
+        return first_difference(recording.workload, recording.outcomes, trial)
+    except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
+        # Rules that no server ever had together may contradict one another.
+        failed = Outcome(error=type(error).__name__)
+        return Difference(
+            workload=recording.workload, step=0, real=recording.outcomes[0], simulated=failed
+        )

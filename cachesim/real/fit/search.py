@@ -1,6 +1,6 @@
-"""The rules that come nearest to what a wheel's servers answered: a climb, one field at a time.
+"""The rules that come nearest to what a wheel did: a climb, one field at a time.
 
-    nearest release -> the change that gains the most requests -> ... -> no change gains any
+    a release -> the change that gains the most requests -> ... -> no change gains any
 
 A change is tried first on the workloads that still disagree; only one that gains there is tried on
 those that agree. Where no single change gains anything, pairs of those that change something are.
@@ -9,17 +9,42 @@ those that agree. Where no single change gains anything, pairs of those that cha
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Final, TypeAlias
+from typing import Any, Final, Generic, Protocol, TypeVar
 
-from cachesim.errors import CachesimError
-from cachesim.real.llama_cpp.compare import Difference, first_difference
-from cachesim.real.llama_cpp.fit.fields import Change, changes
-from cachesim.real.llama_cpp.fit.recordings import Recording
-from cachesim.real.llama_cpp.trial import Trial
-from cachesim.real.llama_cpp.workload import Outcome
+from cachesim.real.fit.fields import Change, changes
 
-Play: TypeAlias = Callable[[Recording, Trial], Difference | None]
-"""Play a recording under rules: where the simulator first answers differently."""
+T = TypeVar("T")
+"""A value of rules."""
+
+
+class Differing(Protocol):
+    """Where the simulator first differs from a recording."""
+
+    @property
+    def step(self) -> int:
+        """The step of the workload."""
+
+    @property
+    def simulated(self) -> object:
+        """What the simulator did there."""
+
+
+D = TypeVar("D", bound=Differing)
+D_contra = TypeVar("D_contra", contravariant=True)
+
+
+class Recorded(Protocol[D_contra]):
+    """A workload, and what a wheel did with it."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has."""
+
+    def agreeing(self, difference: D_contra | None) -> int:
+        """How many of them come before a difference: all where there is none."""
+
+
+R = TypeVar("R", bound=Recorded[Any])
 
 PAIRED: Final = 12
 """So many disagreeing workloads are tried with pairs of changes."""
@@ -34,14 +59,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Generic[T, D]):
     """The nearest rules found, and how the search came to them."""
 
     nearest: str  # the release that it began with
-    trial: Trial
-    at_first: int  # requests that agreed with the nearest release as it is
+    trial: T
+    at_first: int  # requests that agreed with that release as it is
     steps: tuple[Step, ...]
-    differences: tuple[Difference, ...]  # workloads that still disagree
+    differences: tuple[D, ...]  # workloads that still disagree
     requests: int
 
     @property
@@ -51,12 +76,12 @@ class Fit:
 
 
 @dataclass(slots=True)
-class _Score:
+class _Score(Generic[T, D]):
     """Rules, and what became of each recording under them."""
 
-    trial: Trial
+    trial: T
     agreeing: list[int]  # per recording: requests until the first difference
-    differences: dict[int, Difference]
+    differences: dict[int, D]
 
     @property
     def total(self) -> int:
@@ -64,17 +89,18 @@ class _Score:
 
 
 @dataclass(slots=True)
-class Search:
-    """A climb over rule fields."""
+class Search(Generic[R, T, D]):
+    """A climb over rule fields; `play` finds where rules first differ from a recording."""
 
-    recordings: Sequence[Recording]
-    known: Mapping[str, Trial]
-    play: Play
+    recordings: Sequence[R]
+    known: Mapping[str, T]
+    play: Callable[[R, T], D | None]
     say: Callable[[str], None] = field(default=lambda _: None)
 
-    def run(self) -> Fit:
-        """Climb from the nearest known release until nothing gains."""
-        scores = {name: self._score(trial) for name, trial in self.known.items()}
+    def run(self, begin: tuple[str, T] | None = None) -> Fit[T, D]:
+        """Climb until nothing gains: from named rules, or from the nearest known release."""
+        first = self.known if begin is None else dict([begin])
+        scores = {name: self._score(trial) for name, trial in first.items()}
         for name, score in scores.items():
             self.say(f"{name}: {score.total} of {self._requests} requests")
         nearest = max(scores, key=lambda name: scores[name].total)
@@ -97,10 +123,10 @@ class Search:
 
     @property
     def _requests(self) -> int:
-        return sum(each.workload.requests for each in self.recordings)
+        return sum(each.requests for each in self.recordings)
 
-    def _score(self, trial: Trial) -> _Score:
-        score = _Score(trial, [], {})
+    def _score(self, trial: T) -> _Score[T, D]:
+        score = _Score[T, D](trial, [], {})
         for index in range(len(self.recordings)):
             agreeing, difference = self._outcome(index, trial)
             score.agreeing.append(agreeing)
@@ -108,15 +134,15 @@ class Search:
                 score.differences[index] = difference
         return score
 
-    def _outcome(self, index: int, trial: Trial) -> tuple[int, Difference | None]:
+    def _outcome(self, index: int, trial: T) -> tuple[int, D | None]:
         recording = self.recordings[index]
         difference = self.play(recording, trial)
         return recording.agreeing(difference), difference
 
-    def _best_single(self, now: _Score) -> tuple[tuple[Change, ...], _Score] | None:
+    def _best_single(self, now: _Score[T, D]) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
         return self._best(now, [(each,) for each in self._open(now)], list(now.differences))
 
-    def _best_pair(self, now: _Score) -> tuple[tuple[Change, ...], _Score] | None:
+    def _best_pair(self, now: _Score[T, D]) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
         """Two changes at once, each of which changes something where there is disagreement."""
         few = list(now.differences)[:PAIRED]
         active = [each for each in self._open(now) if self._changes_something(now, each, few)]
@@ -127,13 +153,13 @@ class Search:
         ]
         return self._best(now, pairs, few)
 
-    def _open(self, now: _Score) -> list[Change]:
+    def _open(self, now: _Score[T, D]) -> list[Change]:
         """Every change that changes something; first those that bring what some release has."""
         known = tuple(self.known.values())
         found = [each for each in changes(known) if not each.holds(now.trial)]
         return sorted(found, key=lambda change: not any(map(change.holds, known)))
 
-    def _changes_something(self, now: _Score, change: Change, where: Sequence[int]) -> bool:
+    def _changes_something(self, now: _Score[T, D], change: Change, where: Sequence[int]) -> bool:
         trial = change.of(now.trial)
         for index in where:
             found, before = self.play(self.recordings[index], trial), now.differences[index]
@@ -142,40 +168,29 @@ class Search:
         return False
 
     def _best(
-        self, now: _Score, trials: Sequence[tuple[Change, ...]], where: Sequence[int]
-    ) -> tuple[tuple[Change, ...], _Score] | None:
+        self, now: _Score[T, D], trials: Sequence[tuple[Change, ...]], where: Sequence[int]
+    ) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
         """The trial that gains the most; the first of several that gain alike."""
         gains = [(self._gain(now, made, where), made) for made in trials]
-        best: tuple[tuple[Change, ...], _Score] | None = None
+        best: tuple[tuple[Change, ...], _Score[T, D]] | None = None
         for gain, made in sorted(gains, key=lambda each: -each[0]):
             least = now.total if best is None else best[1].total
             if now.total + gain <= least and where == list(now.differences):
                 break  # the others can only lose elsewhere
             if gain <= 0:
                 break
-            score = self._score(_changed(now.trial, made))
+            score = self._score(changed(now.trial, made))
             if score.total > least:
                 best = (made, score)
         return best
 
-    def _gain(self, now: _Score, made: tuple[Change, ...], where: Sequence[int]) -> int:
-        trial = _changed(now.trial, made)
+    def _gain(self, now: _Score[T, D], made: tuple[Change, ...], where: Sequence[int]) -> int:
+        trial = changed(now.trial, made)
         return sum(self._outcome(index, trial)[0] - now.agreeing[index] for index in where)
 
 
-def play_under(recording: Recording, trial: Trial) -> Difference | None:
-    """Where the simulator first answers differently than the wheel did."""
-    try:
-        return first_difference(recording.workload, recording.outcomes, trial)
-    except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
-        # Rules that no server ever had together may contradict one another.
-        failed = Outcome(error=type(error).__name__)
-        return Difference(
-            workload=recording.workload, step=0, real=recording.outcomes[0], simulated=failed
-        )
-
-
-def _changed(trial: Trial, made: Sequence[Change]) -> Trial:
+def changed(trial: T, made: Sequence[Change]) -> T:
+    """Rules with several fields changed."""
     for change in made:
         trial = change.of(trial)
     return trial
