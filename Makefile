@@ -54,7 +54,6 @@ fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may
 
 wheels: $(VENV)/.test        ## every scenario on the real servers of its releases, into docs/wheels.csv: a night's work
 	@$(BIN)/python -m tests.wheel_scenarios
-	@$(BIN)/python -m tests.proofs
 
 newest: $(VENV)/.run         ## the newest llama.cpp, mlx-lm, vLLM and SGLang: as the newest releases known here, or what is new
 	@$(BIN)/cachesim real llama.cpp --newest --workloads 300

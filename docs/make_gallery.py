@@ -17,6 +17,7 @@ from cachesim.cli.pace import LONG, seconds_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.report.html import page_of_most
 from cachesim.scenario import full_profile, load, run
+from cachesim.scenario.labels import table as labels_file
 from cachesim.scenario.shipped import shipped_files
 from cachesim.scenario.statements import side_by_side
 
@@ -53,7 +54,8 @@ def _package() -> bytes:
     """What every report is made by."""
     root = Path(cachesim.__file__).parent
     parts = sorted(each for each in root.rglob("*") if each.suffix in {".py", ".js", ".css"})
-    return _digest(*(each.read_bytes() for each in parts)).encode()
+    labels = [each.read_bytes() for each in (labels_file(),) if each is not None]
+    return _digest(*(each.read_bytes() for each in parts), *labels).encode()
 
 
 def _digest(*parts: bytes) -> str:

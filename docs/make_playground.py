@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from cachesim.report.playground import choices
 from cachesim.report.svg import STYLE
+from cachesim.scenario.labels import TABLE
 from cachesim.scenario.shipped import shipped_file
 
 DOCS: Final = Path(__file__).parent
@@ -161,6 +162,7 @@ def _cachesim() -> Iterator[tuple[str, bytes]]:
             yield str(name), path.read_bytes()
     for _, name, _ in OPENINGS:
         yield f"cachesim/shipped/{name}.toml", shipped_file(name).read_bytes()
+    yield f"cachesim/shipped/{TABLE}", (DOCS / TABLE).read_bytes()
 
 
 def _zipped(files: Iterator[tuple[str, bytes]]) -> bytes:

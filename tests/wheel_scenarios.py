@@ -2,16 +2,15 @@
 
 One line per scenario and release: `agrees` where the real server says of every step what the
 simulator says, `differs` where it does not, `cannot` with the reason where the real server is not
-handed such requests. The table is kept in `docs/wheels.csv`; a scenario that plays the same as then
-is not played again, unless `--all` asks for it. A night's work: some seconds for each line. Answers
-are proven by `cachesim real ENGINE --scenario NAME`, which takes longer.
+handed such requests. Where the simulator's answer is wrong, or its server ends, the real answer is
+held against a cold one: `confirmed` lists the steps in which the real one is wrong, or ends, too.
+The table is kept in `docs/wheels.csv`, from which every report has its evidence labels; a scenario
+that plays the same as then is not played again, unless `--all` asks for it. A night's work: some
+seconds for each line.
 """
 
 import csv
-import hashlib
-import json
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -22,30 +21,36 @@ from typing import Any, Final
 from rich.console import Console
 
 from cachesim.engines import FAMILIES
+from cachesim.engines.profile import Profile
 from cachesim.errors import CachesimError
 from cachesim.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.real.llama_cpp.workload import ENDLESS, SILENT
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.scenario import Scenario, load
+from cachesim.scenario import Scenario, load, run
+from cachesim.scenario.labels import digest
+from cachesim.scenario.result import CLAIMS
 from cachesim.scenario.shipped import shipped_files
 
 TABLE: Final = Path(__file__).parents[1] / "docs" / "wheels.csv"
 PATIENCE: Final = 240.0
 """Seconds for one call of a real server that has the machine not to itself."""
 
-UNPLAYED: Final = frozenset({"about", "class", "source", "shows", "expect"})
-"""Tables of a scenario that no server is handed: its story, and what is expected."""
-
 OUT: Final = Console(highlight=False, soft_wrap=True)
 
-PLAYERS: Final[Mapping[str, Callable[[Scenario, str], Sequence[Any]]]] = {
-    "llama.cpp": partial(play_on_llama_cpp, proves=False, patience=PATIENCE),
-    "mlx-lm": play_mlx_scenario,
-    "vllm": VLLM_SCHEDULER.play_scenario,
-    "sglang": SGLANG_SCHEDULER.play_scenario,
+
+def _on_llama_cpp(scenario: Scenario, release: str, *, proves: bool) -> Sequence[Any]:
+    return play_on_llama_cpp(scenario, release, proves=proves, patience=PATIENCE)
+
+
+PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
+    "llama.cpp": _on_llama_cpp,
+    "mlx-lm": lambda scenario, release, **_: play_mlx_scenario(scenario, release),
+    "vllm": lambda scenario, release, **_: VLLM_SCHEDULER.play_scenario(scenario, release),
+    "sglang": lambda scenario, release, **_: SGLANG_SCHEDULER.play_scenario(scenario, release),
 }
+"""How a scenario is played for real; `proves` is true where an answer is in question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,8 @@ class Played:
     result: str  # agrees, differs, cannot
     why: str  # the steps that differ, or why it cannot be played
     file: str  # what was played: the beginning of its digest
+    confirmed: str = ""  # steps in which the real engine answers wrongly, or ends, as simulated
+    derived: str = ""  # steps in which its model runner's metadata name the wrong state
 
 
 def wanted() -> Iterator[tuple[Path, str, str]]:
@@ -67,27 +74,37 @@ def wanted() -> Iterator[tuple[Path, str, str]]:
         yield from ((file, engine.name, each) for each in engine.profiles if each in real)
 
 
-def digest(file: Path) -> str:
-    """The beginning of the digest of what a file has played: no story, no other releases."""
-    told = tomllib.loads(file.read_text(encoding="utf-8"))
-    played = {key: value for key, value in told.items() if key not in UNPLAYED}
-    played["engine"] = {key: each for key, each in told["engine"].items() if key != "profiles"}
-    return hashlib.sha256(json.dumps(played, sort_keys=True).encode()).hexdigest()[:12]
+def simulated(scenario: Scenario, engine: str, release: str) -> dict[str, bool]:
+    """The steps with a verdict: true where the simulator answers wrongly, or its server ends."""
+    played = run(scenario, Profile(engine, release), arithmetic="ring")
+    return {
+        step.name: step.finding.fate in CLAIMS
+        for step in played.steps
+        if step.finding.fate in CLAIMS or step.answer in {"same", "rounding"}
+    }
 
 
 def play(file: Path, engine: str, release: str) -> Played:
     """Play one scenario; what goes wrong is a result too."""
-    made = partial(Played, scenario=file.stem, release=release, file=digest(file))
+    scenario = load(file)
+    made = partial(Played, scenario=file.stem, release=release, file=digest(scenario))
+    wrong = simulated(scenario, engine, release)
     try:
-        steps = PLAYERS[engine](load(file), release)
+        steps = PLAYERS[engine](scenario, release, proves=any(wrong.values()))
     except CachesimError as error:
         return made(result="cannot", why=str(error).splitlines()[0].removeprefix(f"{file.stem}: "))
     if any(_late(each) for each in steps):
         return made(result="cannot", why="the real server had not answered in time")
-    wrong = [str(number) for number, each in enumerate(steps, 1) if not each.agrees]
-    if not wrong:
-        return made(result="agrees", why="")
-    return made(result="differs", why=f"steps {', '.join(wrong)} of {len(steps)}")
+    named = dict(zip(scenario.step_names, steps, strict=False))
+    differing = [name for name, each in named.items() if not each.agrees]
+    if differing:
+        return made(result="differs", why=f"steps {', '.join(differing)} of {len(steps)}")
+    judged = {name: each.confirmed for name, each in named.items() if name in wrong}
+    differing = [name for name, each in judged.items() if each not in {None, wrong[name]}]
+    if differing:
+        return made(result="differs", why=f"answers of steps {', '.join(differing)}")
+    confirmed = " ".join(name for name, each in judged.items() if each)
+    return made(result="agrees", why="", confirmed=confirmed)
 
 
 def _late(step: Any) -> bool:
@@ -126,7 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     left = []
     for file, engine, release in wanted():
         old = before.get((file.stem, release))
-        if old is not None and old.file == digest(file) and not (anew and engine in engines):
+        if old is not None and old.file == digest(load(file)) and not (anew and engine in engines):
             rows[file.stem, release] = old
         elif engine in engines:
             left.append((file, engine, release))

@@ -105,6 +105,7 @@ def _table(family: Family[Any, Any], judged: Sequence[Judged]) -> Table:
         )
         state = Text(each.state.upper() if each.state == "bad" else each.state, style=style)
         why = f"{each.step}: {each.why}" if each.step else each.why
+        why += f" ({each.evidence})" if each.evidence else ""
         table.add_row(release, family.release(release).date, cached, state, why)
     return table
 

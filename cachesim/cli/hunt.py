@@ -72,12 +72,12 @@ def hunt_command(
 def _told(title: str, bag: Bag, reports: Sequence[tuple[Trophy, Path]], where: str) -> int:
     """What was played; a table of what was proven, and what was not."""
     table = FittingTable(title_style="", box=None)
-    for head in ("cause", "workloads", f"seen on {where}", "known as"):
+    for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")
     for trophy, _ in reports:
-        table.add_row(
-            str(trophy.cause), str(bag.counts[trophy.cause]), trophy.word.seen, trophy.known or "-"
-        )
+        word = trophy.word
+        count = str(bag.counts[trophy.cause])
+        table.add_row(str(trophy.cause), count, word.seen, word.evidence, trophy.known or "-")
     lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
     lines += [f"  {path}" for _, path in reports]
     lines += [f"  not confirmed: {each.cause}: {each.word.seen}" for each in bag.missed.values()]

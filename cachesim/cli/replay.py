@@ -208,6 +208,8 @@ def _said(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
             yield Text(f"  {wrong.sentence}")
         if len(each.wrong) > MOST_WRONG:
             yield Text(f"  {len(each.wrong) - MOST_WRONG} more, in --format json")
+        if each.evidence:
+            yield Text(f"  evidence: {each.evidence}")
 
 
 def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:

@@ -17,8 +17,6 @@ from cachesim.cli.jobs import Job, jobs_of
 from cachesim.cli.outputs import output_at
 from cachesim.cli.pace import LONG, Clock, Deadline, seconds_of
 from cachesim.cli.workers import how_many, workers
-from cachesim.engines.evidence import evidence_of
-from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PAGE, Output
@@ -27,8 +25,8 @@ from cachesim.model.build import build
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.findings import one_scenario
-from cachesim.report.paragraphs import EVIDENCE, PROVE, Line
-from cachesim.report.tables import by_class, closing, summary
+from cachesim.report.paragraphs import PROVE, Line
+from cachesim.report.tables import by_class, by_evidence, closing, summary
 from cachesim.scenario import run
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.models import spec_of
@@ -220,21 +218,16 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
 
 
 def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[Line]:
-    """How far a wrong answer is confirmed, and the command that proves it; no command where no file
-    holds what was played.
-    """
+    """The command that proves a wrong answer; nothing where no file holds what was played."""
     job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
     source = None if job.changed or job.source == STDIN else job.source
     return proof_lines(job.scenario, job.profile, source, index)
 
 
 def proof_lines(scenario: Scenario, profile: Profile, source: str | None, index: int) -> list[Line]:
-    """The evidence label of a wrong answer, or the command that shows it on the real engine; empty
-    without the file `source` and where the real engine computes no answers.
+    """The command that shows a wrong answer on the real engine; empty without the file `source`
+    and where the real engine computes no answers.
     """
-    label = evidence_of(family_of(profile.engine), profile, scenario.source.issue)
-    if label:
-        return [(EVIDENCE, label)]
     if source is None:
         return []
     from cachesim.real.hunt.proof import proof_command
@@ -247,7 +240,7 @@ def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console, *, brief: b
     names = {job.source for job in jobs}
     if brief:
         kinds = {job.scenario.name: job.scenario.kind for job in jobs}
-        show(screen, by_class(runs, kinds), Text())
+        show(screen, by_class(runs, kinds), Text(), by_evidence(runs), Text())
     elif len(names) == 1:
         job = jobs[0]
         proof = partial(proof_of, jobs, runs)

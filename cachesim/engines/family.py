@@ -68,7 +68,6 @@ class Family(Generic[R, S]):
     check_model: Callable[["ModelSpec"], object] | None = None  # where model classes have own rules
     plays_chunks: bool = False  # a layer's window may be the chunk that a token lies in
     interrupts: bool = False  # it publishes before it writes: a search aborts requests in between
-    plays_answers: bool = True  # the real engine computes answers where it is compared
     records_provenance: str = ""  # the option that switches off its account of what states hold
     drafting: Mapping[str, Any] = field(default_factory=dict)  # what makes an MTP head draft
     draft_flag: str = ""  # the flag that names who drafts: a search then brings drafts of its own

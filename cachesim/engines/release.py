@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from cachesim.engines.evidence import SOURCE, Evidence
-
 R = TypeVar("R")
 """An engine's value of rules."""
 
@@ -61,7 +59,6 @@ class Patch(Generic[R]):
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # the rules without it, where it was merged
     cures: str = ""  # the wrong answers that there are without it, by their cause
-    evidence: Evidence = SOURCE  # of these wrong answers
 
 
 def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:

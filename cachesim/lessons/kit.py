@@ -198,6 +198,7 @@ class Answered:
     why: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     error: str | None = None
+    evidence: str | None = None
     again: Callable[[], Run] | None = field(default=None, repr=False, compare=False)
 
     def watched(self) -> Run:
@@ -314,11 +315,15 @@ def _answered(prompt: str, step: Played) -> Answered:
         why=tuple(each.as_dict() for each in step.why),
         events=tuple(each.as_dict() for each in step.events),
         error=step.error,
+        evidence=step.evidence,
     )
 
 
 def table(replies: Sequence[Answered], *, shelf: bool = False, parked: bool = False) -> None:
-    """Print requests, one line each; with checkpoints kept, or conversations parked, if wanted."""
+    """Print requests, one line each; with checkpoints kept, or conversations parked, if wanted.
+
+    The evidence label of a release's wrong answers follows.
+    """
     wide = max(8, *(len(each.prompt) for each in replies))
     more = "checkpoints" if shelf else "parked" if parked else ""
     say(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
@@ -328,6 +333,8 @@ def table(replies: Sequence[Answered], *, shelf: bool = False, parked: bool = Fa
         if parked:
             rest = [str(entry["n_tokens"]) for entry in each.parked]
         say(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
+    for label in dict.fromkeys(each.evidence for each in replies if each.evidence):
+        say(f"evidence: {label}")
 
 
 def say(line: str = "") -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
 from cachesim.logs.answers import wrong_answers
 from cachesim.logs.cures import cure_of
@@ -21,6 +22,7 @@ from cachesim.logs.replay import Replay
 from cachesim.logs.settings import RELEASES, Settings, flag_of
 from cachesim.logs.sizes import context_bytes
 from cachesim.logs.tuning import Tried
+from cachesim.scenario.labels import label_of_release
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
 """Proposals whose effect users ask for, where a release can take them."""
@@ -136,7 +138,9 @@ def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterato
             wrong_answers(workloads[0], others[0].profile, dict(others[0].options), most=judged)
             for workloads, others in zip(allowed, played, strict=True)
         ]
-        yield entry(question, replays, played) | {"wrong_answers": summed(counts)}
+        wrong = summed(counts)
+        label = label_of_release(Profile.parse(played[0][0].profile)) if wrong else None
+        yield entry(question, replays, played) | {"wrong_answers": wrong, "evidence": label}
 
 
 def summed(counts: Sequence[int | None]) -> int | None:

@@ -23,7 +23,8 @@ LOSSES: Final = 2
 def comparison(title: str, rows: Sequence[Compared]) -> RenderableType:
     """What was reused, then what of the rest went to which cause."""
     steps = max((len(row.cached) for row in rows), default=0)
-    return Group(_reused(title, rows, steps if steps <= WIDE else 0), _account(rows))
+    labels = [Text(f"wrong answers of {row.name}: {row.evidence}") for row in rows if row.evidence]
+    return Group(_reused(title, rows, steps if steps <= WIDE else 0), _account(rows), *labels)
 
 
 def _table(title: str = "") -> Table:

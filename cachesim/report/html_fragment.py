@@ -96,6 +96,6 @@ def _facts(steps: Sequence[Step]) -> Iterator[str]:
         if is_of_interest(step):
             told = "".join(
                 f"<dt>{escape(each.word)}</dt><dd>{escape(each.sentence)}</dd>"
-                for each in step.facts
+                for each in step.statements
             )
             yield f'<p class="what">step {escape(step.name)}</p><dl>{told}</dl>'

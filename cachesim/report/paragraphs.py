@@ -14,11 +14,7 @@ Line: TypeAlias = tuple[str, str]
 """A word, and the sentence that it stands before."""
 
 Proof: TypeAlias = Callable[[Run, int], list[Line]]
-"""How far the wrong answer of a run's step is confirmed, and the command that shows it on the real
-engine; empty: neither is known."""
-
-EVIDENCE: Final = "evidence"
-"""What stands before a label."""
+"""The command that shows the wrong answer of a run's step on the real engine; empty: none does."""
 
 PROVE: Final = "prove it"
 """What stands before a command."""
@@ -62,5 +58,5 @@ def _heading(runs: Sequence[Run], index: int) -> Text:
 def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:
     """The facts of one step, and what supports a wrong answer."""
     step = run.steps[index]
-    lines = [(fact.word, fact.sentence) for fact in step.facts]
+    lines = [(fact.word, fact.sentence) for fact in step.statements]
     return [*lines, *(proof(run, index) if step.answer == "diverged" else ())]

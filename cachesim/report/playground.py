@@ -109,7 +109,7 @@ def _step(run: Run, index: int) -> dict[str, Any]:
         "answer": step.answer,
         "error": step.error,
         "lost": step.lost if step.reuse == "lost" else 0,
-        "facts": [[each.word, each.sentence] for each in step.facts],
+        "facts": [[each.word, each.sentence] for each in step.statements],
         "chain": [
             [link.word, run.steps[link.step].name, link.sentence] for link in chain(run, index)
         ],

@@ -90,7 +90,7 @@ def _facts(run: Run, index: int, scale: int) -> Iterator[tuple[str, RenderableTy
         yield "prompt cache", _entries_text(step.prompt_cache)
     if step.answer is not None:
         yield "answer", answer_text(step.answer)
-    yield from ((each.word, each.sentence) for each in step.facts if each.word not in BEFORE)
+    yield from ((each.word, each.sentence) for each in step.statements if each.word not in BEFORE)
 
 
 def scale_of_run(run: Run) -> int:

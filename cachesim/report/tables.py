@@ -1,7 +1,7 @@
 """Tables of runs: one scenario with its profiles side by side, or many with a line each."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import Final
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cachesim.report.cells import answer_text, cached_row, short_profile, step_cell, worst_answer
 from cachesim.report.fitting import FittingTable
+from cachesim.scenario.labels import LABELS, Evidence, weakest
 from cachesim.scenario.result import Run, Step
 
 CELL_HEADING: Final = "cached answer   lost"
@@ -94,6 +95,24 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
             str(wrong) if wrong else "",
         )
         before = engine
+    return table
+
+
+def by_evidence(runs: Sequence[Run]) -> RenderableType:
+    """A line per engine: runs of releases that answer wrongly or end, by their evidence label."""
+    table = FittingTable(padding=(0, 1, 0, 0))
+    table.add_column("wrong answers and ends of releases", overflow="fold")
+    for heading in LABELS:
+        table.add_column(heading, justify="right", overflow="fold")
+    counts: dict[str, Counter[Evidence]] = defaultdict(Counter)
+    for run in runs:
+        label = weakest(step.evidence for step in run.steps)
+        if label is not None:
+            counts[run.profile.partition("@")[0]][label] += 1
+    for engine, found in sorted(counts.items()):
+        table.add_row(engine, *(str(found[each]) for each in LABELS))
+    total = sum(counts.values(), Counter[Evidence]())
+    table.add_row("all", *(str(total[each]) for each in LABELS))
     return table
 
 

@@ -290,18 +290,22 @@ def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[
 
 
 def wrong_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Answers that are wrong where the log's own server is replayed, and what has none."""
+    """Answers that are wrong where the log's own server is replayed, what has none, and how far
+    wrong answers of releases are confirmed.
+    """
     own, *others = rows
+    labels = dict.fromkeys(each["evidence"] for each in rows if each["evidence"])
+    evidence = f"Evidence of wrong answers: {', '.join(labels)}." if labels else ""
     if not own["wrong_answers"]:
-        return ""
+        return evidence
     wrong = counted(own["wrong_answers"], "answer")
     differs = "differs" if own["wrong_answers"] == 1 else "differ"
     sound = [each for each in others if each["wrong_answers"] == 0 and not each["failed"]]
     named = f" With {sound[0]['name']} none does." if sound else ""
     return (
         f"In the replay {wrong} {differs} from a cold run's: the server may have answered wrongly"
-        f" too.{named}"
-    )
+        f" too.{named} {evidence}"
+    ).rstrip()
 
 
 def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]:

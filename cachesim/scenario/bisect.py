@@ -22,6 +22,7 @@ from cachesim.engines.release import Patch
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.labels import Evidence
 from cachesim.scenario.runner import run
 from cachesim.scenario.session import ABORTED, ENDLESS, NOT_RUN
 
@@ -42,6 +43,7 @@ class Seen:
     cached: int | None
     answer: str | None  # same, rounding, by-design, diverged; None where nothing was judged
     error: str | None = None
+    evidence: Evidence | None = None
 
     @property
     def wrong(self) -> str:
@@ -70,6 +72,7 @@ class Judged:
     state: State
     why: str = ""
     step: str = ""  # the first bad one
+    evidence: Evidence | None = None  # of a wrong answer, or of a server's end
 
     def is_like(self, other: "Judged") -> bool:
         """Good as the other one, or bad in the same step and way."""
@@ -120,7 +123,13 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
         except InputError as error:
             return Played(profile=release, refused=str(error))
         steps = tuple(
-            Seen(name=each.name, cached=each.cached, answer=each.answer, error=each.error)
+            Seen(
+                name=each.name,
+                cached=each.cached,
+                answer=each.answer,
+                error=each.error,
+                evidence=each.evidence,
+            )
             for each in played.steps
         )
         return Played(profile=release, steps=steps)
@@ -150,7 +159,9 @@ def _judge_one(played: Played, best: dict[str, int]) -> Judged:
         return Judged(played=played, state="-", why=played.refused)
     for step in played.steps:
         if step.wrong:
-            return Judged(played=played, state="bad", why=step.wrong, step=step.name)
+            return Judged(
+                played=played, state="bad", why=step.wrong, step=step.name, evidence=step.evidence
+            )
     for step in played.steps:
         most = best.get(step.name, 0)
         if step.cached is not None and step.cached < SHARE * most:

@@ -19,6 +19,7 @@ from cachesim.errors import CachesimError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Model, Scenario, Server
+from cachesim.scenario.labels import Evidence, label_of, weakest
 from cachesim.scenario.session import Session
 from cachesim.verify.explain import lost_below
 from cachesim.verify.ideal import IdealCache
@@ -52,6 +53,7 @@ class Compared:
     wrong: int | None = None  # answers that differ; None: not judged
     bytes: int | None = None
     problem: str = ""
+    evidence: Evidence | None = None  # of its wrong answers
 
     @property
     def reused(self) -> int:
@@ -69,6 +71,7 @@ class Compared:
             "wrong": self.wrong,
             "bytes": self.bytes,
             "problem": self.problem or None,
+            "evidence": self.evidence,
         }
 
 
@@ -116,6 +119,7 @@ class _Played:
     due: tuple[int | None, ...]
     wrong: int | None
     bytes: int | None
+    evidence: Evidence | None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -134,6 +138,7 @@ class _Played:
             lost=lost,
             wrong=self.wrong,
             bytes=self.bytes,
+            evidence=self.evidence,
         )
 
 
@@ -163,7 +168,7 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
     oracle, ideal = Oracle(session.network), IdealCache()
     replies: list[Reply | None] = []
     due: list[int | None] = []
-    wrong = 0
+    wrong = list[str]()
     for record in session.run():
         if record.step.do != "complete":
             continue
@@ -177,13 +182,14 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
         ideal.remember(reply)
         if verify:
             verdict = judge(reply, oracle)
-            wrong += verdict is not None and verdict.answer == "diverged"
+            wrong += [record.name] if verdict and verdict.answer == "diverged" else []
     return _Played(
         name=name,
         replies=tuple(replies),
         due=tuple(due),
-        wrong=wrong if verify else None,
+        wrong=len(wrong) if verify else None,
         bytes=_bytes_of(session.engine.held(), session.network.spec),
+        evidence=weakest(label_of(session.scenario, session.profile, each) for each in wrong),
     )
 
 

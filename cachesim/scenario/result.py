@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.scenario.labels import Evidence
 from cachesim.scenario.states import State
 from cachesim.typed import Json
 from cachesim.verify.explain import Parting
@@ -29,6 +30,10 @@ Fate: TypeAlias = Literal[
 FATES: Final[tuple[Fate, ...]] = (
     "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right",
 )  # fmt: skip
+
+
+CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung"})
+"""What a release is said to do wrongly: such a step has an evidence label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +192,23 @@ class Step:
     drafted: Annotated[int | None, "Tokens a companion drafted, as the server counts."] = None
     accepted: Annotated[int | None, "How many of them the server says were right."] = None
     companion: Annotated[int | None, "Tokens the slot has in its companion's memory."] = None
+    evidence: Annotated[
+        Evidence | None,
+        "How far it is confirmed that the release answers wrongly or ends; null where it does not,"
+        " and for patched releases.",
+    ] = None
     detail: Annotated[StepDetail | None, "Written with --detail."] = None
 
     @property
     def lost(self) -> int:
         """How many tokens fewer were reused than an ideal cache would have."""
         return 0 if self.explanation is None else self.explanation.lost
+
+    @property
+    def statements(self) -> tuple[Fact, ...]:
+        """Its facts, and the evidence label where it has one."""
+        label = [] if self.evidence is None else [Fact(word="evidence", sentence=self.evidence)]
+        return (*self.facts, *label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

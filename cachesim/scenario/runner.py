@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from cachesim.engines.profile import Profile
@@ -13,7 +14,8 @@ from cachesim.scenario.detail import Watcher, with_details
 from cachesim.scenario.evidence import Evidence, Witness
 from cachesim.scenario.expectations import expects_wrong, mismatches
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.result import Finding, Run, Saved, SlotCount, Step, as_json
+from cachesim.scenario.labels import label_of
+from cachesim.scenario.result import CLAIMS, Finding, Run, Saved, SlotCount, Step, as_json
 from cachesim.scenario.session import TIMEOUT, Record, Session
 from cachesim.scenario.statements import with_statements
 from cachesim.verify.oracle import Oracle
@@ -103,7 +105,14 @@ def run_steps(
         pass
     for record in session.undone(len(done)):
         add(record, Evidence())
-    return with_statements([step for step, _ in done], [record for _, record in done])
+    steps = with_statements([step for step, _ in done], [record for _, record in done])
+    scenario, profile = session.scenario, session.profile
+    return tuple(
+        replace(step, evidence=label_of(scenario, profile, step.name))
+        if step.finding.fate in CLAIMS
+        else step
+        for step in steps
+    )
 
 
 def step_of(record: Record, evidence: Evidence) -> Step:

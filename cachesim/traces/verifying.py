@@ -14,7 +14,9 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from cachesim.engines.base import Engine, Reply
+from cachesim.engines.profile import Profile
 from cachesim.errors import InputError
+from cachesim.scenario.labels import Evidence, label_of_release
 from cachesim.traces.replay import Cell
 from cachesim.traces.serving import Served, serve
 from cachesim.units import Token, Tokens
@@ -55,6 +57,7 @@ class Verified:
     sampled: int
     wrong: tuple[Wrong, ...] = ()
     otherwise: int = 0  # requests of which arithmetic made the server reuse another number
+    evidence: Evidence | None = None  # of the wrong answers
 
     @property
     def sentence(self) -> str:
@@ -109,6 +112,7 @@ def verified(cell: Cell, count: int) -> Verified:
         sampled=len(sample),
         wrong=tuple(wrong),
         otherwise=otherwise,
+        evidence=label_of_release(Profile.parse(cell.profile)) if wrong else None,
     )
 
 

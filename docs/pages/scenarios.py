@@ -6,6 +6,8 @@ from typing import Final
 from cachesim.engines import FAMILIES
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Expect, Seen
+from cachesim.scenario.labels import CONFIRMED, label_of
+from cachesim.scenario.session import ABORTED, ENDLESS
 from cachesim.scenario.shipped import shipped_files
 from pages.collected import COLLECTIONS, READINGS, Collected, counts, readings, wheels
 from pages.tables import code, plain, table
@@ -89,8 +91,8 @@ def _row(
         plain(scenario.story),
         code(bad),
         code(good) or "-",
-        _seen(shows.before),
-        _seen(shows.after),
+        _seen(scenario, shows.before),
+        _seen(scenario, shows.after),
         said(played),
         "; ".join(f"{READINGS[each.agrees]}: {plain(each.note)}" for each in read) or "-",
     )
@@ -102,6 +104,8 @@ def said(played: Sequence[dict[str, str]]) -> str:
     for result in ("agrees", "differs"):
         releases = [code(each["release"]) for each in played if each["result"] == result]
         found += [f"{result}: {', '.join(releases)}"] if releases else []
+    confirmed = [code(each["release"]) for each in played if each["confirmed"]]
+    found += [f"wrong answer {CONFIRMED}: {', '.join(confirmed)}"] if confirmed else []
     return "; ".join(found) or "not played"
 
 
@@ -155,13 +159,16 @@ def linked_issue(issue: str) -> str:
     return plain(issue)
 
 
-def _seen(seen: Seen) -> str:
-    """One side of what a report shows."""
+def _seen(scenario: Scenario, seen: Seen) -> str:
+    """One side of what a report shows, with the evidence label of a release's wrong answer."""
     if not seen.profile:
         return "-"
     words = [] if seen.cached is None else [f"{seen.cached:,} of {seen.of:,} cached"]
     words += [f"**{seen.answer}**"] if seen.answer not in {None, "same"} else []
     words += [f"`{seen.error}`"] if seen.error else []
+    if seen.answer == "diverged" or seen.error in {ABORTED, ENDLESS}:
+        profile = full_profile(scenario.engine.name, seen.profile)
+        words += filter(None, [label_of(scenario, profile, seen.step)])
     for key in ("processed", "checkpoints", "parked", "drafted", "accepted", "companion"):
         value = getattr(seen, key)
         words += [f"{key}: {value:,}"] if value is not None else []

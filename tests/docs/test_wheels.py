@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheel_scenarios import digest
+from cachesim.scenario import load
+from cachesim.scenario.labels import digest
 
 FILE = """
 format = 1
@@ -33,7 +34,7 @@ cached = [0]
 def of(text: str, folder: Path) -> str:
     file = folder / "short.toml"
     file.write_text(text, encoding="utf-8")
-    return digest(file)
+    return digest(load(file))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,8 @@ def of(text: str, folder: Path) -> str:
         ("cached = [0]", "cached = [1]"),
         ('profiles = ["b9538"]', 'profiles = ["b9538", "b11549"]'),
         ("[model]", "# The model.\n[model]"),
+        ("[[step]]", "[chat]\ntemplate = 'chatml'\n[[step]]"),
+        ('name = "short"', 'name = "long"'),
     ],
 )
 def test_other_prose_expectations_or_profiles_play_the_same(
@@ -64,7 +67,7 @@ def test_other_prose_expectations_or_profiles_play_the_same(
         ('"hybrid"', '"dense"'),
         ("[model]", "[model]\nseed = 1"),
         ("[[step]]", "[[step]]\npredict = 1"),
-        ("[[step]]", "[chat]\ntemplate = 'chatml'\n[[step]]"),
+        ("[[step]]", "[chat]\ntemplate = 'needs-user'\n[[step]]"),
     ],
 )
 def test_other_requests_options_or_weights_are_to_be_played_again(

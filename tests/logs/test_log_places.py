@@ -12,6 +12,7 @@ from cachesim.logs.whole import Wanted, read_files, replays_of, why
 from cachesim.report.consoles import plain_text
 from cachesim.report.why import page
 from cachesim.report.why_page import html_page
+from cachesim.scenario.labels import SOURCE
 from tests.logs.test_threads import SWA, finished, launched
 
 JUNE = "0.10.000.000 I "
@@ -164,6 +165,7 @@ def test_the_page_has_the_place_the_same_rows_as_the_terminal_and_flags_as_code(
         "peak_bytes": 0,
         "context_bytes": 0,
         "wrong_answers": 0,
+        "evidence": None,
         "processed_bounds": [7, 7],
     }
     found["what_if"] = [
@@ -182,7 +184,7 @@ def test_the_page_has_the_place_the_same_rows_as_the_terminal_and_flags_as_code(
 @pytest.mark.parametrize(
     ("own", "others", "says"),
     [
-        (0, [1, 0], ""),
+        (0, [1, 0], "Evidence of wrong answers: source only, not run."),
         (None, [0, 0], ""),
         (1, [2, 1], "In the replay 1 answer differs from a cold run's: the server may have"),
         (2, [1, 0], "With b9873 none does."),
@@ -206,11 +208,15 @@ def test_a_wrong_answer_in_the_replay_is_said_and_where_there_is_none(
         "processed": 7,
     }
     counts = zip(("b9538", "b9713", "b9873"), (own, *others), strict=True)
-    found["what_if"] = [row | {"name": name, "wrong_answers": wrong} for name, wrong in counts]
+    found["what_if"] = [
+        row | {"name": name, "wrong_answers": wrong, "evidence": SOURCE if wrong else None}
+        for name, wrong in counts
+    ]
 
     for text in (in_words(found), html.unescape(html_page(found))):
         assert says in text
-        assert bool(says) == ("In the replay" in text)
+        assert bool(own) == ("In the replay" in text)
+        assert bool(says) == (f"Evidence of wrong answers: {SOURCE}" in text)
 
 
 def test_a_cut_in_mid_prompt_is_not_what_was_reused_where_the_launch_is_missing() -> None:

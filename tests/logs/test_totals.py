@@ -138,7 +138,7 @@ def test_a_row_is_the_logs_only_if_it_has_as_many_tokens_processed() -> None:
     )
     row = {
         "name": "b9538", "asked": False, "hits": 0, "failed": 0, "peak_bytes": 0,
-        "context_bytes": 0, "wrong_answers": 0,
+        "context_bytes": 0, "wrong_answers": 0, "evidence": None,
     }  # fmt: skip
     for processed, words in ((40, "b9538 (the log)"), (60, "b9538 (replayed)")):
         bounds = {"processed": processed, "processed_bounds": [processed, processed]}

@@ -1,7 +1,7 @@
 """What is said of a search, and of two profiles on the same workloads."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +9,6 @@ from rich.table import Table
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.check.plan import WORDS, Plan
-from cachesim.engines.evidence import evidence_of
-from cachesim.engines.family import family_of
 from cachesim.engines.profile import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
@@ -19,6 +17,7 @@ from cachesim.real.hunt.proof import proof_command
 from cachesim.report.consoles import results, show
 from cachesim.report.fitting import FittingTable
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.labels import label_of_release
 from cachesim.scenario.writing import to_toml
 from cachesim.testing.against import Comparison, Side
 from cachesim.testing.search import Counterexample, Report
@@ -34,6 +33,7 @@ def tell_search(report: Report, plan: Plan) -> int:
         lines.append("  nothing wrong was found")
     else:
         lines += story(report.counterexample, report.profile)
+        lines += _evidence(report.profile)
         lines += _emitted(report.counterexample, report.profile, plan.emit)
         status = NOT_AS_EXPECTED
     return _told(lines, report, plan, status)
@@ -51,6 +51,8 @@ def tell_survey(found: Survey, smallest: Mapping[Cause, Counterexample], plan: P
         lines.append(f"  {number}. {cause} ({often})")
         one = replace(shown, scenario=_renamed(shown.scenario, number))
         lines += [f"  {line}" for line in story(one, report.profile)]
+        if plan.find != "lost":
+            lines += [f"  {line}" for line in _evidence(report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
     return _told(lines, report, plan, NOT_AS_EXPECTED if smallest else AS_EXPECTED)
 
@@ -85,6 +87,12 @@ def _exercised(counts: Counter[str]) -> str:
     return ", ".join(said) or "nothing"
 
 
+def _evidence(profile: Profile) -> list[str]:
+    """The label of a claim that nothing real was played for."""
+    label = label_of_release(profile)
+    return [f"  evidence: {label}"] if label else []
+
+
 def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
     if folder is None:
         return ["  --emit DIR writes it as a scenario that `cachesim run` plays"]
@@ -94,9 +102,7 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
         path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
-    label = evidence_of(family_of(profile.engine), profile)
-    lines = [f"  evidence: {label}"] if label else []
-    lines += [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    lines = [f"  to play it again: cachesim run {path} --arithmetic {found.arithmetic}"]
     command = proof_command(found.scenario, profile, path)
     return [*lines, f"  on the real server: {command}"] if command else lines
 
@@ -106,8 +112,15 @@ def tell_comparison(found: Comparison) -> int:
     if not found.workloads:
         msg = f"no workload could be played on both {found.one.profile} and {found.other.profile}"
         raise InputError(msg)
-    show(results(), _table(found), *found.verdict)
+    show(results(), _table(found), *found.verdict, *_evidence_of_sides(found))
     return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
+
+
+def _evidence_of_sides(found: Comparison) -> Iterator[str]:
+    """The label of each release's wrong answers and crashes."""
+    for side in (found.one, found.other):
+        if side.wrong or side.crashed:
+            yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
 
 
 def _table(found: Comparison) -> Table:

@@ -12,7 +12,6 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     about="llama.cpp's sibling: tolerant matching, checkpoints while generating, companions",
     repository="ikawrakow/ik_llama.cpp",
     room=__package__,
-    plays_answers=False,
     engine=f"{__package__}.server:IkLlama",
     releases=RELEASES,
     patches=PATCHES,

@@ -38,7 +38,6 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     about="SGLang: a radix tree whose nodes may hold states and window slots",
     repository="sgl-project/sglang",
     room=__package__,
-    plays_answers=False,
     engine=f"{__package__}.server:Sglang",
     releases=RELEASES,
     patches=PATCHES,

@@ -37,7 +37,6 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
         ),
     ),
     asks={"priority": -1},
-    plays_answers=False,
     has_slots=False,
     plays_chunks=True,
     interrupts=True,

@@ -101,7 +101,6 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         landed="0.32.0",
         lay=laying(runner={"plain_path_reads_first": False, "plain_step_reads_first": False}),
         cures="a step without drafts reads a state from before the accepted ones",
-        # evidence: `cachesim real vllm --runner` runs V2; n-grams ran on V1 until it landed
     ),
     Patch(
         name="43569",

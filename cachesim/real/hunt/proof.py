@@ -20,6 +20,7 @@ from cachesim.real.mlx_lm.process import environment_for as mlx_environment
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
 from cachesim.scenario.acceptance import full_profile
 from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.labels import CONFIRMED, SOURCE, Evidence
 from cachesim.testing.search import Counterexample
 
 BATCH: Final = 2048
@@ -36,6 +37,11 @@ class Word:
     confirmed: bool
     seen: str
     real: bool = True  # False: the simulator alone says so
+
+    @property
+    def evidence(self) -> Evidence:
+        """The label of the finding."""
+        return CONFIRMED if self.real and self.confirmed else SOURCE
 
 
 Prove: TypeAlias = Callable[[Counterexample, Profile], Word]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from cachesim.engines.evidence import CONFIRMED, evidence_of
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.profile import Profile
@@ -75,13 +74,7 @@ def _lines(trophy: Trophy, profile: Profile, file: Path, where: str) -> Iterator
     yield f"Expected: {wanted}."
     yield f"Seen on {where}: {trophy.word.seen}."
     yield f"Simulated: {found.finding.detail}."
-    label = (
-        CONFIRMED
-        if trophy.word.real and trophy.word.confirmed
-        else evidence_of(family_of(profile.engine), profile)
-    )
-    if label:
-        yield f"Evidence: {label}."
+    yield f"Evidence: {trophy.word.evidence}."
     yield ""
     if trophy.cause.cure:
         patch = family_of(profile.engine).patch(trophy.cause.cure)

@@ -32,6 +32,7 @@ from cachesim.real.llama_cpp.workload import (
 from cachesim.scenario.bisect import Play, Played, Seen
 from cachesim.scenario.checks import DEFAULT_PREDICT
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.labels import CONFIRMED
 from cachesim.scenario.models import spec_of
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.scenario.session import SlotFiles, groups_of
@@ -70,6 +71,15 @@ class StepPlayed:
     def agrees(self) -> bool:
         """True when both say the same."""
         return self.real.agrees_with(self.simulated)
+
+    @property
+    def confirmed(self) -> bool | None:
+        """Whether the real server answers wrongly, or ends as simulated; None where no answer
+        was proven.
+        """
+        if self.real.error in GONE:
+            return self.agrees
+        return None if self.proof is None else self.proof.wrong
 
 
 def play_scenario(
@@ -290,4 +300,10 @@ def _seen(played: StepPlayed) -> Seen:
     if played.proof is not None:
         answer = "diverged" if played.proof.wrong else "same"
     real = played.real
-    return Seen(name=played.step.name, cached=real.cached, answer=answer, error=real.error)
+    return Seen(
+        name=played.step.name,
+        cached=real.cached,
+        answer=answer,
+        error=real.error,
+        evidence=CONFIRMED,
+    )

@@ -52,6 +52,12 @@ class ScenarioStep:
         """True when both say the same."""
         return self.real == self.simulated
 
+    @property
+    def confirmed(self) -> bool:
+        """Whether the real server answers wrongly, or fails as simulated."""
+        _, answer, error = self.real
+        return answer == "diverged" or (error is not None and self.agrees)
+
 
 def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[ScenarioStep, ...]:
     """Play a scenario on the simulator, then on the real server with the same replies."""

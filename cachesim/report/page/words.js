@@ -44,6 +44,8 @@ const fateOf = (step) => FATES[step.finding.fate][2];
 function finding(run, index) {
   const { fate, title, step, event } = run.steps[index].finding;
   const facts = run.steps[index].facts.filter((each) => !["wrong", "but with"].includes(each.word));
+  const { evidence } = run.steps[index];
+  if (evidence) facts.push({ word: "evidence", sentence: evidence });
   return { fate, title, facts, at: [step, event] };
 }
 

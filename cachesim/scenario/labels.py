@@ -1,0 +1,113 @@
+"""Evidence labels: how far it is confirmed that a release answers wrongly, or ends.
+
+`docs/wheels.csv` is written while scenarios are played on real engines (`make wheels`). It lists
+for each scenario and release the steps whose wrong answer was confirmed there. A scenario is known
+by the digest of what is played, so one with other flags, tokens or weights is not confirmed.
+"""
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import cachesim
+from cachesim.engines.profile import Profile
+from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import shipped_folder
+from cachesim.typed import Json
+
+Evidence: TypeAlias = Literal[
+    "confirmed on the real engine", "derived from its runner's metadata", "source only, not run"
+]
+
+CONFIRMED: Final[Evidence] = "confirmed on the real engine"
+"""The real engine gave the wrong answer, or ended."""
+
+DERIVED: Final[Evidence] = "derived from its runner's metadata"
+"""The real model runner reads the wrong state; nothing computed an answer from it."""
+
+SOURCE: Final[Evidence] = "source only, not run"
+"""The release's code says so; nothing of it computed an answer."""
+
+LABELS: Final = (CONFIRMED, DERIVED, SOURCE)
+"""Strongest first."""
+
+TABLE: Final = "wheels.csv"
+
+UNPLAYED: Final = ("name", "about", "kind", "source", "shows", "expect")
+"""Parts of a scenario that no server is handed: its story, and what is expected."""
+
+
+def label_of_release(profile: Profile) -> Evidence | None:
+    """The label of a claim that nothing real was played for; None for patched releases, of which
+    no claim is made.
+    """
+    return None if profile.patches else SOURCE
+
+
+def label_of(scenario: Scenario, profile: Profile, step: str) -> Evidence | None:
+    """The label of a wrong answer, or of the end of a server, in a step of a scenario."""
+    if profile.engine != scenario.engine.name or profile.patches:
+        return label_of_release(profile)
+    steps = _confirmed().get((digest(scenario), profile.release), {})
+    return steps.get(step, SOURCE)
+
+
+def weakest(labels: Iterable[Evidence | None]) -> Evidence | None:
+    """The label of several claims together: that of the one confirmed least."""
+    return max(filter(None, labels), key=LABELS.index, default=None)
+
+
+def digest(scenario: Scenario) -> str:
+    """The beginning of the digest of what a scenario plays: no story, no list of releases."""
+    blank = Scenario()
+    played = replace(
+        scenario,
+        engine=replace(scenario.engine, profiles=()),
+        **{each: getattr(blank, each) for each in UNPLAYED},
+    )
+    return hashlib.sha256(json.dumps(_stated(played), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _stated(value: object) -> Json:
+    """A value without fields at their default: a key that comes later changes no digest."""
+    if is_dataclass(value) and not isinstance(value, type):
+        blank = type(value)()
+        named = ((each.name, getattr(value, each.name)) for each in fields(value))
+        return {name: _stated(each) for name, each in named if each != getattr(blank, name)}
+    if isinstance(value, Mapping):
+        return {str(key): _stated(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_stated(each) for each in value]
+    return value
+
+
+def table() -> Path | None:
+    """The table: with the shipped scenarios in an installed package, else in the source tree."""
+    folder = shipped_folder()
+    found = (
+        *([folder / TABLE] if folder else []),
+        Path(cachesim.__file__).parents[1] / "docs" / TABLE,
+    )
+    return next((each for each in found if each.is_file()), None)
+
+
+@cache
+def _confirmed() -> Mapping[tuple[str, str], Mapping[str, Evidence]]:
+    """What was played, by digest and release: the label of each step that was confirmed."""
+    path = table()
+    if path is None:
+        return {}
+    with path.open(newline="", encoding="utf-8") as rows:
+        return {
+            (each["file"], each["release"]): {
+                **dict.fromkeys(each["derived"].split(), DERIVED),
+                **dict.fromkeys(each["confirmed"].split(), CONFIRMED),
+            }
+            for each in csv.DictReader(rows)
+            if each["confirmed"] or each["derived"]
+        }

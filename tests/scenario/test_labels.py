@@ -1,0 +1,131 @@
+"""Evidence labels: each claim that a release answers wrongly has one, set by what was played."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.engines.profile import Profile
+from cachesim.scenario import Scenario, full_profile, load, run
+from cachesim.scenario.labels import (
+    CONFIRMED,
+    DERIVED,
+    LABELS,
+    SOURCE,
+    digest,
+    label_of,
+    label_of_release,
+    table,
+    weakest,
+)
+from cachesim.scenario.result import CLAIMS
+from cachesim.scenario.shipped import shipped_file, shipped_files
+
+THREE = "llama.cpp-three-requests"
+RELEASE = Profile("llama.cpp", "b11549")
+
+
+def three() -> Scenario:
+    return load(shipped_file(THREE))
+
+
+def expects_a_claim(scenario: Scenario) -> bool:
+    answers = " ".join(str(each.answer) for each in scenario.expect)
+    errors = " ".join(str(each.error) for each in scenario.expect)
+    return any(word in answers + errors for word in ("diverged", "aborted", "endless"))
+
+
+CLAIMING = [each.stem for each in shipped_files() if expects_a_claim(load(each))]
+
+
+@pytest.mark.parametrize("name", CLAIMING)
+def test_each_claim_about_a_release_has_a_label_and_nothing_else_has(name: str) -> None:
+    scenario = load(shipped_file(name))
+    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+
+    claims = [
+        (step.evidence in LABELS, step.finding.fate in CLAIMS and not profile.patches)
+        for profile in profiles
+        for step in run(scenario, profile, arithmetic="ring").steps
+    ]
+
+    assert [claimed for _, claimed in claims] == [labelled for labelled, _ in claims]
+
+
+def test_the_table_confirms_what_was_played_on_the_real_engine() -> None:
+    assert CONFIRMED == label_of(three(), RELEASE, "C")
+
+
+def test_what_was_not_played_is_source_only() -> None:
+    flags = replace(three().engine, options={"ctx_checkpoints": 8})
+    weights = replace(three().model, seed=3)
+
+    assert SOURCE == label_of(replace(three(), engine=flags), RELEASE, "C")
+    assert SOURCE == label_of(replace(three(), model=weights), RELEASE, "C")
+    assert SOURCE == label_of(three(), Profile("llama.cpp", "b9713"), "C")
+    assert SOURCE == label_of(three(), RELEASE, "B")
+    assert SOURCE == label_of(three(), Profile("vllm", "0.33.0"), "C")
+
+
+def test_a_patched_release_has_no_label() -> None:
+    patched = Profile("llama.cpp", "b11549", ("erase-equal",))
+
+    assert label_of(three(), patched, "C") is None
+    assert label_of_release(patched) is None
+    assert SOURCE == label_of_release(RELEASE)
+
+
+def test_several_claims_have_the_label_of_the_one_confirmed_least() -> None:
+    assert SOURCE == weakest([CONFIRMED, None, SOURCE, DERIVED])
+    assert DERIVED == weakest([CONFIRMED, DERIVED])
+    assert weakest([None]) is None
+
+
+def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
+    path = table()
+    assert path is not None
+    with path.open(newline="", encoding="utf-8") as rows:
+        confirmed = [row for row in csv.DictReader(rows) if row["confirmed"] or row["derived"]]
+    scenarios = {each: load(shipped_file(each)) for each in {row["scenario"] for row in confirmed}}
+
+    assert confirmed
+    for row in confirmed:
+        scenario = scenarios[row["scenario"]]
+        assert row["file"] == digest(scenario)
+        assert {*row["confirmed"].split(), *row["derived"].split()} <= {*scenario.step_names}
+        assert "agrees" == row["result"]
+
+
+@pytest.mark.parametrize(
+    ("command", "seen"),
+    [
+        (f"run {THREE} -p b11549", f"evidence {CONFIRMED}"),
+        (f"run {THREE} -p b11549 --seed 3", f"evidence {SOURCE}"),
+        (f"run {THREE} -p b11549 --format json", f'"evidence": "{CONFIRMED}"'),
+        (f"diff b11549 b11549+erase-equal {THREE}", f"evidence {CONFIRMED}"),
+        (f"explain {THREE} --profile b11549", f"evidence {CONFIRMED}"),
+        (f"bisect {THREE}", f"C: wrong answer ({CONFIRMED})"),
+        (f"compare {THREE}", f"wrong answers of llama.cpp@b11549: {CONFIRMED}"),
+        (f"run {THREE} llama.cpp-26191-f-keep --brief", "confirmed on the real engine"),
+        ("check llama.cpp@b11549 --model hybrid --examples 400", f"evidence: {SOURCE}"),
+    ],
+)
+def test_each_command_prints_the_label(
+    command: str, seen: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    words = command.split()
+
+    main([*words, "--arithmetic", "ring"] if words[0] in {"run", "diff"} else words)
+
+    assert seen in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_page_holds_the_label(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+
+    main(["run", THREE, "-p", "b11549", "--arithmetic", "ring", "--report", str(page)])
+
+    assert CONFIRMED in page.read_text(encoding="utf-8")
