@@ -26,6 +26,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm
+	@$(BIN)/python -m tests.end_to_end
 
 # Parts of `make check` that do not disturb each other; answers in a browser are waited for.
 pages:
@@ -41,11 +42,11 @@ sentences:
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
 
-users: $(VENV)/.check        ## every command and format on logs, recordings, traces and headers that real programs wrote
-	@$(BIN)/python -m tests.end_to_end
+users: $(VENV)/.check        ## every command and format on real input, and each command that output and docs print
+	@$(BIN)/python -m tests.end_to_end --all-commands
 
 nightly: $(VENV)/.check      ## the same on a thousand new logs, the reused tokens of 1,500 new lives of servers, every sentence of 10,000 workloads
-	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --every 1
+	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --every 1 --all-commands
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
 

@@ -170,3 +170,5 @@ class Settings:
     recordings: int
     every: int
     """One log of so many is read alone too."""
+    all_commands: bool = False
+    """Every printed command, and not a sixth of those that start a real engine."""
