@@ -1,10 +1,13 @@
 """The configuration that vLLM's scheduler is compared with: what of it is ours, and why."""
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Self
 
 import pytest
 
+from cachesim.cli.main import main
+from cachesim.engines.family import family_of
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.settings import Override, show_overrides
 from cachesim.real.vllm import scheduler
@@ -86,3 +89,14 @@ def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
     found = overrides(release, 0, range(13))
 
     assert [] == [each.field for each in found if not each.why]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_settings_of_the_newest_release_are_printed_where_none_is_named(
+    engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = import_module(f"cachesim.real.{engine}.commands")
+    monkeypatch.setattr(commands, "overrides", lambda *_: [])
+
+    assert 0 == main(["real", engine, "--settings"])
+    assert f"{engine} {family_of(engine).real()[-1]}: " in capsys.readouterr().out

@@ -66,17 +66,17 @@ def real_vllm(
 
     """
     numbers = range(first, first + workloads)
+    own = release or FAMILY.real()[-1]
     if runner:
-        return compare_rows(release, seed, numbers)
+        return compare_rows(own, seed, numbers)
     if settings:
-        title = f"vllm {release}: settings that differ from a server's start"
-        return show_overrides(title, overrides(release, seed, numbers))
+        title = f"vllm {own}: settings that differ from a server's start"
+        return show_overrides(title, overrides(own, seed, numbers))
     if newest or wheel:
         return SCHEDULER.compare_newest(seed, numbers, wheel)
     if end_to_end:
         return play_end_to_end()
     if scenario is not None:
         return SCHEDULER.play_named(scenario, release)
-    played = release or FAMILY.real()[-1]
     usual = ASYNC if async_scheduling else SCHEDULER
-    return (AGENTS if agents else usual).compare(played, seed, numbers).tell(seed)
+    return (AGENTS if agents else usual).compare(own, seed, numbers).tell(seed)
