@@ -147,23 +147,23 @@ class ChunkStore:
         self._tables = tables
         self._start = start
         self._count = count
-        self._sights: dict[int, _Sight] = {}
+        self._cells: dict[int, Cells] = {}
         self.initial: int | None = None  # block of the state to start from
         self.targets: tuple[int, ...] = ()  # blocks for the states after the last tokens
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the chunk's cells, then look at those of the table."""
         group = self.pages.group_of[layer]
-        sight = self._sights.get(group)
-        if sight is None:
-            sight = self._sights[group] = _Sight.of(
+        found = self._cells.get(group)
+        if found is None:
+            found = self._cells[group] = Cells.of(
                 self.pages.groups[group], self._tables[group], self._start, self._count
             )
-            self.pages.take(group, sight.blocks)
+            self.pages.take(group, found.blocks)
         held_keys, held_values = self.pages.cells(layer)
-        held_keys[sight.written] = keys
-        held_values[sight.written] = values
-        return (sight.frame.lane(held_keys[sight.cells], held_values[sight.cells]),)
+        held_keys[found.written] = keys
+        held_values[found.written] = values
+        return (found.frame.lane(held_keys[found.cells], held_values[found.cells]),)
 
     def states(self, layer: int) -> Array:
         """The row that the chunk starts from, zeros for a prefix of nothing."""
@@ -183,7 +183,7 @@ class ChunkStore:
                 self.pages.put_state(layer, target, states[0, back])
 
 
-class _Sight(NamedTuple):
+class Cells(NamedTuple):
     """Which cells of a group a chunk writes, and which it looks at."""
 
     blocks: Integers  # those that are written into
@@ -192,7 +192,8 @@ class _Sight(NamedTuple):
     frame: Frame  # positions whose block is null are absent: they lie before the window
 
     @classmethod
-    def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "_Sight":
+    def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "Cells":
+        """Those of a chunk of `count` tokens."""
         size, end = spec.block, start + count
         blocks = np.array(table[: cdiv(end, size)], np.int64)
         chunked = spec.kind == "chunked"

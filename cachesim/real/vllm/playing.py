@@ -212,9 +212,11 @@ class Player:
             accept = accepts[told["turn"] % len(accepts)] if accepts else 0
             accept = min(accept, len(chunk.drafts))
             told["turn"] += 1
-        rest = reply[done + accept + 1 :][: self.drafts]
-        proposal = (rest + [WRONG_DRAFT] * self.drafts)[: self.drafts]
-        return reply[done : done + accept + 1], proposal
+        tokens = reply[done : done + accept + 1]
+        done += len(tokens)
+        counts = wanted.get("propose") or [self.drafts]
+        proposal = reply[done : done + self.drafts] + [WRONG_DRAFT] * self.drafts
+        return tokens, proposal[: counts[done % len(counts)]]
 
     def _entry(self, request: Request) -> dict[str, Any]:
         told = self.told[request.id]

@@ -316,7 +316,7 @@ class Server:
             sampled.append(tokens)
             if tokens:
                 done = requests[name].num_output_tokens + len(tokens)
-                proposals[name] = reply[done : done + self.drafts]
+                proposals[name] = self._proposal(name, reply, done)
         self._hand_over(output, list(ends), sampled)
         if self.drafts and self.most_under_way == 1:
             self._propose(requests, proposals)
@@ -346,9 +346,15 @@ class Server:
         )
         self.scheduler.update_from_output(output, runner)
 
+    def _proposal(self, name: str, reply: list[int], done: int) -> list[int]:
+        """The true continuation, as long as the workload has it; all drafts if it says nothing."""
+        counts = self.wanted[name].get("propose") or [self.drafts]
+        rest = reply[done : done + self.drafts] + [WRONG_DRAFT] * self.drafts
+        return rest[: counts[done % len(counts)]]
+
     def _propose(self, requests: dict[str, Real], proposals: dict[str, list[int]]) -> None:
         alive = [name for name in proposals if not requests[name].is_finished()]
-        drafts = [(proposals[name] + [WRONG_DRAFT] * self.drafts)[: self.drafts] for name in alive]
+        drafts = [proposals[name] for name in alive]
         if alive:
             self.scheduler.update_draft_token_ids(self.release.outputs.DraftTokenIds(alive, drafts))
 

@@ -45,6 +45,10 @@ OVERRIDES: Final = {
         "reads no other property of a block's size"
     ),
     "cache_config.mamba_block_size": "the block of states, of which the same holds",
+    "cache_config.mamba_cache_mode": (
+        "all becomes align for gated-delta layers, which the configuration has; a workload's "
+        "states are then those of other layers"
+    ),
     "cache_config.hash_block_size": (
         "the engine core sets it to the unit that prefix_match_unit names, or leaves it out; the "
         "scheduler is handed the same number apart from it"
@@ -161,6 +165,8 @@ class Start:
         cache.block_size = block
         if states:
             cache.mamba_block_size = block
+        if states and states[0].get("mode") == "all":
+            cache.mamba_cache_mode = "all"
         for name in ("hash_block_size", "prefix_match_unit"):
             if hasattr(cache, name):
                 setattr(cache, name, config.get("hash_block"))

@@ -120,7 +120,7 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         config["drafts"] = rng.choice((1, 2, 3))
         config["eagle"] = kind == "eagle"
         config["lookahead_hashes"] = True
-        groups = [_speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
+        groups = [speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
     if rng.random() < (0.7 if kind == "priority" else 0.3):
         config["reserve_full"] = False
     if kind == "store":
@@ -136,7 +136,8 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     return config
 
 
-def _speculative(group: dict[str, Any], drafts: int, *, eagle: bool) -> dict[str, Any]:
+def speculative(group: dict[str, Any], drafts: int, *, eagle: bool) -> dict[str, Any]:
+    """A group of a server that verifies drafts."""
     blocks = {"speculative_blocks": drafts} if group["kind"] == "mamba" else {}
     return group | blocks | ({"eagle": True} if eagle else {})
 

@@ -1,0 +1,174 @@
+"""What the model runner reads, writes and copies in each step, by the simulated runner's rules."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.rules import RunnerRules
+from cachesim.real.vllm.scheduler import PACKAGES, SCHEDULER
+from cachesim.real.vllm.steps import (
+    KERNELS,
+    Compared,
+    compare_steps,
+    difference,
+    draw_steps,
+    mode_of,
+    play_steps,
+    runs_on_v1,
+)
+
+STATES: dict[str, Any] = {"kind": "mamba", "block": 8, "mode": "align", "speculative_blocks": 2}
+
+
+def workload(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Requests that arrive together at a server with gated-delta layers and n-grams of two."""
+    config = {"groups": [{"kind": "full", "block": 8}, STATES], "blocks": 64, "drafts": 2}
+    return {"id": "drawn", "config": config | {"eagle": False} | more, "steps": [list(requests)]}
+
+
+DRAFTLESS = workload(
+    {"prompt": "1-12", "generate": 6, "reply": "101-106", "accept": [2], "propose": [0, 2, 0, 0]}
+)
+"""Two drafts are accepted, then nothing is proposed."""
+
+ONE_TOKEN = workload({"prompt": "7", "generate": 2, "reply": "101-102"}, drafts=0)
+
+
+def steps_of(asked: dict[str, Any], release: str, **rules: Any) -> list[Any]:
+    known = FAMILY.release(release).rules
+    runner: RunnerRules = replace(known.runner, **rules)
+    [group] = play_steps(asked, replace(known, runner=runner))
+    steps: list[Any] = group["steps"]
+    return steps
+
+
+def read(steps: list[Any], kind: str) -> list[int | None]:
+    return [row[kind][0] for step in steps for row in step["rows"].values()]
+
+
+def test_a_step_after_accepted_drafts_reads_the_state_of_the_last_one_since_032() -> None:
+    before, after = (steps_of(DRAFTLESS, release) for release in ("0.31.0", "0.33.0"))
+    table = after[1]["rows"]["0"]["delta"][1]
+
+    assert [12, 15] == after[1]["rows"]["0"]["chunk"]
+    assert table[2] == read(after, "delta")[2]
+    assert table[0] == read(before, "delta")[2]
+
+
+def test_a_rule_that_the_runner_does_not_have_is_a_difference() -> None:
+    real = steps_of(DRAFTLESS, "0.33.0")
+    planted = steps_of(DRAFTLESS, "0.33.0", plain_path_reads_first=True)
+
+    assert not difference([{"steps": real}], [{"steps": real}])
+    assert "step 2, request 0, delta" in difference([{"steps": real}], [{"steps": planted}])
+
+
+def test_slots_are_those_of_the_tokens_in_the_blocks_of_the_table() -> None:
+    [first, *_] = steps_of(DRAFTLESS, "0.33.0")
+    row = first["rows"]["0"]
+    blocks = row["seen"]["0"]
+
+    assert [blocks[place // 8] * 8 + place % 8 for place in range(12)] == row["slots"]["0"]
+
+
+def test_a_state_that_passes_a_boundary_is_copied_from_the_last_accepted_one() -> None:
+    asked = workload({"prompt": "1-7", "generate": 9, "reply": "101-109", "accept": [2]})
+    steps = steps_of(asked, "0.33.0")
+    first = steps[0]["rows"]["0"]["delta"][1][0]
+    moved = [copy for step in steps for copies in step["copies"].values() for copy in copies]
+
+    assert [[7, 10], [10, 13]] == [step["rows"]["0"]["chunk"] for step in steps[1:3]]
+    assert first == steps[1]["copies"]["before"][0][1]
+    assert all(bias == 0 or state != window for _, state, window, bias in moved)
+
+
+@pytest.mark.parametrize(("release", "fresh"), [("0.30.0", False), ("0.31.0", True)])
+def test_until_030_a_first_chunk_of_one_token_reads_what_its_block_held(
+    release: str, fresh: bool
+) -> None:
+    [first, *_] = steps_of(ONE_TOKEN, release)
+
+    assert fresh == (first["rows"]["0"]["delta"][0] is None)
+    assert first["rows"]["0"]["ssm"][0] is None
+
+
+def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() -> None:
+    groups = [{"kind": "full", "block": 8}, STATES | {"mode": "all"}]
+    asked = workload(
+        {"prompt": "1-12", "generate": 6, "reply": "101-106", "accept": [1], "propose": [1]},
+        groups=groups,
+    )
+    steps = steps_of(asked, "0.30.0")
+
+    assert steps[1]["rows"]["0"]["ssm"][1][1] == read(steps, "ssm")[2]
+
+
+def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:
+    found = {
+        release: [
+            runs_on_v1({"groups": [group], "drafts": 2, "eagle": eagle}, known.rules)
+            for group, eagle in ((STATES, True), (STATES, False), (STATES | {"mode": "all"}, True))
+        ]
+        for release in ("0.28.0", "0.31.0", "0.33.0")
+        for known in [FAMILY.release(release)]
+    }
+
+    assert [True] * 3 == found["0.28.0"]
+    assert [False, True, True] == found["0.31.0"]
+    assert [False] * 3 == found["0.33.0"]
+
+
+def test_a_seed_and_a_number_always_give_the_same_workload() -> None:
+    rules = FAMILY.release("0.30.0").rules
+
+    assert draw_steps(3, 7, rules) == draw_steps(3, 7, rules)
+    assert draw_steps(3, 7, rules) != draw_steps(4, 7, rules)
+
+
+def test_every_mode_of_a_release_is_drawn_with_drafts_and_without() -> None:
+    rules = FAMILY.release("0.30.0").rules
+    drawn = [draw_steps(0, number, rules)["config"] for number in range(200)]
+
+    assert {
+        (mode, drafting)
+        for mode in ("align", "all", "none", "no states")
+        for drafting in (False, True)
+    } == {(mode_of(config), bool(config.get("drafts"))) for config in drawn}
+
+
+def test_what_was_not_played_does_not_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    found = Compared("0.33.0")
+    assert 1 == found.show()
+
+    steps = [{"steps": steps_of(DRAFTLESS, "0.33.0")}]
+    found.count(DRAFTLESS, steps, steps)
+    assert (0, 1, 1) == (found.show(), found.workloads, found.agreeing)
+
+    found.count(DRAFTLESS, [{"error": "ended"}], steps)
+    assert 1 == found.show()
+    assert "difference in drawn: group 0: real {'error': 'ended'}" in capsys.readouterr().out
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("release", FAMILY.real())
+def test_the_real_runner_reads_writes_and_copies_the_same(release: str) -> None:
+    """Needs the wheel, what it imports, and Triton; see `make real`."""
+    here = SCHEDULER.core_of(release).is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
+    if not here:
+        pytest.skip(f"vllm {release} is not unpacked here")
+
+    assert 0 == compare_steps(release, 0, range(9))
+
+
+@pytest.mark.wheel
+def test_the_real_runner_does_not_have_a_planted_rule() -> None:
+    """Needs the wheel, what it imports, and Triton; see `make real`."""
+    known = FAMILY.release("0.33.0").rules
+    here = SCHEDULER.core_of("0.33.0").is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
+    if not here:
+        pytest.skip("vllm 0.33.0 is not unpacked here")
+    planted = replace(known, runner=replace(known.runner, plain_path_reads_first=True))
+
+    assert 1 == compare_steps("0.33.0", 0, range(4, 14), planted)
