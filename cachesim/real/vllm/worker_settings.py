@@ -97,6 +97,36 @@ PRETENDED: Final = {
         "the scheduler asks it the same questions; workloads with `store` alone have one",
     ),
     "Scheduler, log_stats": ("True", "False", "what is counted for metrics decides nothing"),
+    "runner: device": (
+        "a GPU, pinned and unified memory",
+        "the CPU and its memory",
+        "a copy between both is made or left out; it changes no value",
+    ),
+    "runner: Triton kernels": (
+        "compiled",
+        "interpreted by Triton, its language prepared once, _TEMPORAL_TILES 1",
+        "the same code of the release computes the same indices; tiles share one copy",
+    ),
+    "runner: cudagraph_mode": (
+        "FULL_AND_PIECEWISE",
+        "NONE",
+        "graphs pad a batch with rows that read and write the null block",
+    ),
+    "runner: network, sampler, drafter": (
+        "computed",
+        "none: tokens and drafts are a workload's",
+        "which tokens are accepted is all that states depend on",
+    ),
+    "runner: GDNAttentionMetadataBuilder.supports_update_block_table": (
+        "True on a GPU, since 0.32",
+        "False",
+        "both read the same columns of the block table",
+    ),
+    "runner: keys, values and states": (
+        "tensors of the model",
+        "one number for each, that of its block",
+        "a copy of the release's kernels then shows where it came from",
+    ),
 }
 """What is no field of `VllmConfig`: as a server starts, as here, why no result depends on it."""
 
