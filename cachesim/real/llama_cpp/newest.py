@@ -1,45 +1,84 @@
-"""The newest wheel beside the newest release known here: as it, or what is new."""
+"""The newest wheel beside the newest release known here: as it, or the rules that explain it."""
 
 from collections.abc import Callable
 
 from rich.table import Table
 
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.words import counted
+from cachesim.real.fit.newest import Difference, Played, explain
 from cachesim.real.llama_cpp.calls import RealServerError
 from cachesim.real.llama_cpp.compare import SideBySide, Tally
 from cachesim.real.llama_cpp.differences import show_difference
-from cachesim.real.llama_cpp.server import environment_for
+from cachesim.real.llama_cpp.fit.recordings import Recording, play_under
+from cachesim.real.llama_cpp.server import as_release, environment_for
+from cachesim.real.llama_cpp.trial import Trial, known_trials
 from cachesim.real.llama_cpp.wheels import newest_wheel, wheel_named
 from cachesim.real.playing import console, watched
 
 
 def real_newest(
-    wheel: str, *, workloads: int, seed: int, table: Callable[[str, int, Tally], Table]
+    wheel: str,
+    *,
+    release: str = "",
+    workloads: int,
+    seed: int,
+    table: Callable[[str, int, Tally], Table],
 ) -> int:
-    """Play workloads on the newest wheel, or on the one named, under the newest profile's rules.
+    """Play workloads on the newest wheel, or on the one named, under a profile's rules: those of
+    the newest one, unless another is named.
 
-    0 if every request agrees, 1 if something is new, or if there is no wheel to be had.
+    0 if every request agrees, 1 if something is new, or if there is no wheel to be had. Where they
+    do not agree, the rule fields are fitted that explain it.
     """
-    release = FAMILY.real()[-1]
+    release = as_release(release) if release else FAMILY.real()[-1]
     out, tally, shown = console(), Tally(), None
-    try:
-        found = wheel_named(wheel) if wheel else newest_wheel()
-        environment_for(release, found.version).ready()
-        with SideBySide(release, version=found.version) as pair:
-            for number in watched(range(workloads)):
+    unstarted, recorded = list[RealServerError](), list[Played[Trial]]()
+    found = wheel_named(wheel) if wheel else newest_wheel()
+    environment_for(release, found.version).ready()
+    with SideBySide(release, version=found.version) as pair:
+        for number in watched(range(workloads)):
+            try:
                 played = pair.play_random(seed=seed, number=number, presets=())
-                tally.count(played)
-                if played.difference is not None and shown is None:
-                    shown = pair.shrunk(played.difference)
-    except RealServerError as error:
-        out.print(f"{found} is NOT as {release}: {error}")
-        return 1
-    out.print(table(str(found), seed, tally))
+            except RealServerError as error:
+                unstarted.append(error)
+                continue
+            tally.count(played)
+            recorded.append(
+                _recorded(Recording(workload=played.workload, outcomes=played.outcomes))
+            )
+            if played.difference is not None and shown is None:
+                shown = pair.shrunk(played.difference)
+    if unstarted:
+        count = counted(len(unstarted), "workload")
+        out.print(f"{found} is NOT as {release}: {unstarted[0]} ({count})", markup=False)
+    if tally.requests:
+        out.print(table(str(found), seed, tally))
     requests, agreeing = tally.requests.total(), tally.agreeing.total()
     if shown is None:
-        out.print(f"{found} is as {release}: all {requests:,} requests agree")
-        return 0
+        if not unstarted:
+            out.print(f"{found} is as {release}: all {requests:,} requests agree")
+        return int(bool(unstarted))
     out.print(f"{found} is NOT as {release}: {requests - agreeing:,} of {requests:,} requests")
     show_difference(out, shown, profile=release, version=found.version)
-    out.print(f"to find its rules: cachesim real llama.cpp --fit {found.version} --workloads 150")
+    explain(found.release, release, known_trials(), recorded)
+    out.print(f"with more workloads: cachesim real llama.cpp --fit {found.version} --workloads 150")
     return 1
+
+
+def _recorded(recording: Recording) -> Played[Trial]:
+    """What the wheel answered, to hold other rules against."""
+
+    def check(trial: Trial) -> Difference | None:
+        found = play_under(recording, trial)
+        if found is None:
+            return None
+        return Difference(step=found.step, simulated=found.simulated)
+
+    steps = recording.workload.steps
+    return Played(
+        kind=recording.workload.preset,
+        requests=len(steps),
+        size=sum(len(each.prompt) for each in steps),
+        check=check,
+    )

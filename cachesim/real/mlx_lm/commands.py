@@ -53,7 +53,8 @@ class MlxFlags:
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
     newest
-        Look up the newest version and say whether it still is as the newest release known here.
+        Look up the newest version and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
     wheel
         With `newest`: another version to hold against it, as 0.31.3.
 

@@ -61,7 +61,8 @@ def real_vllm(
         Print in which settings the comparison differs from a server as users start it, and why no
         result depends on them, instead.
     newest
-        Look up the newest version and say whether it still is as the newest release known here.
+        Look up the newest version and say whether it still is as the newest release known here; if
+        not, fit the rule fields that explain it.
     wheel
         With `newest`: another version to hold against it, as 0.30.0.
 
