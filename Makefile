@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check pages sentences engines users nightly fuzz wheels newest bench docs clean help
+.PHONY: run test check pages sentences engines users nightly fuzz mutants wheels newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -52,6 +52,9 @@ nightly: $(VENV)/.check      ## the same on a thousand new logs, the reused toke
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
+
+mutants: $(VENV)/.test       ## 100 random mutants of each port: which means finds each, and which escape
+	@nice -n 10 $(BIN)/python -m tests.mutants.random
 
 wheels: $(VENV)/.test        ## every scenario on the real servers of its releases, into docs/wheels.csv: a night's work
 	@$(BIN)/python -m tests.wheel_scenarios

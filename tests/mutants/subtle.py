@@ -1,4 +1,4 @@
-"""Subtle bugs of the llama.cpp port: one comparison, one operand, one line; and who notices.
+"""Subtle bugs of the ports: one comparison, one operand, one line; and the test that finds each.
 
 They stand in `subtle.toml`: what a file says, what it says with the bug, and the test of the
 ordinary suite that fails then.
@@ -11,8 +11,8 @@ from typing import Final
 
 import cachesim
 
-ROOM: Final = Path(cachesim.__file__).parent / "engines" / "llamacpp"
-TESTS: Final = "tests/engines/llamacpp"
+ENGINES: Final = Path(cachesim.__file__).parent / "engines"
+TESTS: Final = "tests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +20,20 @@ class Subtle:
     """One place of the source, what stands there, and what stands there with the bug."""
 
     name: str
-    file: str  # under cachesim/engines/llamacpp
+    file: str  # under cachesim/engines
     right: str
     wrong: str
-    test: str  # under tests/engines/llamacpp
+    test: str  # under tests
 
     @property
     def path(self) -> Path:
         """The file that is changed."""
-        return ROOM / self.file
+        return ENGINES / self.file
 
     @property
     def module(self) -> str:
         """The module that is changed."""
-        return "cachesim.engines.llamacpp." + self.file.removesuffix(".py").replace("/", ".")
+        return "cachesim.engines." + self.file.removesuffix(".py").replace("/", ".")
 
     def changed(self) -> str:
         """The source with the bug."""

@@ -12,6 +12,9 @@ VECTORS = Path(__file__).parent.parent / "vectors"
 EVERY = 6
 """`cachesim real vectors tests/vectors/sglang-*.gz` plays all of them."""
 
+PARTS = 4
+"""Two of these parts of what `tests/record_vectors.py` recorded are played here."""
+
 
 def lines_of(release: str) -> list[dict[str, Any]]:
     with gzip.open(VECTORS / f"sglang-{release}.jsonl.gz", "rt") as file:
@@ -26,6 +29,20 @@ def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -
 
     assert {} == {name: each for name, each in found.items() if each is not None}
     assert count == len(lines)
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+@pytest.mark.parametrize("part", [1, 3])
+def test_a_scheduler_with_a_host_or_with_scarce_pools_takes_the_real_ones_decisions(
+    release: str, part: int
+) -> None:
+    """Every bound of a pool is met exactly by one of the sequences."""
+    lines = lines_of(f"pools-{release}")[part::PARTS]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert len(lines) > 40
 
 
 def test_a_recorded_value_that_was_changed_is_found() -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from cachesim.engines.sglang.node import FULL, STATE
+from cachesim.engines.sglang.node import FULL, PART, STATE
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.tree import Tree
@@ -14,7 +14,8 @@ def check_books(tree: Tree, alive: Iterable[Req]) -> None:
     """Raise ContractError at the first disagreement."""
     running = [req for req in alive if req.has_row]
     locks = _locks(tree, running)
-    slots = states = evictable = 0
+    slots = states = 0
+    evictable = [0, 0, 0]
     for node in tree.nodes():
         states += node.state is not None
         if node.evicted and tree.shape.host is not None:
@@ -26,13 +27,15 @@ def check_books(tree: Tree, alive: Iterable[Req]) -> None:
         if node.locks[FULL] != locks[node.id]:
             _fail(f"node {node.id} has {node.locks[FULL]} locks and {locks[node.id]} holders")
         slots += len(node)
-        evictable += len(node) if not node.locks[FULL] else 0
+        evictable[FULL] += 0 if node.locks[FULL] else len(node)
+        evictable[PART] += len(node) if node.window and not node.locks[PART] else 0
+        evictable[STATE] += node.state is not None and not node.locks[STATE]
         if node.state is not None and tree.rules.tree.trees == "one-per-kind":
             continue
         if node.locks[STATE] and not node.locks[FULL]:
             _fail(f"node {node.id} is held for its state and not for its tokens")
-    if evictable != tree.evictable[FULL]:
-        _fail(f"{evictable} tokens may be evicted, and {tree.evictable[FULL]} are counted")
+    if evictable != tree.evictable:
+        _fail(f"{evictable} tokens, window slots and states may be evicted, {tree.evictable} count")
     _free(tree, running, slots, states)
     _host(tree)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.host_pool import HostShape, host_size
+from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Batch, Limits, Req
@@ -201,6 +202,7 @@ class Player:
         return {"error": "too many steps"}
 
     def _told(self, told: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]) -> dict[str, Any]:
+        check_books(self.tree, ())
         return {
             "requests": [told[each] | {"retracted": reqs[each].retractions} for each in reqs],
             "evicted": self.evicted,

@@ -1,0 +1,277 @@
+"""The ports, their decision code, and mutants drawn from it."""
+
+import ast
+import gc
+import importlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from random import Random
+from types import CodeType, FunctionType
+from typing import Final
+
+import cachesim
+from tests.mutants.random.operators import Replacing, Site, sites
+
+ENGINES: Final = Path(cachesim.__file__).parent / "engines"
+
+DESCRIBES: Final = frozenset(
+    [
+        "causes",
+        "rules",
+        "profiles",
+        "options",
+        "family",
+        "landed",
+        "build",
+        "held",
+        "integrity",
+        "cells_check",
+        "view",
+        "sizes",
+        "events",
+        "checkpoint_events",
+        "prompt_cache_events",
+        "server_events",
+        "provenance",
+        "account",
+        "causes",
+        "files",
+        "slot_file",
+        "snapshot",
+        "raised",
+        "patches",
+        "merged",
+        "word_tokenizer",
+        "__init__",
+    ]
+)
+"""Modules that declare, check, explain, show or write files, and decide nothing."""
+
+SHOWS: Final = frozenset(["check_integrity", "held", "held_by_host", "snapshot"])
+"""Functions that check or show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port: its name, and its package under `cachesim.engines`."""
+
+    name: str
+    package: str
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of its decision code."""
+        found = (ENGINES / self.package).rglob("*.py")
+        return sorted(file for file in found if file.stem not in DESCRIBES)
+
+
+PORTS: Final = {
+    port.name: port
+    for port in (
+        Port("llama.cpp", "llamacpp"),
+        Port("ik_llama.cpp", "ik_llama"),
+        Port("mlx-lm", "mlx_lm"),
+        Port("vllm", "vllm"),
+        Port("sglang", "sglang"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of a port, methods included; `qualname` as Python names it."""
+
+    file: str  # under cachesim/engines
+    qualname: str
+    node: ast.FunctionDef = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomMutant:
+    """One change of one function."""
+
+    function: Function
+    site: Site = field(compare=False, repr=False)
+    line: int
+    source: str  # the whole line
+    old: str
+    new: str
+
+    @property
+    def operator(self) -> str:
+        """The name of the operator."""
+        return self.site.operator
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What names it for as long as its line stays as it is."""
+        return self.function.file, self.function.qualname, self.source, self.old, self.new
+
+    @property
+    def place(self) -> str:
+        """File, line and function, for readers."""
+        return f"{self.function.file}:{self.line} {self.function.qualname}"
+
+
+@cache
+def trees(port: Port) -> dict[Path, ast.Module]:
+    """The syntax trees of a port."""
+    return {file: ast.parse(file.read_text()) for file in port.files}
+
+
+def functions(port: Port) -> Iterator[Function]:
+    """The outermost functions of a port; what is defined within one belongs to it."""
+    for file, tree in trees(port).items():
+        yield from _functions(tree.body, str(file.relative_to(ENGINES)), "")
+
+
+def _functions(body: Iterable[ast.stmt], file: str, prefix: str) -> Iterator[Function]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, file, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            dunder = node.name.startswith("__") and node.name != "__init__"
+            if not dunder and node.name not in SHOWS:
+                yield Function(file, prefix + node.name, node)
+
+
+def signatures(port: Port) -> dict[str, tuple[str, ...]]:
+    """Types of the positional parameters, where only one function has the name."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for function in functions(port):
+        node = function.node
+        decorators = {getattr(each, "id", "") for each in node.decorator_list}
+        given = node.args.args
+        if "." in function.qualname and "staticmethod" not in decorators:
+            given = given[1:]
+        name = node.name
+        if name == "__init__":
+            name = function.qualname.split(".")[-2]
+        types = tuple(ast.unparse(arg.annotation) if arg.annotation else "" for arg in given)
+        found.setdefault(name, []).append(types)
+    return {name: types[0] for name, types in found.items() if len({*types}) == 1}
+
+
+@cache
+def candidates(port: Port) -> tuple[RandomMutant, ...]:
+    """Every mutant that the operators make, each once."""
+    types, found = signatures(port), {}
+    for function in functions(port):
+        lines = (ENGINES / function.file).read_text().splitlines()
+        for site in sites(function.node, types):
+            line = getattr(site.node, "lineno", site.statement.lineno)
+            old, new = (_spelled(each) for each in (site.node, site.replacement))
+            mutant = RandomMutant(function, site, line, lines[line - 1].strip(), old, new)
+            if old != new:
+                found.setdefault(mutant.key, mutant)
+    return tuple(found.values())
+
+
+def _spelled(node: ast.AST) -> str:
+    return ast.unparse(ast.fix_missing_locations(node)).partition("\n")[0]
+
+
+def draw(port: Port, count: int, seed: int) -> list[RandomMutant]:
+    """So many mutants, no two of one statement."""
+    drawn, taken = list(candidates(port)), set()
+    Random(f"{port.name} {seed}").shuffle(drawn)
+    found: list[RandomMutant] = []
+    for mutant in drawn:
+        statement = id(mutant.site.statement)
+        if statement not in taken and len(found) < count:
+            taken.add(statement)
+            found.append(mutant)
+    return found
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+def load(port: Port) -> None:
+    """Import all of a port, and note its functions, whoever has imported them."""
+    for file in port.files:
+        importlib.import_module(_module(str(file.relative_to(ENGINES))))
+    for each in gc.get_objects():
+        if isinstance(each, FunctionType) and each.__module__ in sys.modules:
+            code = each.__code__
+            if code.co_filename.startswith(str(ENGINES)):
+                key = code.co_filename, code.co_qualname, code.co_firstlineno
+                LOADED.setdefault(key, []).append(each)
+
+
+LOADED: Final[dict[tuple[str, str, int], list[FunctionType]]] = {}
+"""The functions of the ports that were loaded, by file, name and line."""
+
+
+def _module(file: str) -> str:
+    return "cachesim.engines." + file.removesuffix(".py").replace("/", ".")
+
+
+def plant(mutant: RandomMutant) -> None:
+    """Put a mutant in place in this process, which is of no other use from then on."""
+    site = mutant.site
+    replacement = ast.copy_location(site.replacement, site.node)
+    _recompile([mutant.function], [Replacing(site.node, lambda _: replacement)])
+
+
+def probe(mutants: list[RandomMutant], name: str) -> None:
+    """Call a builtin with a mutant's number before each statement that a mutant would change."""
+    edits = []
+    at: dict[int, list[int]] = {}
+    for number, mutant in enumerate(mutants):
+        at.setdefault(id(mutant.site.statement), []).append(number)
+    for numbers in at.values():
+        statement = mutants[numbers[0]].site.statement
+        call = ast.parse(f"{name}({', '.join(map(str, numbers))})").body[0]
+        for each in ast.walk(call):
+            if hasattr(each, "lineno"):
+                ast.copy_location(each, statement)
+        edits.append(_Before(statement, call))
+    _recompile([mutant.function for mutant in mutants], edits)
+
+
+class _Before(Replacing):
+    def __init__(self, node: ast.stmt, call: ast.stmt) -> None:
+        super().__init__(node, lambda found: [call, found])  # type: ignore[list-item]
+
+
+def _recompile(changed: Iterable[Function], edits: Iterable[ast.NodeTransformer]) -> None:
+    """Give functions the code of their changed source, whoever has imported them."""
+    by_file: dict[str, list[Function]] = {}
+    for function in dict.fromkeys(changed):
+        by_file.setdefault(function.file, []).append(function)
+    edits = list(edits)
+    for file, inside in by_file.items():
+        path = ENGINES / file
+        tree = next(trees_of[path] for port in PORTS.values() if path in (trees_of := trees(port)))
+        before = _codes(compile(path.read_text(), str(path), "exec"))
+        for function in inside:
+            for edit in edits:
+                edit.visit(function.node)
+        after = _codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))
+        wanted = {function.qualname for function in inside}
+        for name in wanted:
+            _replace(str(path), before[name], after[name])
+
+
+def _codes(code: CodeType) -> dict[str, CodeType]:
+    found = {}
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            found[each.co_qualname] = each
+            if "<locals>" not in each.co_qualname:
+                found |= _codes(each)
+    return found
+
+
+def _replace(path: str, before: CodeType, after: CodeType) -> None:
+    """Give new code to every function that has the old one."""
+    found = LOADED.get((path, before.co_qualname, before.co_firstlineno), [])
+    if not found:
+        msg = f"no function {before.co_qualname} of {path} is loaded: nothing would change"
+        raise LookupError(msg)
+    for each in found:
+        each.__code__ = after

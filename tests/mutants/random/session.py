@@ -1,0 +1,208 @@
+"""Plants mutants in children of one process that has imported everything.
+
+A control with nothing planted plays every example first: it shows which of them reach the line of a
+mutant, and how long each takes. Only those are played with the mutant in place.
+"""
+
+import builtins
+import os
+import pickle
+import resource
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+from tests.mutants.random import ports
+from tests.mutants.random.means import MEANS, Example, Means
+from tests.mutants.random.ports import RandomMutant
+
+SHARE: Final = 2.5
+"""Processor seconds of the control's examples that one means may take for one mutant."""
+
+PATIENCE: Final = 2.0
+SLOWER: Final = 8
+"""An example that takes longer than this, and so many times the control's, hangs."""
+
+MEMORY: Final = 6 << 30
+"""Bytes that a child may have: a mutant may ask for any amount."""
+
+PROBE: Final = "__mutant_reached__"
+
+
+class HangError(BaseException):
+    """An example takes far longer than without the mutant; nothing that is played catches it."""
+
+
+class ControlError(RuntimeError):
+    """The control ended without its results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An example in the control: whether it held, its time, the mutants whose line it reached."""
+
+    holds: bool
+    seconds: float
+    reached: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What found a mutant, with which example, how; no means: it escaped."""
+
+    means: Means | None = None
+    example: str = ""
+    how: str = ""
+    seconds: float = 0.0
+    tried: Mapping[str, int] = field(default_factory=dict)
+
+
+def control(
+    examples: Sequence[Example], mutants: Sequence[RandomMutant], jobs: int
+) -> dict[int, Played]:
+    """Every example with nothing planted, in so many processes."""
+    found: dict[int, Played] = {}
+    tasks = [partial(_control, examples, mutants, part, jobs) for part in range(jobs)]
+    for _, part in _children(tasks, jobs):
+        if isinstance(part, str):
+            raise ControlError(part)
+        found |= part
+    return found
+
+
+def _control(
+    examples: Sequence[Example], mutants: Sequence[RandomMutant], part: int, jobs: int
+) -> dict[int, Played]:
+    reached: set[int] = set()
+    setattr(builtins, PROBE, lambda *numbers: reached.update(numbers))
+    ports.probe(mutants, PROBE)
+    found = {}
+    for number in range(part, len(examples), jobs):
+        reached.clear()
+        began = time.process_time()
+        how = _fails(examples[number], 0.0)
+        seconds = time.process_time() - began
+        found[number] = Played(how == "", seconds, frozenset(reached))
+    return found
+
+
+def judge(
+    examples: Sequence[Example],
+    known: Mapping[int, Played],
+    mutants: Sequence[RandomMutant],
+    jobs: int,
+) -> Iterator[tuple[int, Outcome]]:
+    """What becomes of each mutant, as they are done; one that ends its process is found."""
+    tasks = [
+        partial(_judge, mutant, _chosen(number, examples, known))
+        for number, mutant in enumerate(mutants)
+    ]
+    for number, outcome in _children(tasks, jobs):
+        ended = isinstance(outcome, str)
+        yield number, Outcome("vectors", how=outcome) if ended else outcome
+
+
+def _chosen(
+    number: int, examples: Sequence[Example], known: Mapping[int, Played]
+) -> list[tuple[Example, float]]:
+    """Examples that reach the line: of each means the cheap ones, as many as its share of time."""
+    chosen = []
+    for means in MEANS:
+        reaching = [
+            (known[at].seconds, at)
+            for at, each in enumerate(examples)
+            if each.means == means and known[at].holds and number in known[at].reached
+        ]
+        left = SHARE
+        for seconds, at in sorted(reaching):
+            if seconds <= left:
+                left -= seconds
+                chosen.append((examples[at], seconds))
+    return chosen
+
+
+def _judge(mutant: RandomMutant, chosen: list[tuple[Example, float]]) -> Outcome:
+    began = time.process_time()
+    ports.plant(mutant)
+    tried = dict.fromkeys(MEANS, 0)
+    for example, seconds in chosen:
+        tried[example.means] += 1
+        how = _fails(example, max(PATIENCE, SLOWER * seconds))
+        if how:
+            taken = time.process_time() - began
+            return Outcome(example.means, example.name, how, taken, tried)
+    return Outcome(seconds=time.process_time() - began, tried=tried)
+
+
+def _fails(example: Example, limit: float) -> str:
+    """How an example fails; empty if it holds. `limit`: processor seconds, 0 for no limit."""
+    try:
+        with _limited(limit):
+            return "" if example.holds() else "differs"
+    except HangError:
+        return "hangs"
+    except Exception as error:  # noqa: BLE001 - whatever a mutant raises is what it is found by
+        return type(error).__name__
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+def _hangs(_signal: int, _frame: FrameType | None) -> None:
+    raise HangError
+
+
+# -- children --------------------------------------------------------------------------------------
+
+
+def _children(tasks: Sequence[Callable[[], Any]], jobs: int) -> Iterator[tuple[int, Any]]:
+    """What each task returns in a child of its own; a text is how its process ended."""
+    running: dict[int, tuple[int, int]] = {}
+    waiting = list(enumerate(tasks))[::-1]
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            number, task = waiting.pop()
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(read)
+                _child(task, write)
+            os.close(write)
+            running[read] = (number, pid)
+        for read in select.select([*running], [], [])[0]:
+            number, pid = running.pop(read)
+            with os.fdopen(read, "rb") as pipe:
+                data = pipe.read()
+            _, status = os.waitpid(pid, 0)
+            yield number, pickle.loads(data) if data else f"the process ended with {status}"
+
+
+def _child(task: Callable[[], Any], write: int) -> None:
+    """Run a task, send what it returns, and end the process."""
+    signal.signal(signal.SIGPROF, _hangs)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    told = os.environ.get("CACHESIM_TRACEBACK")
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for stream in () if told else (1, 2):
+        os.dup2(silent, stream)
+    try:
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(pickle.dumps(task()))
+    except BaseException:  # noqa: BLE001 - nothing of the parent may go on in the child
+        if told:
+            traceback.print_exc()
+    finally:
+        os._exit(0)

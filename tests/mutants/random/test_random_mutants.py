@@ -1,0 +1,141 @@
+"""Random mutants: one place of a decision is changed, planted, and found or known as equivalent."""
+
+import ast
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+
+from cachesim.engines.ik_llama.cells import Cells
+from tests.mutants.random import ports
+from tests.mutants.random.equivalent import EQUIVALENT
+from tests.mutants.random.means import Example
+from tests.mutants.random.operators import sites
+from tests.mutants.random.ports import ENGINES, PORTS, RandomMutant, candidates, draw
+from tests.mutants.random.session import control, judge
+
+IK = PORTS["ik_llama.cpp"]
+
+CODE = '''
+def decides(first: int, last: int) -> None:
+    """Text with a < b."""
+    if first < last and first:
+        self.items.pop(0)
+    if first < 0:
+        raise ValueError(f"{first} < 0")
+    self.ledger.apply(causes.GONE, first - 1)
+    while first:
+        continue
+    self.total += min(first, 3)
+    other(first, last)
+'''
+
+CHANGES = {
+    ("negated condition", "not (first < last and first)"),
+    ("and/or", "first < last or first"),
+    ("comparison", "first <= last"),
+    ("dropped statement", "pass"),
+    ("first/last", "self.items.pop()"),
+    ("constant", "1"),
+    ("negated condition", "not first"),
+    ("early return", "return"),
+    ("continue and break", "break"),
+    ("arithmetic", "self.total -= min(first, 3)"),
+    ("min/max", "max(first, 3)"),
+    ("constant", "4"),
+    ("constant", "2"),
+    ("swapped arguments", "other(last, first)"),
+    ("off by one", "other(first + 1, last)"),
+    ("off by one", "other(first, last + 1)"),
+}
+
+
+def test_each_operator_changes_one_place_and_no_report() -> None:
+    function = ast.parse(CODE).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    found = {
+        (site.operator, ast.unparse(ast.fix_missing_locations(site.replacement)))
+        for site in sites(function, {"other": ("int", "int")})
+    }
+
+    assert CHANGES == found
+
+
+def test_a_seed_always_draws_the_same_mutants_of_different_statements() -> None:
+    first, again = (draw(IK, 100, 0) for _ in range(2))
+
+    assert 100 == len({id(each.site.statement) for each in first})
+    assert [each.key for each in first] == [each.key for each in again]
+    assert {each.key for each in first} != {each.key for each in draw(IK, 100, 1)}
+    for each in first:
+        assert each.source in (ENGINES / each.function.file).read_text()
+
+
+def test_every_equivalent_mutant_names_a_line_that_is_there_and_a_reason() -> None:
+    gone = [key for key in EQUIVALENT if key[2] not in (ENGINES / key[0]).read_text()]
+
+    assert [] == gone
+    assert all(len(why.split()) > 4 for why in EQUIVALENT.values())
+
+
+def advance(old: str) -> RandomMutant:
+    """A change of `if self.head >= self.size` in the search of ik_llama.cpp's cells."""
+    return next(
+        each
+        for each in candidates(IK)
+        if each.function.qualname == "Cells.advance"
+        and (each.old, each.operator) == (old, "comparison")
+    )
+
+
+def starts_again() -> bool:
+    cells = Cells(4, recurrent=False, hybrid=False)
+    cells.place(0, np.arange(4), [0] * 4)  # type: ignore[list-item]
+    cells.advance(4)
+    return cells.head == 0
+
+
+def counts() -> bool:
+    return Cells(4, recurrent=False, hybrid=False).used == 0
+
+
+def fails() -> bool:
+    raise ValueError
+
+
+def test_a_planted_mutant_is_found_by_what_reaches_it_and_the_control_by_nothing() -> None:
+    ports.load(IK)
+    mutants = [advance("self.head >= self.size")]
+    examples = [
+        Example("laws", "reaches it", starts_again),
+        Example("laws", "does not", counts),
+        Example("check", "is wrong without it", fails),
+    ]
+    known = control(examples, mutants, 2)
+    ((number, outcome),) = judge(examples, known, mutants, 1)
+
+    assert [True, True, False] == [known[at].holds for at in range(3)]
+    assert [{0}, set(), set()] == [{*known[at].reached} for at in range(3)]
+    assert (0, "laws", "reaches it", "differs") == (
+        number,
+        outcome.means,
+        outcome.example,
+        outcome.how,
+    )
+    assert starts_again()  # nothing is planted in this process
+
+
+def endless(place: SimpleNamespace) -> bool:
+    while Cells(2, recurrent=False, hybrid=False).size:
+        place.turns += 1
+    return True
+
+
+def test_an_example_that_never_ends_is_found() -> None:
+    ports.load(IK)
+    mutants = [advance("self.head >= self.size")]
+    examples = [Example("laws", "hangs", partial(endless, SimpleNamespace(turns=0)))]
+    known = control([Example("laws", "hangs", starts_again)], mutants, 1)
+    ((_, outcome),) = judge(examples, known, mutants, 1)
+
+    assert ("laws", "hangs") == (outcome.means, outcome.how)
