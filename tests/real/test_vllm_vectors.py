@@ -32,6 +32,21 @@ def test_the_scheduler_takes_the_real_ones_decisions(release: str, count: int) -
     assert count == len(lines)
 
 
+@pytest.mark.parametrize(
+    ("release", "count"), [("0.20.2", 18), ("0.22.1", 30), ("0.23.0", 49), ("0.31.0", 39)]
+)
+def test_what_tells_a_release_from_its_neighbours_is_decided_alike(
+    release: str, count: int
+) -> None:
+    """Workloads on which the rules of the release before or after decide otherwise."""
+    lines = lines_of(release)
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert count == len(lines)
+
+
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:
     found = {line["id"]: mismatch(line) for line in GOLDEN}
 

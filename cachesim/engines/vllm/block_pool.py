@@ -220,10 +220,11 @@ class BlockPool:
                     del free[block]
                 ref[block] += 1
 
-    def free_blocks(self, ordered: Iterable[int]) -> None:
+    def free_blocks(self, ordered: Iterable[int], *, of_window: bool = False) -> None:
         """One table less holds these blocks; the first will be evicted first."""
         ref, free, key = self.ref, self.free, self.key
-        if not self.rules.unhashed_first:
+        rule = self.rules.unhashed_first
+        if rule == "never" or (rule == "windows" and not of_window):
             for block in ordered:
                 if block != NULL:
                     ref[block] -= 1

@@ -259,7 +259,7 @@ class Coordinator:
             aligned = num_computed
         else:
             aligned = num_computed // self.scheduler_block * self.scheduler_block
-        if manager.use_eagle and aligned > 0:
+        if manager.use_eagle and aligned > 0 and self.rules.retention.caches_eagle_block:
             return min(num_computed, aligned + manager.block_size)
         return aligned
 

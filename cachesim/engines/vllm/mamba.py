@@ -14,6 +14,7 @@ from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.groups import cdiv, checkpoint_position
 from cachesim.engines.vllm.managers import Found, LookUp, Manager, Mask, Need
 from cachesim.engines.vllm.request import Request
+from cachesim.errors import UpstreamAbort
 
 
 class Mamba(Manager):
@@ -73,7 +74,7 @@ class Mamba(Manager):
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
         """States that later requests can resume from: at an interval, and at given positions."""
-        if retention is None:
+        if retention is None or not self.rules.retention.thins_states:
             return None
         size, alignment = self.block_size, self.alignment
         mask = [False] * (end - start)
@@ -191,6 +192,9 @@ class Mamba(Manager):
         spec, rules = self.speculative, self.rules.state
         required = cdiv(num_main, self.block_size) + spec
         partial = self.partial_hits.get(request.id)
+        if required < len(table) and not rules.keeps_surplus:
+            where = "MambaManager.allocate_new_blocks"
+            raise UpstreamAbort(where, "num_required_blocks > len(req_blocks)")
         if required <= len(table) and partial is None:
             if rules.keeps_empty_first_chunk:
                 self.allocated.add(request.id)

@@ -192,7 +192,7 @@ class Manager:
         if start >= end:
             return []
         mask = None
-        if self.rules.retention.interval:
+        if self.rules.retention.window_mask != "none":
             mask = self.mask(start, end, retention, self._reachable(request, boundaries))
         done = self.pool.cache_full_blocks(
             self.own(request.hashes),
@@ -229,7 +229,8 @@ class Manager:
 
     def free(self, request: Request) -> None:
         """Give a request's blocks back, the last one first."""
-        self.pool.free_blocks(reversed(self.pop_blocks_for_free(request)))
+        of_window = self.spec.kind == "window"
+        self.pool.free_blocks(reversed(self.pop_blocks_for_free(request)), of_window=of_window)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
         """Blocks that nobody will look at again become null."""
@@ -248,7 +249,7 @@ class Manager:
             freed.append(table[i])
             table[i] = NULL
         if freed:
-            self.pool.free_blocks(freed)
+            self.pool.free_blocks(freed, of_window=True)
 
     def new_step_starts(self) -> None:
         """Nothing to do, except for recurrent groups."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final, get_args
 
 from cachesim.engines.option import listed, option
-from cachesim.engines.vllm.groups import GroupSpec, StateMode, cdiv
+from cachesim.engines.vllm.groups import GroupSpec, Sizes, StateMode, cdiv
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.step import Limits
 from cachesim.errors import OptionError
@@ -107,7 +107,7 @@ class VllmOptions:
         low=DENSE,
         high=MOST,
         unit="tokens",
-        since="0.24.0",
+        since="0.23.0",
         later={"0.30.0": 0},
         tried=(0, DENSE),
     )
@@ -155,10 +155,11 @@ class VllmOptions:
     )
     eagle_groups: str = option(
         "",
-        "the groups that carry the drafter's mark: all, or that of the drafter's own layers",
-        default="all",
-        choices=("all", "full", "window"),
-        since="0.24.0",
+        "the groups that carry the drafter's mark: all, or that of the drafter's own layers; auto: "
+        "those that the release marks by itself",
+        default="auto",
+        choices=("auto", "all", "full", "window"),
+        since="0.20.2",
     )
     connector: str = option(
         "--kv-transfer-config",
@@ -222,13 +223,14 @@ class VllmOptions:
         """The groups of a model's layers: full attention, windows or chunks, states."""
         found = list[GroupSpec]()
         if spec.attention_layers:
-            found.append(GroupSpec(kind="full", block=self.block_size, eagle=self._marked("full")))
+            found.append(GroupSpec(kind="full", block=self.block_size))
         if spec.window_layers:
             found.append(self._chunks(spec) if spec.chunked else self._windows(spec))
         if spec.recurrent_layers:
             found.append(self._states(spec))
         self._check_groups(found, rules)
-        return tuple(found)
+        marked = self._marked(found[0].kind, rules)
+        return tuple(replace(each, eagle=marked in {"all", each.kind}) for each in found)
 
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         """Refuse what a server of this model does not start with."""
@@ -239,6 +241,15 @@ class VllmOptions:
                 "(vllm-project/vllm#39809): write align"
             )
             raise OptionError(msg)
+        self._check_retention(groups, rules)
+        aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
+        states = max(aligned, default=0)
+        if self.max_num_batched_tokens < states and not rules.scheduler.takes_small_budgets:
+            msg = (
+                f"option 'max_num_batched_tokens' is {self.max_num_batched_tokens}; with states in "
+                f"blocks of {states} tokens this release takes {states} or more"
+            )
+            raise OptionError(msg)
         unit, block = self.prefix_match_unit, groups[0].block
         used = self.enable_prefix_caching or self.connector != "none"
         single = len(groups) == 1 and unit not in {0, block} and used
@@ -246,6 +257,29 @@ class VllmOptions:
             msg = (
                 f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
                 f"its blocks of {block} tokens: leave it out, or write {block}"
+            )
+            raise OptionError(msg)
+
+    def _check_retention(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
+        """Follows `_validate_prefix_cache_retention_interval`."""
+        interval = self.retention
+        if interval is None or not rules.retention.interval or not self.enable_prefix_caching:
+            return
+        thinned = ("window", "mamba") if rules.retention.thins_states else ("window",)
+        if not any(group.kind in thinned for group in groups):
+            if interval or not rules.retention.takes_idle_zero:
+                msg = (
+                    f"option 'prefix_cache_retention_interval' is {interval}; this release refuses "
+                    f"it for a model without groups that it thins ({', '.join(thinned)}): leave it "
+                    "out"
+                )
+                raise OptionError(msg)
+            return
+        block = Sizes.of(groups).scheduler_block
+        if interval % block:
+            msg = (
+                f"option 'prefix_cache_retention_interval' is {interval}; it must be a multiple of "
+                f"{block} tokens, in which all groups' blocks end"
             )
             raise OptionError(msg)
 
@@ -314,8 +348,7 @@ class VllmOptions:
         return count
 
     def _windows(self, spec: ModelSpec) -> GroupSpec:
-        marked = self._marked("window")
-        return GroupSpec(kind="window", block=self.block_size, window=spec.window, eagle=marked)
+        return GroupSpec(kind="window", block=self.block_size, window=spec.window)
 
     def _chunks(self, spec: ModelSpec) -> GroupSpec:
         """Chunked local attention; upstream asserts what is refused here."""
@@ -350,8 +383,14 @@ class VllmOptions:
             block=block,
             mode=mode,
             speculative_blocks=self.drafts,
-            eagle=self._marked("mamba"),
         )
 
-    def _marked(self, kind: str) -> bool:
-        return self.use_eagle and self.eagle_groups in {"all", kind}
+    def _marked(self, attends: str, rules: Rules) -> str:
+        """The kind of groups that carry the drafter's mark, or all; its own layers attend."""
+        if not self.use_eagle:
+            return "none"
+        if self.eagle_groups != "auto":
+            return self.eagle_groups
+        marks = rules.lookup.marks
+        own = marks == "drafter" or (marks == "mtp" and self.speculative_method == "mtp")
+        return attends if own else "all"

@@ -6,6 +6,9 @@ from typing import Final
 from cachesim.engines.release import Patch, laying, tagged
 from cachesim.engines.vllm.rules import (
     RULES_0191,
+    RULES_0202,
+    RULES_0221,
+    RULES_0230,
     RULES_0240,
     RULES_0251,
     RULES_0260,
@@ -23,7 +26,11 @@ _release = partial(tagged, package="vllm")
 
 RELEASES: Final = (
     _release("0.19.1", "2026-04-18", RULES_0191, "states at chunk ends, no junction"),
-    _release("0.24.0", "2026-06-29", RULES_0240, "junction (#37898), retention by environment"),
+    _release("0.20.2", "2026-05-08", RULES_0202, "the look-ahead block is dropped once"),
+    _release("0.21.0", "2026-05-15", RULES_0202, "as 0.20.2"),
+    _release("0.22.1", "2026-06-04", RULES_0221, "ids up to where every group can end"),
+    _release("0.23.0", "2026-06-15", RULES_0230, "retention of windows, by environment"),
+    _release("0.24.0", "2026-06-29", RULES_0240, "junction (#37898), retention of states too"),
     _release("0.25.1", "2026-07-13", RULES_0251, "single tokens beside drafts are padded"),
     _release("0.26.0", "2026-07-25", RULES_0260, "partial hits"),
     _release("0.27.1", "2026-08-11", RULES_0271, "a store is told of whole blocks"),
@@ -37,6 +44,7 @@ RELEASES: Final = (
 """Oldest first."""
 
 ALL: Final = tuple(release.name for release in RELEASES)
+UNTIL_0230: Final = ALL[: ALL.index("0.24.0")]
 SINCE_0240: Final = ALL[ALL.index("0.24.0") :]
 SINCE_0280: Final = ALL[ALL.index("0.28.0") :]
 SINCE_0320: Final = ALL[ALL.index("0.32.0") :]
@@ -48,7 +56,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="37898",
         pull=37898,
         about="saves a state where attention still matches and no state does (the junction)",
-        fits=("0.19.1",),
+        fits=UNTIL_0230,
         lay=laying(lookup={"reports_junction": True}, scheduler={"chunk_split": "uncached-prefix"}),
     ),
     Patch(
@@ -62,7 +70,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="44409",
         pull=44409,
         about="every group holds its hit before any group takes new blocks",
-        fits=("0.19.1",),
+        fits=UNTIL_0230,
         lay=laying(scheduler={"holds_before_taking": True}),
     ),
     Patch(
@@ -164,7 +172,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="unhashed-last",
         about="blocks without an id go to the tail of the queue, as until 0.22",
         fits=SINCE_0240,
-        lay=laying(pool={"unhashed_first": False}),
+        lay=laying(pool={"unhashed_first": "never"}),
     ),
     Patch(
         name="counts-loaded-state",

@@ -19,14 +19,18 @@ Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
 StoreHit: TypeAlias = Literal["agreed", "longest-group", "attention", "whole-blocks"]
 StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
 Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "checkpoint"]
+UnhashedFirst: TypeAlias = Literal["never", "windows", "always"]
+Marks: TypeAlias = Literal["none", "mtp", "drafter"]
+WindowMask: TypeAlias = Literal["none", "without-drafter", "with-drafter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRules:
     """The free queue and the map from ids to blocks."""
 
-    unhashed_first: bool = True
-    """0.24: freed blocks without an id go to the head of the queue; before, all to the tail."""
+    unhashed_first: UnhashedFirst = "always"
+    """0.24: freed blocks without an id go to the head of the queue; in 0.23 those out of the
+    window, and those of windows and chunks when a request ends; before, all to the tail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +38,18 @@ class LookupRules:
     """How far the groups' hits agree."""
 
     eagle_drop: EagleDrop = "once"
-    """#33270, #32802 (0.24): the look-ahead block is dropped once for each candidate length;
+    """#33270, #32802 (0.20): the look-ahead block is dropped once for each candidate length;
     before, in every round of the fixed point, until nothing was left."""
 
     eagle_marks: bool = True
-    """0.24: only groups that carry the drafter's mark drop a block; before, all did."""
+    """0.20: only groups that carry the drafter's mark drop a block; before, all did."""
+
+    marks: Marks = "drafter"
+    """0.33: the groups with layers of the drafter carry its mark; in 0.31 and 0.32 with those of an
+    MTP head alone; before, none. A model without marks has all groups marked."""
 
     eagle_margin: EagleMargin = "not-recurrent"
-    """How much further a marked group looks before it drops: nothing until 0.24; then one block,
+    """How much further a marked group looks before it drops: nothing until 0.19; then one block,
     recurrent groups too, which drop nothing and so were granted a block more than attention
     (#40860, #43559); since 0.28 recurrent groups look no further."""
 
@@ -57,11 +65,11 @@ class LookupRules:
     where its tail was registered, if every other group can be looked up that finely."""
 
     window_end_before_drop: bool = False
-    """Until 0.24 a window's run had to end on the alignment before the look-ahead block was
+    """Until 0.19 a window's run had to end on the alignment before the look-ahead block was
     dropped; since #39450 after it."""
 
     mixed_blocks: bool = True
-    """0.22: groups may have blocks of different sizes, for ids have a unit of their own."""
+    """0.20: groups may have blocks of different sizes, for ids have a unit of their own."""
 
     forgives_missing_state: bool = False
     """#47491: where the recurrent group finds no state, attention's hit stands all the same, and
@@ -85,7 +93,18 @@ class RetentionRules:
     """Which blocks of windows and states keep an id."""
 
     interval: bool = True
-    """0.24: `prefix_cache_retention_interval` (an environment variable until 0.28)."""
+    """0.23: `prefix_cache_retention_interval` (an environment variable until 0.28)."""
+
+    thins_states: bool = True
+    """0.24: an interval is for states too; in 0.23 for windows alone, and a model without windows
+    does not start with one."""
+
+    takes_idle_zero: bool = True
+    """0.29: an interval of 0 goes with any model; before, one that thins nothing is refused."""
+
+    window_mask: WindowMask = "with-drafter"
+    """0.22: window blocks that no hit can end behind get no id; since 0.23 those that a drafter
+    drops are counted too."""
 
     keeps_junction: bool = True
     """#47782 (0.28): the mask keeps the junction too."""
@@ -98,7 +117,10 @@ class RetentionRules:
     before, one position, the end of the prompt."""
 
     floors_to_scheduler_block: bool = True
-    """0.24: blocks get their id up to the last position that every group can end at."""
+    """0.22: blocks get their id up to the last position that every group can end at."""
+
+    caches_eagle_block: bool = True
+    """0.23: a drafter's groups get one further, which a hit there looks at and drops."""
 
     on_hit_alignment: bool = True
     """0.29: masks are laid on the grid of hits, which partial hits make finer."""
@@ -110,6 +132,10 @@ class StateRules:
 
     same_step_guard: bool = True
     """#29387: a hit on a state registered in this step waits for the next one."""
+
+    keeps_surplus: bool = True
+    """0.23: a table may be longer than a step needs, after one whose drafts were rejected; before,
+    the engine core ended."""
 
     frees_behind_speculation: bool = False
     """Until 0.24 states are freed as if the speculative blocks had not been computed."""
@@ -150,8 +176,12 @@ class SchedulerRules:
     prompt_stop: PromptStop = "below-the-end"
     """0.32: a prompt that is a whole number of blocks stops one block lower."""
 
+    takes_small_budgets: bool = True
+    """0.27: a step may take fewer tokens than a state's block holds; before, a server with such a
+    `max_num_batched_tokens` does not start."""
+
     lookahead_for_new: bool = True
-    """0.24: a new request reserves the drafter's look-ahead slots too."""
+    """0.23: a new request reserves the drafter's look-ahead slots too."""
 
     padding: Padding = "resumed"
     """0.28: a request that has one token to compute is padded with draft slots beside running
@@ -189,7 +219,7 @@ class SchedulerRules:
     longer load takes the rest away."""
 
     store_frees: StoreFrees = "computed"
-    """0.24: what is out of the window is freed before a finished request is handed to a store by
+    """0.20: what is out of the window is freed before a finished request is handed to a store by
     what was computed; before, by the tokens that are known."""
 
     pins_tails: bool = False
@@ -197,7 +227,7 @@ class SchedulerRules:
     its request ends, for the store to read it; 0.29 hands over all states and holds none for it."""
 
     splits_after_store: bool = True
-    """0.24: a state may come from a store; before, the engine core ends."""
+    """0.23: a state may come from a store; before, the engine core ends."""
 
     holds_before_taking: bool = True
     """#44409 (0.24): every group holds its hit before any group takes new blocks."""
@@ -210,7 +240,7 @@ class SchedulerRules:
     """0.26: that cap counts the tokens of every batch that may be in flight; before, of one."""
 
     window_admission_cap: bool = True
-    """#39734 (0.24): a window group reserves no more than window and one step need."""
+    """#39734 (0.20): a window group reserves no more than window and one step need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +297,7 @@ RULES_0330 = Rules()
 
 RULES_0320 = replace(
     RULES_0330,
-    lookup=replace(RULES_0330.lookup, lookahead_hashes=False),
+    lookup=replace(RULES_0330.lookup, lookahead_hashes=False, marks="mtp"),
     retention=replace(RULES_0330.retention, keeps_below_junction=False),
     state=replace(RULES_0330.state, keeps_known_tail=False),
     scheduler=replace(
@@ -296,7 +326,11 @@ RULES_0310 = replace(
     modes=("align", "all", "none"),
 )
 
-RULES_0300 = replace(RULES_0310, runner=replace(RULES_0310.runner, first_token_reads_block=True))
+RULES_0300 = replace(
+    RULES_0310,
+    lookup=replace(RULES_0310.lookup, marks="none"),
+    runner=replace(RULES_0310.runner, first_token_reads_block=True),
+)
 
 RULES_0290 = replace(
     RULES_0300,
@@ -308,7 +342,7 @@ RULES_0290 = replace(
 RULES_0280 = replace(
     RULES_0290,
     lookup=replace(RULES_0290.lookup, truncates_all=False),
-    retention=replace(RULES_0290.retention, on_hit_alignment=False),
+    retention=replace(RULES_0290.retention, on_hit_alignment=False, takes_idle_zero=False),
     scheduler=replace(RULES_0290.scheduler, pins_tails=True),
     runner=replace(RULES_0290.runner, model_runner_v1="always", seeds_in_smallest_block=False),
 )
@@ -326,6 +360,7 @@ RULES_0260 = replace(
         chunk_split="early-stops",
         store_hit="longest-group",
         pins_tails=False,
+        takes_small_budgets=False,
     ),
 )
 
@@ -344,28 +379,48 @@ RULES_0251 = replace(
 
 RULES_0240 = replace(RULES_0251, scheduler=replace(RULES_0251.scheduler, padding="never"))
 
-RULES_0191 = replace(
+RULES_0230 = replace(
     RULES_0240,
-    pool=PoolRules(unhashed_first=False),
-    lookup=replace(
-        RULES_0240.lookup,
-        eagle_drop="each-round",
-        eagle_marks=False,
-        eagle_margin="none",
-        window_end_before_drop=True,
-        reports_junction=False,
-        mixed_blocks=False,
-    ),
-    runner=replace(RULES_0240.runner, drafts_in_all_mode=False),
-    retention=replace(RULES_0240.retention, interval=False, floors_to_scheduler_block=False),
+    pool=PoolRules(unhashed_first="windows"),
+    lookup=replace(RULES_0240.lookup, reports_junction=False),
+    retention=replace(RULES_0240.retention, thins_states=False),
     scheduler=replace(
         RULES_0240.scheduler,
         chunk_split="plain",
         store_hit="agreed",
-        store_frees="known-tokens",
-        splits_after_store=False,
-        lookahead_for_new=False,
         holds_before_taking=False,
-        window_admission_cap=False,
     ),
+)
+
+RULES_0221 = replace(
+    RULES_0230,
+    pool=PoolRules(unhashed_first="never"),
+    retention=replace(
+        RULES_0230.retention,
+        interval=False,
+        window_mask="without-drafter",
+        caches_eagle_block=False,
+    ),
+    state=replace(RULES_0230.state, keeps_surplus=False),
+    scheduler=replace(RULES_0230.scheduler, splits_after_store=False, lookahead_for_new=False),
+)
+
+RULES_0202 = replace(
+    RULES_0221,
+    retention=replace(RULES_0221.retention, window_mask="none", floors_to_scheduler_block=False),
+    runner=replace(RULES_0221.runner, drafts_in_all_mode=False),
+)
+"""0.21 has the same."""
+
+RULES_0191 = replace(
+    RULES_0202,
+    lookup=replace(
+        RULES_0202.lookup,
+        eagle_drop="each-round",
+        eagle_marks=False,
+        eagle_margin="none",
+        window_end_before_drop=True,
+        mixed_blocks=False,
+    ),
+    scheduler=replace(RULES_0202.scheduler, store_frees="known-tokens", window_admission_cap=False),
 )

@@ -77,10 +77,12 @@ class SlidingWindow(Manager):
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
         """Only the last blocks before a position that can be hit keep an id."""
         size, alignment = self.block_size, self.alignment
-        if alignment % size:
+        exact = self.rules.retention.window_mask == "with-drafter"
+        if alignment % size or (alignment == size and not exact):
             return None
-        needed = self.needed(use_eagle=self.use_eagle)
-        shift = int(self.use_eagle)
+        eagle = self.use_eagle and exact
+        needed = self.needed(use_eagle=eagle)
+        shift = int(eagle)
         mask = [False] * (end - start)
         segment = alignment if retention is None else retention
         if segment:

@@ -207,6 +207,7 @@ def test_a_partial_hit_beyond_its_table_ends_the_engine_core() -> None:
     engine = server(
         "0.33.0+no-46281",
         mamba_block_size=32,
+        eagle_groups="all",
         disable_lookahead_block_hashes=True,
         **drafting,
     )

@@ -45,7 +45,8 @@ class Workload(Conversations):
         attends = bool(spec.attention_layers or spec.window_layers)
         if retention and spec.recurrent_layers and attends and rng.random() < 0.5:
             states = options["mamba_block_size"] = block * rng.choice([2, 4])
-        if retention and (spec.recurrent_layers or spec.window_layers):
+        options["max_num_batched_tokens"] = max(options["max_num_batched_tokens"], states)
+        if retention and (spec.recurrent_layers or (spec.window_layers and not spec.chunked)):
             interval = rng.choice([-1, 0, 2 * states])
             options["prefix_cache_retention_interval"] = interval
         if rng.random() < 0.3:

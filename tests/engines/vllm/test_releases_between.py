@@ -1,0 +1,108 @@
+"""What changed between releases of vLLM: groups' marks, ids, freed blocks, refused settings."""
+
+from typing import Any
+
+import pytest
+
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.groups import GroupSpec
+from cachesim.engines.vllm.hashing import Prefixes
+from cachesim.engines.vllm.manager import KVCacheManager
+from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.request import Request
+from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.model.presets import preset
+
+FULL = GroupSpec(kind="full", block=16)
+STATES = GroupSpec(kind="mamba", block=16, speculative_blocks=2)
+
+
+def groups_of(release: str, model: str, **options: Any) -> tuple[GroupSpec, ...]:
+    given = VllmOptions(**options)
+    rules = FAMILY.release(release).rules
+    given.check(rules)
+    return given.groups(preset(model), rules)
+
+
+@pytest.mark.parametrize(
+    ("release", "method", "marked"),
+    [
+        ("0.30.0", "mtp", ["full", "mamba"]),
+        ("0.31.0", "mtp", ["full"]),
+        ("0.32.0", "mtp", ["full"]),
+        ("0.32.0", "eagle", ["full", "mamba"]),
+        ("0.33.0", "eagle", ["full"]),
+        ("0.33.0", "none", []),
+    ],
+)
+def test_a_release_marks_the_groups_that_its_engine_core_marks(
+    release: str, method: str, marked: list[str]
+) -> None:
+    groups = groups_of(release, "hybrid-mtp", speculative_method=method)
+
+    assert marked == [each.kind for each in groups if each.eagle]
+
+
+def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
+    groups = groups_of("0.33.0", "swa", speculative_method="eagle", eagle_groups="window")
+
+    assert ["window"] == [each.kind for each in groups if each.eagle]
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "options", "words"),
+    [
+        ("0.24.0", "dense", {"prefix_cache_retention_interval": 0}, "without groups"),
+        ("0.33.0", "dense", {"prefix_cache_retention_interval": 64}, "without groups"),
+        ("0.23.0", "hybrid", {"prefix_cache_retention_interval": 0}, r"thins \(window\)"),
+        ("0.33.0", "hybrid", {"prefix_cache_retention_interval": 24}, "multiple of 16"),
+        ("0.26.0", "hybrid", {"max_num_batched_tokens": 8}, "takes 16 or more"),
+    ],
+)
+def test_what_a_release_refuses_at_its_start_is_refused(
+    release: str, model: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        groups_of(release, model, **options)
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "options"),
+    [
+        ("0.29.0", "dense", {"prefix_cache_retention_interval": 0}),
+        ("0.23.0", "swa", {"prefix_cache_retention_interval": 0}),
+        ("0.24.0", "hybrid", {"prefix_cache_retention_interval": 32}),
+        ("0.27.1", "hybrid", {"max_num_batched_tokens": 8}),
+        ("0.26.0", "hybrid", {"max_num_batched_tokens": 8, "enable_prefix_caching": False}),
+    ],
+)
+def test_what_a_release_starts_with_is_not_refused(
+    release: str, model: str, options: dict[str, Any]
+) -> None:
+    assert groups_of(release, model, **options)
+
+
+def rejected_drafts(release: str) -> list[int]:
+    """Blocks of states after each step: a prompt of 14 tokens, two drafts, and none."""
+    manager = KVCacheManager([FULL, STATES], FAMILY.release(release).rules, num_blocks=50)
+    prefixes = Prefixes(manager.sizes.hash_block, 0)
+    request = Request.make(0, prefixes, range(10, 24), max_tokens=9)
+    held = []
+    for computed, new in ((0, 14), (14, 3), (15, 1)):
+        request.num_computed = computed
+        if computed == 14:
+            request.append(5)
+        assert manager.allocate_slots(request, new) is not None
+        held.append(len(manager.managers[1].tables[request.id]))
+    return held
+
+
+@pytest.mark.parametrize("release", ["0.19.1", "0.22.1"])
+def test_a_step_without_drafts_after_rejected_ones_ended_the_engine_core(release: str) -> None:
+    """Seen on both releases' own cache manager: `num_required_blocks 3 < len(req_blocks) 4`."""
+    with pytest.raises(UpstreamAbort, match=r"allocate_new_blocks.*num_required_blocks >"):
+        rejected_drafts(release)
+
+
+def test_a_table_may_be_longer_than_a_step_needs_since_0_23() -> None:
+    assert [3, 4, 4] == rejected_drafts("0.23.0")
