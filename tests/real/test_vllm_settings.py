@@ -81,6 +81,24 @@ def test_an_override_names_field_default_and_ours(capsys: pytest.CaptureFixture[
 
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", FAMILY.real())
+def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: str) -> None:
+    """Needs the wheel and what it imports; see `make real`."""
+    if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():
+        pytest.skip(f"vllm {release} is not unpacked here")
+    full = {"kind": "full", "block": 16}
+    states = {"kind": "mamba", "block": 16, "mode": "align"}
+    apart = {"groups": [states, full, states], "blocks": 100, "budget": 64}
+    steps = [[{"prompt": "10-40", "generate": 1, "reply": "50"}]]
+
+    with SCHEDULER.start(release) as real:
+        together = real.play({"config": apart | {"groups": [states, states, full]}, "steps": steps})
+        found = real.play({"config": apart, "steps": steps})
+
+    assert "requests" in together[0]
+    assert "the engine core's groups are [('mamba', 16" in found[0]["error"]
+
+
+@pytest.mark.parametrize("release", FAMILY.real())
 def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
     """Needs the wheel and what it imports; see `make real`."""
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():

@@ -21,6 +21,44 @@ def test_every_kind_of_group_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("release", FAMILY.names())
+def test_a_workload_has_only_groups_that_an_engine_core_makes_of_layers(release: str) -> None:
+    rules = FAMILY.release(release).rules
+    drawn = [draw(2, number, rules)["config"] for number in range(130)]
+
+    repeated = 0
+    for config in drawn:
+        groups = config["groups"]
+        blocks = [each["block"] for each in groups if each["kind"] != "mamba"]
+        states = {each["block"] for each in groups if each["kind"] == "mamba"}
+        kinds = [each["kind"] for each in groups]
+        repeated += len(kinds) > len(set(kinds))
+        assert not blocks or states <= {min(blocks)}
+        assert sorted(kinds, key=kinds.index) == kinds
+        assert rules.scheduler.takes_small_budgets or config["budget"] >= max(states, default=0)
+    assert repeated > 0
+
+
+@pytest.mark.parametrize(
+    ("release", "marked"), [("0.30.0", {True}), ("0.31.0", {True, False}), ("0.33.0", {False})]
+)
+def test_the_drafter_marks_other_groups_than_attention_where_the_release_does(
+    release: str, marked: set[bool]
+) -> None:
+    rules = FAMILY.release(release).rules
+    number = KINDS.index("eagle")
+    drawn = (draw(2, number + each * len(KINDS), rules)["config"] for each in range(20))
+
+    found = {
+        bool(group.get("eagle"))
+        for config in drawn
+        for group in config["groups"]
+        if group["kind"] != "full"
+    }
+
+    assert marked == found
+
+
+@pytest.mark.parametrize("release", FAMILY.names())
 def test_drawn_workloads_come_to_their_end(release: str) -> None:
     rules = FAMILY.release(release).rules
 

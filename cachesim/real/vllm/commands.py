@@ -35,7 +35,7 @@ def real_vllm(
     Parameters
     ----------
     release
-        0.19.1, or one of each minor from 0.24.0 to 0.33.0; the newest if left out.
+        One of each minor from 0.19.1 to 0.33.0; the newest if left out.
     seed
         What the workloads are drawn from.
     workloads

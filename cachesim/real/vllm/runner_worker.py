@@ -51,7 +51,7 @@ class Runs(Server):
         return output
 
     def _caches(self, config: Json, specs: list[Real]) -> Real:
-        interface = self.release.interface
+        interface = self.release.caches.interface
         return fitting(
             interface.KVCacheConfig,
             num_blocks=config["blocks"],
@@ -69,10 +69,10 @@ class Runs(Server):
 
     def _spec(self, group: Json) -> Real:
         if group["kind"] != "mamba":
-            return super()._spec(group)
+            return self.release.caches.spec(group, block=group["block"])
         torch, drafts = importlib.import_module("torch"), group.get("speculative_blocks", 0)
         return fitting(
-            self.release.interface.MambaSpec,
+            self.release.caches.interface.MambaSpec,
             block_size=group["block"],
             shapes=((WINDOW + drafts, 1), (1,)),
             dtypes=(torch.int64, torch.int64),
@@ -151,7 +151,7 @@ def main() -> None:
     root, version, kernels = sys.argv[1:]
     interpret_kernels(kernels, version)
     pin_nothing()
-    answer_lines(answers, partial(told, Release(root, version)))
+    answer_lines(answers, partial(told, Release(root)))
 
 
 if __name__ == "__main__":

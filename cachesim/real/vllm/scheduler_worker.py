@@ -10,7 +10,6 @@ what each configuration differs in from the one that a server would start with.
 import importlib
 import inspect
 import logging
-import math
 import sys
 import time
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.real.prompts import spell, unspell
+from cachesim.real.vllm.caches_worker import Caches
 from cachesim.real.vllm.release_worker import install
 from cachesim.real.vllm.worker_settings import Start
 from cachesim.real.vllm.worker_store import connector
@@ -29,17 +29,18 @@ Real = Any  # modules, classes and objects of the release: known only when it ru
 WRONG_DRAFT = 9_999_999
 LOOKUPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
 MOST_STEPS = 20_000
+DIGEST = 32
+"""Bytes of a SHA-256."""
 
 
 class Release:
     """The modules of one release."""
 
-    def __init__(self, root: str, version: str) -> None:
+    def __init__(self, root: str) -> None:
         install(Path(root))
         self.store = connector()
         self.start = Start()
-        self.minor = int(version.split(".")[1])
-        self.interface = importlib.import_module("vllm.v1.kv_cache_interface")
+        self.caches = Caches()
         self.utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self.scheduling: Real = importlib.import_module("vllm.v1.core.sched.scheduler")
         self.scheduler = self.scheduling.Scheduler
@@ -51,7 +52,6 @@ class Release:
         self.aborted = requests.RequestStatus.FINISHED_ABORTED
         self.outputs = importlib.import_module("vllm.v1.outputs")
         self.sha256 = importlib.import_module("vllm.utils.hashing").sha256
-        self.dtype: Real = importlib.import_module("torch").bfloat16
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
 
@@ -64,11 +64,11 @@ class Server:
         self.drafts = config.get("drafts", 0)
         release.environment["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = config.get("retention")
         release.utils.init_none_hash(release.sha256)
-        self.sizes = self._sizes(config)
-        self.unit = self.sizes[1]
         self.wanted: dict[str, Json] = {}
         release.store.server = self
         self.settings = release.start.used(config)
+        self.caches, self.sizes = release.caches.of(self.settings, config)
+        self.unit = self.sizes[1]
         self.scheduler = self._scheduler(config)
         self.hasher = fitting(
             release.utils.get_request_block_hasher,
@@ -91,60 +91,12 @@ class Server:
 
     # -- configuration -----------------------------------------------------------------------------
 
-    def _sizes(self, config: Json) -> tuple[int, int]:
-        sizes = [group["block"] for group in config["groups"]]
-        unit = config.get("hash_block") or math.gcd(*sizes)
-        if self.release.minor < 22 and len(set(sizes)) == 1:
-            return sizes[0], sizes[0]
-        return math.lcm(*sizes), unit
-
-    def _spec(self, group: Json) -> Real:
-        interface, block = self.release.interface, group["block"]
-        attention = {"block_size": block, "num_kv_heads": 1, "head_size": 1}
-        attention["dtype"] = self.release.dtype
-        if group["kind"] == "full":
-            return fitting(interface.FullAttentionSpec, **attention)
-        if group["kind"] == "window":
-            window = group["window"]
-            return fitting(interface.SlidingWindowSpec, **attention, sliding_window=window)
-        if group["kind"] == "chunked":
-            chunk = group["chunk"]
-            made = interface.ChunkedLocalAttentionSpec
-            return fitting(made, **attention, attention_chunk_size=chunk)
-        return fitting(
-            interface.MambaSpec,
-            block_size=block,
-            shapes=((1, 1),),
-            dtypes=(self.release.dtype,),
-            mamba_cache_mode=group.get("mode", "align"),
-            num_speculative_blocks=group.get("speculative_blocks", 0),
-            page_size_padded=8 * block,
-        )
-
     def _scheduler(self, config: Json) -> Real:
-        interface, groups = self.release.interface, config["groups"]
-        caches = fitting(
-            interface.KVCacheConfig,
-            num_blocks=config["blocks"],
-            kv_cache_tensors=[],
-            kv_cache_groups=[
-                fitting(
-                    interface.KVCacheGroupSpec,
-                    layer_names=[f"layer{number}"],
-                    kv_cache_spec=self._spec(group),
-                    is_eagle_group=bool(group.get("eagle")),
-                )
-                for number, group in enumerate(groups)
-            ],
-            prefix_cache_retention_interval=getattr(
-                self.settings.cache_config, "prefix_cache_retention_interval", None
-            ),
-        )
-        block, unit = self._sizes(config)
+        block, unit = self.sizes
         return fitting(
             self.release.overlapping if config.get("overlaps") else self.release.scheduler,
             vllm_config=self.settings,
-            kv_cache_config=caches,
+            kv_cache_config=self.caches,
             structured_output_manager=Bag(
                 should_fill_bitmask=lambda *_, **__: False,
                 should_advance=lambda *_, **__: False,
@@ -198,7 +150,8 @@ class Server:
         else:
             value = self.release.utils.get_block_hash(keyed)
             group = self.release.utils.get_group_id(keyed)
-        return [int(group), *self.labels.get(bytes(value), (-1, -1))]
+        last = bytes(value)[-DIGEST:]  # until 0.23 a larger block's id is all of its units'
+        return [int(group), *self.labels.get(last, (-1, -1))]
 
     def _learn(self, request: Real) -> None:
         for index, value in enumerate(request.block_hashes):
@@ -384,7 +337,7 @@ def main() -> None:
     """Play workloads until the input ends."""
     answers = own_output()
     logging.disable(logging.WARNING)
-    answer_lines(answers, partial(told, Release(sys.argv[1], sys.argv[2])))
+    answer_lines(answers, partial(told, Release(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -59,8 +59,10 @@ def draw_steps(seed: int, number: int, rules: Rules) -> Entry:
     workload = draw(seed, 13 * turn + DRAWN[place], rules)
     rng = Random(f"vllm runner {seed} {number}")
     config = workload["config"]
+    kinds = {group["kind"]: group for group in config["groups"]}
+    config["groups"] = list(kinds.values())  # the simulated runner has one group of a kind
     if not config.get("drafts") and rng.random() < 0.5:
-        _draft(rng, workload)
+        _draft(rng, workload, rules)
     for wanted in (each for group in workload["steps"] for each in group):
         if config.get("drafts") and rng.random() < 0.5:
             wanted["propose"] = [rng.randint(0, config["drafts"]) for _ in range(3)]
@@ -90,11 +92,11 @@ def _choose_mode(rng: Random, workload: Entry, rules: Rules, *, fine: bool) -> N
             group["block"] = LONGEST  # a state for the whole of a request
 
 
-def _draft(rng: Random, workload: Entry) -> None:
+def _draft(rng: Random, workload: Entry, rules: Rules) -> None:
     """Give the workload's server a drafter: an MTP head or EAGLE, or n-grams."""
     config, drafts, eagle = workload["config"], rng.choice((1, 2, 3)), rng.random() < 0.7
     config |= {"drafts": drafts, "eagle": eagle, "lookahead_hashes": True}
-    config["groups"] = [speculative(group, drafts, eagle=eagle) for group in config["groups"]]
+    config["groups"] = speculative(config["groups"], drafts, rules, eagle=eagle)
     config["blocks"] += len(config["groups"]) * (drafts + 1)
     for wanted in (each for group in workload["steps"] for each in group):
         wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]

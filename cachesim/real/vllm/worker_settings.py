@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.real.vllm.caches_worker import attention_block
 from cachesim.real.vllm.models import LONGEST, STARTED
 from cachesim.real.vllm.worker_store import CONNECTOR
 
@@ -76,15 +77,20 @@ PRETENDED: Final = {
         "a class with the same interfaces",
         "the configuration reads a class's traits alone, which are those of its class statement",
     ),
-    "KVCacheConfig, groups": (
-        "from the model's layers",
-        "a workload's",
-        "the groups are what a workload is about; specs and configuration are vLLM's classes",
+    "EngineCore, model_executor": (
+        "workers with a model",
+        "the specs of a workload's layers; memory for any pool; layouts that FlashAttention takes",
+        "its own `_initialize_kv_caches` makes the groups; a workload's that differ do not agree",
     ),
     "KVCacheConfig, groups of chunks": (
         "full attention",
         "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
         "the variable changes no other group",
+    ),
+    "KVCacheConfig, states with blocks of their own size": (
+        "`mamba_block_size` becomes attention's block in align mode",
+        "a scenario's groups, made by hand; no drawn workload has them",
+        "specs, coordinator and managers are vLLM's classes, which take any sizes",
     ),
     "StructuredOutputManager": (
         "its grammars",
@@ -168,6 +174,7 @@ class Start:
         if config.get("drafts"):
             given["speculative_config"] = self._speculation(config, hybrid=bool(states))
         if config.get("store"):
+            given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
             given["kv_transfer_config"] = self.transfer(
                 kv_connector=CONNECTOR, kv_connector_module_path=STORE, kv_role="kv_both"
             )
@@ -190,11 +197,11 @@ class Start:
         """The configuration that the scheduler is given here."""
         made = self.started(config)
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
-        block, cache = (states or config["groups"])[0]["block"], made.cache_config
+        cache = made.cache_config
         cache.num_gpu_blocks = config["blocks"]
-        cache.block_size = block
+        cache.block_size = attention_block(config["groups"])
         if states:
-            cache.mamba_block_size = block
+            cache.mamba_block_size = states[0]["block"]
         if states and states[0].get("mode") == "all":
             cache.mamba_cache_mode = "all"
         for name in ("hash_block_size", "prefix_match_unit"):

@@ -4,6 +4,7 @@ Every new token is one that no earlier text has, unless it is copied.
 """
 
 import math
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
@@ -90,7 +91,6 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     full = {"kind": "full", "block": block}
     window = {"kind": "window", "block": block, "window": rng.choice((3, block, 2 * block + 8, 40))}
     states = {"kind": "mamba", "block": block, "mode": "align"}
-    mixed = rules.lookup.mixed_blocks
     config: dict[str, Any] = {
         "budget": rng.choice((16, 32, 64, 8192)) if rng.random() < 0.6 else 8192,
         "max_seqs": rng.choice((1, 2, 4, 16)),
@@ -99,7 +99,7 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         "full": [full],
         "window": [full, window],
         "mamba": [full, states],
-        "mamba-fine": [full, states | {"block": block * (rng.choice((2, 4)) if mixed else 1)}],
+        "mamba-fine": [full, states],
         "three": [full, window, states],
         "chunked": [full, {"kind": "chunked", "block": block, "chunk": block * rng.choice((1, 2))}],
         "alone": [rng.choice((window, states))],
@@ -112,34 +112,64 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     }[kind]
     if kind == "window" and rng.random() < 0.3 and rules.lookup.mixed_blocks:
         groups[1] = window | {"block": 2 * block}
-    if kind == "mamba-fine" and rng.random() < 0.4:
-        groups[0] = full | {"block": groups[1]["block"]}
-        if rules.lookup.partial_hits:
+    if kind == "mamba-fine" or (kind == "store" and states in groups and rng.random() < 0.5):
+        larger = block * rng.choice((2, 4))
+        groups = [each | {"block": larger} for each in groups]
+        if rules.lookup.partial_hits and rng.random() < 0.7:
             config["hash_block"] = block
+    groups = _as_of_layers(rng, groups, drafter=kind == "eagle")
     if kind in {"eagle", "ngram"}:
         config["drafts"] = rng.choice((1, 2, 3))
         config["eagle"] = kind == "eagle"
         config["lookahead_hashes"] = True
-        groups = [speculative(each, config["drafts"], eagle=kind == "eagle") for each in groups]
+        groups = speculative(groups, config["drafts"], rules, eagle=kind == "eagle")
+    if not rules.scheduler.takes_small_budgets:
+        held = [each["block"] for each in groups if each["kind"] == "mamba"]
+        config["budget"] = max(config["budget"], *held, 0)
     if rng.random() < (0.7 if kind == "priority" else 0.3):
         config["reserve_full"] = False
     if kind == "store":
         config["store"] = True
-        if states in groups and rng.random() < 0.5 and mixed:
-            groups[groups.index(states)] = states | {"block": 2 * block}
     if kind == "priority":
         config["policy"] = "priority"
     config["groups"] = groups
-    if rules.retention.interval and any(each["kind"] in {"window", "mamba"} for each in groups):
+    thinned = {"window", "mamba"} if rules.retention.thins_states else {"window"}
+    if rules.retention.interval and any(each["kind"] in thinned for each in groups):
         unit = math.lcm(*(each["block"] for each in groups))
         config["retention"] = rng.choice((None, 0, 0, unit, 4 * unit))
     return config
 
 
-def speculative(group: dict[str, Any], drafts: int, *, eagle: bool) -> dict[str, Any]:
-    """A group of a server that verifies drafts."""
-    blocks = {"speculative_blocks": drafts} if group["kind"] == "mamba" else {}
-    return group | blocks | ({"eagle": True} if eagle else {})
+def _as_of_layers(
+    rng: Random, groups: list[dict[str, Any]], *, drafter: bool
+) -> list[dict[str, Any]]:
+    """In the order of a model's layers; several groups of a kind that has two or three times as
+    many. With a drafter's layer the attention of three kinds would be two groups: left out.
+    """
+    if rng.random() < 0.5:
+        rng.shuffle(groups)
+    others = [each for each in groups if each["kind"] != "full"]
+    if len(groups) < 2 or (drafter and len(groups) > 2) or rng.random() < 0.7:
+        return groups
+    many, times = rng.choice(others), rng.choice((2, 3))
+    return [each for group in groups for each in [group] * (times if group is many else 1)]
+
+
+def speculative(
+    groups: Sequence[dict[str, Any]], drafts: int, rules: Rules, *, eagle: bool
+) -> list[dict[str, Any]]:
+    """The groups of a server that verifies drafts: blocks for them, and the drafter's mark.
+
+    An MTP head where there are states, EAGLE elsewhere, both of full attention.
+    """
+    mtp = any(each["kind"] == "mamba" for each in groups)
+    own = rules.lookup.marks == "drafter" or (rules.lookup.marks == "mtp" and mtp)
+    found = []
+    for group in groups:
+        marked = eagle and (group["kind"] == "full" or not own)
+        blocks = {"speculative_blocks": drafts} if group["kind"] == "mamba" else {}
+        found.append(group | blocks | ({"eagle": True} if marked else {}))
+    return found
 
 
 def smallest(config: dict[str, Any], tokens: int) -> int:
