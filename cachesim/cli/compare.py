@@ -1,9 +1,10 @@
 """`cachesim compare`: one workload, all engines, one table."""
 
 import json
+import re
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.outputs import output_at, write
@@ -16,6 +17,9 @@ from cachesim.report.consoles import results, show
 from cachesim.scenario.comparing import Row, compare, newest
 from cachesim.scenario.rows import policies, rows_in
 from cachesim.scenario.shipped import load_all
+
+NEXT_FLAG: Final = re.compile(r",(?=\s*-*[A-Za-z][\w-]*\s*=)")
+"""A comma before the name of a flag; values may have commas of their own."""
 
 
 def compare_command(
@@ -60,5 +64,5 @@ def row_of(text: str) -> Row:
     """Read a row as users write it: `sglang@0.5.23,page_size=16`."""
     from cachesim.cli.jobs import setting
 
-    profile, *flags = text.split(",")
+    profile, *flags = NEXT_FLAG.split(text)
     return Row(name=text, profile=profile, options=dict(map(setting, flags)))

@@ -132,7 +132,7 @@ def _problem_of(command: list[str], seconds: int = SET_UP_SECONDS) -> str:
     """Run a command; the last line it complained with, or nothing when it went well."""
     with tempfile.TemporaryFile("w+") as said:
         try:
-            subprocess.run(command, check=True, stdout=said, stderr=said, timeout=SET_UP_SECONDS)
+            subprocess.run(command, check=True, stdout=said, stderr=said, timeout=seconds)
         except subprocess.TimeoutExpired:
             return f"not done after {seconds} seconds"
         except (OSError, subprocess.CalledProcessError) as error:

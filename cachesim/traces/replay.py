@@ -29,7 +29,7 @@ from cachesim.traces.serving import Coming, Served, serve
 from cachesim.traces.source import MADE, Source
 from cachesim.traces.timeline import Timeline
 from cachesim.units import Tokens
-from cachesim.verify.explain import NOT_HELD
+from cachesim.verify.explain import lost_below
 
 REPLIES: Final = 1 << 37
 """The first text that is a reply: nobody asks for it again, for traces do not tell replies."""
@@ -265,9 +265,7 @@ def _count(found: Replayed, asked: Coming, answer: Reply | None) -> None:
         return
     found.prompt_tokens += len(asked.prompt)
     found.cached += answer.cached
-    for loss in answer.losses:
-        found.lost[loss.rule] += loss.before - loss.after
-    found.lost[NOT_HELD] += max(0, asked.known - answer.equal)
+    found.lost += lost_below(answer, max(asked.known, int(answer.equal)))
 
 
 class Known:

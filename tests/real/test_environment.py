@@ -1,5 +1,6 @@
 """Environments: where they lie, when they are ready, and what is said when they cannot be."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,20 @@ def test_a_place_that_cannot_be_made_is_said(
 def test_a_release_without_a_wheel_is_refused_with_those_that_have_one() -> None:
     with pytest.raises(ProfileError, match="the nearest is b"):
         as_release("b1")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_command_is_ended_after_the_patience_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = []
+
+    def run(command: list[str], *, timeout: float, **_: object) -> None:
+        waited.append(timeout)
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+    with pytest.raises(EnvironmentUnavailableError, match="not done after 7 seconds"):
+        Environment(name="e", requirements=("anything",), patience=7).ready()
+    assert {7} == set(waited)

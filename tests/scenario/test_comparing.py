@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from cachesim.cli.compare import row_of
 from cachesim.cli.main import main
 from cachesim.engines import FAMILIES
 from cachesim.engines.base import Reply
@@ -184,3 +185,20 @@ def test_the_table_fits_into_eighty_columns(capsys: pytest.CaptureFixture[str]) 
 def test_a_wrong_file_of_rows_says_what_to_write(text: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         read(text, "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("sglang@0.5.23,page_size=16,mode=a", {"page_size": 16, "mode": "a"}),
+        ('llama.cpp@b11549,lora="a,b",parallel=2', {"lora": "a,b", "parallel": 2}),
+        ("llama.cpp@b11549,lora=a,b,--ctx-size=64", {"lora": "a,b", "ctx_size": 64}),
+        ("vllm@0.33.0", {}),
+    ],
+)
+def test_a_row_is_divided_before_its_flags_and_not_within_a_value(
+    text: str, options: dict[str, object]
+) -> None:
+    row = row_of(text)
+
+    assert (text.partition(",")[0], options) == (row.profile, row.options)

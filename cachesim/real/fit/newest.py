@@ -128,7 +128,7 @@ def _table(
             head,
             justify="right" if head == "explained" else "left",
             overflow="fold",
-            no_wrap=head == "rule",
+            no_wrap=head != "as in",
         )
     for each in found:
         share = f"{each.gained / missing:.0%}"
