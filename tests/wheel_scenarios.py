@@ -28,6 +28,7 @@ from cachesim.real.llama_cpp.workload import ENDLESS, SILENT
 from cachesim.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.real.vllm.steps import differs_in
 from cachesim.scenario import Scenario, load, run
 from cachesim.scenario.labels import digest
 from cachesim.scenario.result import CLAIMS
@@ -51,6 +52,10 @@ PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
     "sglang": lambda scenario, release, **_: SGLANG_SCHEDULER.play_scenario(scenario, release),
 }
 """How a scenario is played for real; `proves` is true where an answer is in question."""
+
+
+RUNNERS: Final[Mapping[str, Callable[[Scenario, str], str]]] = {"vllm": differs_in}
+"""Where a model runner is compared: what it does otherwise than the simulated one, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +108,18 @@ def play(file: Path, engine: str, release: str) -> Played:
     differing = [name for name, each in judged.items() if each not in {None, wrong[name]}]
     if differing:
         return made(result="differs", why=f"answers of steps {', '.join(differing)}")
-    confirmed = " ".join(name for name, each in judged.items() if each)
-    return made(result="agrees", why="", confirmed=confirmed)
+    confirmed = [name for name, each in judged.items() if each]
+    left = [name for name, each in wrong.items() if each and name not in confirmed]
+    derived = left if left and _runs_alike(scenario, engine, release) else []
+    return made(result="agrees", why="", confirmed=" ".join(confirmed), derived=" ".join(derived))
+
+
+def _runs_alike(scenario: Scenario, engine: str, release: str) -> bool:
+    """Whether the real model runner reads, writes and copies what the simulated one does."""
+    try:
+        return engine in RUNNERS and not RUNNERS[engine](scenario, release)
+    except CachesimError:
+        return False
 
 
 def _late(step: Any) -> bool:

@@ -160,8 +160,8 @@ class RealScheduler(Generic[R]):
         )
         return stage.play_named(scenario, release)
 
-    def play_scenario(self, scenario: Scenario, release: str) -> "tuple[StepPlayed, ...]":
-        """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
+    def workload_of(self, scenario: Scenario, release: str) -> tuple[list[Record], Workload]:
+        """Play a scenario on the simulator; its steps, and the same requests as a workload."""
         why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
         if why is not None:
             msg = f"{scenario.name} is not played beside the real scheduler: {why}"
@@ -176,6 +176,12 @@ class RealScheduler(Generic[R]):
                 for group in groups
             ],
         }
+        return records, workload
+
+    def play_scenario(self, scenario: Scenario, release: str) -> "tuple[StepPlayed, ...]":
+        """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
+        records, workload = self.workload_of(scenario, release)
+        groups = list(groups_of(scenario))
         with self.start(release) as process:
             real = self.visible(workload, process.play(workload))
         simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))

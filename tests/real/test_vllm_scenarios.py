@@ -37,7 +37,6 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
     ("name", "why"),
     [
         ("vllm-42125-adapter-under-its-old-name", "no adapter"),
-        ("vllm-39273-plain-step-after-drafts", "n-grams"),
     ],
 )
 def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: str) -> None:

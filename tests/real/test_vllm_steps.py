@@ -5,19 +5,27 @@ from typing import Any
 
 import pytest
 
+from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
+from cachesim.errors import ScenarioError
 from cachesim.real.vllm.scheduler import PACKAGES, SCHEDULER
 from cachesim.real.vllm.steps import (
     KERNELS,
     Compared,
     compare_steps,
     difference,
+    differs_in,
     draw_steps,
     mode_of,
     play_steps,
     runs_on_v1,
 )
+from cachesim.scenario import load
+from cachesim.scenario.labels import DERIVED, label_of
+from cachesim.scenario.shipped import shipped_file
+
+DRAFTS = "vllm-39273-plain-step-after-drafts"
 
 STATES: dict[str, Any] = {"kind": "mamba", "block": 8, "mode": "align", "speculative_blocks": 2}
 
@@ -149,6 +157,23 @@ def test_what_was_not_played_does_not_agree(capsys: pytest.CaptureFixture[str]) 
     found.count(DRAFTLESS, [{"error": "ended"}], steps)
     assert 1 == found.show()
     assert "difference in drawn: group 0: real {'error': 'ended'}" in capsys.readouterr().out
+
+
+def test_the_real_runner_is_handed_as_many_drafts_as_n_grams_proposed() -> None:
+    _, workload = SCHEDULER.workload_of(load(shipped_file(DRAFTS)), "0.31.0")
+    [[asked]] = workload["steps"]
+
+    assert [0, 2, 0, 0] == asked["propose"][:4]
+    assert [2] == asked["accept"]
+
+
+def test_a_step_that_the_runner_prepares_as_simulated_is_derived_from_its_metadata() -> None:
+    assert DERIVED == label_of(load(shipped_file(DRAFTS)), Profile("vllm", "0.31.0"), "A")
+
+
+def test_groups_of_several_block_sizes_are_not_played_on_the_runner() -> None:
+    with pytest.raises(ScenarioError, match="the smallest block of all groups"):
+        differs_in(load(shipped_file("vllm-55600-wrong-unit")), "0.30.0")
 
 
 @pytest.mark.wheel

@@ -1,12 +1,13 @@
 """vLLM's real scheduler: how it is started, and what a scenario asks of it."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
-from cachesim.engines.vllm.events import DraftsVerified
+from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.real.environment import Environment
@@ -58,7 +59,6 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     """What the real scheduler is not led through."""
     options = scenario.engine.options
     return {
-        "n-grams propose in some steps only": options.get("speculative_method") == "ngram",
         "its steps are never left half done": bool(options.get("async_scheduling"))
         or any(step.do == "cancel" for step in scenario.step),
         "it computes under no adapter": bool(options.get("lora")),
@@ -76,13 +76,29 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
     """
     connector = of_kind(Vllm, server).connector
     stored = {} if connector is None else connector.reach
+    searches = of_kind(Vllm, server).options.speculative_method == "ngram"
     turn, found = 0, list[dict[str, Any]]()
     for record in records:
         turn += (record.step.turns or 0) if found else 0
         reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
-        more = {"after": turn} if turn else {}
+        more: dict[str, Any] = {"after": turn} if turn else {}
+        more |= {"propose": _proposals(record)} if searches else {}
         found.append(_wanted(record) | more | ({"stored": reach} if reach else {}))
     return found
+
+
+def _proposals(record: Record) -> list[int]:
+    """How many tokens n-grams proposed, by the number of tokens generated before."""
+    chunks = [
+        each
+        for each in record.events
+        if isinstance(each, ChunkScheduled) and each.task == record.ticket
+    ]
+    found = Counter[int]()
+    for chunk in chunks:
+        done = chunk.end - chunk.drafts - len(record.prompt)
+        found[done] = max(found[done], chunk.drafts)
+    return [found[done] for done in range(max(found, default=0) + 2)]
 
 
 def _wanted(record: Record) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Runner
 from cachesim.engines.vllm.step import Chunk, Step
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import ScenarioError, UpstreamAbort
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
 from cachesim.real.environment import Environment
@@ -33,6 +33,7 @@ from cachesim.real.vllm.scheduler import SCHEDULER
 from cachesim.real.vllm.workloads import draw, speculative
 from cachesim.real.worker_process import WorkerProcess
 from cachesim.real.worker_side import Bag
+from cachesim.scenario.format import Scenario
 from cachesim.units import Array
 
 WORKER: Final = "cachesim.real.vllm.runner_worker"
@@ -269,18 +270,38 @@ def mode_of(config: Mapping[str, Any]) -> str:
 def compare_steps(release: str, seed: int, numbers: range, rules: Rules | None = None) -> int:
     """Play workloads on a release's scheduler and runner, and ours beside it; the exit status."""
     known = FAMILY.release(release)
-    core, kernels = SCHEDULER.core_of(known.name), KERNELS.ready()
-    core.ready()
     found = Compared(known.name)
-    given = (str(core.folder), known.name, str(packages_of(kernels)))
-    with WorkerProcess(
-        f"vllm {known.name}", core.python, SCHEDULER.flags, WORKER, *given
-    ) as process:
+    with start(known.name) as process:
         for number in watched(numbers):
             workload = draw_steps(seed, number, known.rules)
             real = process.play(workload)
             found.count(workload, real, play_steps(workload, rules or known.rules))
     return found.show()
+
+
+def start(release: str) -> WorkerProcess:
+    """A release's scheduler and runner, kernels interpreted."""
+    core, kernels = SCHEDULER.core_of(release), KERNELS.ready()
+    core.ready()
+    given = (str(core.folder), release, str(packages_of(kernels)))
+    return WorkerProcess(f"vllm {release}", core.python, SCHEDULER.flags, WORKER, *given)
+
+
+def differs_in(scenario: Scenario, release: str) -> str:
+    """The first read, write or copy of a scenario that the release's runner does not make; empty
+    where all are the same.
+    """
+    _, workload = SCHEDULER.workload_of(scenario, release)
+    sizes = {group["block"] for group in workload["config"]["groups"] if group["mode"] != "none"}
+    if len(sizes) > 1:
+        msg = (
+            f"{scenario.name} is not played on the real runner: the engine core hands the smallest "
+            "block of all groups to its scheduler"
+        )
+        raise ScenarioError(msg)
+    with start(release) as process:
+        real = process.play(workload)
+    return difference(real, play_steps(workload, FAMILY.release(release).rules))
 
 
 def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
