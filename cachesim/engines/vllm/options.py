@@ -242,6 +242,19 @@ class VllmOptions:
             )
             raise OptionError(msg)
         self._check_retention(groups, rules)
+        self._check_states(groups, rules)
+        unit, block = self.prefix_match_unit, groups[0].block
+        used = self.enable_prefix_caching or self.connector != "none"
+        single = len(groups) == 1 and unit not in {0, block} and used
+        if single and rules.lookup.refuses_idle_unit:
+            msg = (
+                f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
+                f"its blocks of {block} tokens: leave it out, or write {block}"
+            )
+            raise OptionError(msg)
+
+    def _check_states(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
+        """Blocks of states that a release does not start with."""
         aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
         states = max(aligned, default=0)
         if self.max_num_batched_tokens < states and not rules.scheduler.takes_small_budgets:
@@ -250,13 +263,15 @@ class VllmOptions:
                 f"blocks of {states} tokens this release takes {states} or more"
             )
             raise OptionError(msg)
-        unit, block = self.prefix_match_unit, groups[0].block
-        used = self.enable_prefix_caching or self.connector != "none"
-        single = len(groups) == 1 and unit not in {0, block} and used
-        if single and rules.lookup.refuses_idle_unit:
+        kept = [each.block for each in groups if each.kind == "mamba" and each.mode == "all"]
+        others = [each.block for each in groups if each.kind != "mamba"]
+        equal = rules.lookup.all_mode_blocks == "equal"
+        if kept and others and (kept[0] > min(others) or (equal and kept[0] != others[0])):
+            limit = "" if equal else "at most "
             msg = (
-                f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
-                f"its blocks of {block} tokens: leave it out, or write {block}"
+                f"option 'mamba_block_size' is {kept[0]}; with mamba_cache_mode 'all' this release "
+                f"ends at its start unless states' blocks are {limit}as large as attention's of "
+                f"{others[0]} tokens: leave it out"
             )
             raise OptionError(msg)
 

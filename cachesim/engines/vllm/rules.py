@@ -19,6 +19,7 @@ Padding: TypeAlias = Literal["never", "beside-running", "resumed"]
 StoreHit: TypeAlias = Literal["agreed", "longest-group", "attention", "whole-blocks"]
 StoreFrees: TypeAlias = Literal["known-tokens", "computed"]
 Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "checkpoint"]
+StateBlocks: TypeAlias = Literal["equal", "not-larger"]
 UnhashedFirst: TypeAlias = Literal["never", "windows", "always"]
 Marks: TypeAlias = Literal["none", "mtp", "drafter"]
 WindowMask: TypeAlias = Literal["none", "without-drafter", "with-drafter"]
@@ -70,6 +71,11 @@ class LookupRules:
 
     mixed_blocks: bool = True
     """0.20: groups may have blocks of different sizes, for ids have a unit of their own."""
+
+    all_mode_blocks: StateBlocks = "equal"
+    """States that are kept at every block have blocks as large as attention's since 0.28; until
+    0.27 smaller ones too. Otherwise ids are counted in more tokens than a block has, and the engine
+    core ends at its start."""
 
     forgives_missing_state: bool = False
     """#47491: where the recurrent group finds no state, attention's hit stands all the same, and
@@ -349,6 +355,7 @@ RULES_0280 = replace(
 
 RULES_0271 = replace(
     RULES_0280,
+    lookup=replace(RULES_0280.lookup, all_mode_blocks="not-larger"),
     scheduler=replace(RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention"),
 )
 

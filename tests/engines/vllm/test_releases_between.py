@@ -14,6 +14,7 @@ from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 
 FULL = GroupSpec(kind="full", block=16)
+ALL_MODE: Any = {"mamba_cache_mode": "all"}
 STATES = GroupSpec(kind="mamba", block=16, speculative_blocks=2)
 
 
@@ -57,11 +58,14 @@ def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
         ("0.23.0", "hybrid", {"prefix_cache_retention_interval": 0}, r"thins \(window\)"),
         ("0.33.0", "hybrid", {"prefix_cache_retention_interval": 24}, "multiple of 16"),
         ("0.26.0", "hybrid", {"max_num_batched_tokens": 8}, "takes 16 or more"),
+        ("0.31.0", "hybrid", ALL_MODE | {"mamba_block_size": 8}, "are as large as attention's"),
+        ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 32}, "at most as large"),
     ],
 )
 def test_what_a_release_refuses_at_its_start_is_refused(
     release: str, model: str, options: dict[str, Any], words: str
 ) -> None:
+    """The releases' own engine cores and coordinators raise there."""
     with pytest.raises(OptionError, match=words):
         groups_of(release, model, **options)
 
@@ -73,6 +77,8 @@ def test_what_a_release_refuses_at_its_start_is_refused(
         ("0.23.0", "swa", {"prefix_cache_retention_interval": 0}),
         ("0.24.0", "hybrid", {"prefix_cache_retention_interval": 32}),
         ("0.27.1", "hybrid", {"max_num_batched_tokens": 8}),
+        ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 8}),
+        ("0.31.0", "hybrid-delta", ALL_MODE | {"mamba_block_size": 8}),
         ("0.26.0", "hybrid", {"max_num_batched_tokens": 8, "enable_prefix_caching": False}),
     ],
 )
