@@ -112,6 +112,15 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         cures="a step without drafts reads a state from before the accepted ones",
     ),
     Patch(
+        name="51565",
+        pull=51565,
+        about="a first chunk of one token is a prefill",
+        fits=ALL[: ALL.index("0.31.0")],
+        landed="0.31.0",
+        lay=laying(runner={"first_token_reads_block": False}),
+        cures="a first chunk of one token begins from what its block held (#51562)",
+    ),
+    Patch(
         name="43569",
         pull=43569,
         about="who is preempted or aborted takes back the ids of blocks that will not be written",

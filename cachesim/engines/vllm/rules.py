@@ -263,8 +263,8 @@ class RunnerRules:
     drafts: what was accepted is handed to them only where one has."""
 
     first_token_reads_block: bool = False
-    """Until 0.30 gated-delta layers took a first chunk of one token, in a step without drafts, for
-    a decode: it begins from what another request left in its block."""
+    """#51562, until 0.30: gated-delta layers took a first chunk of one token, in a step without
+    drafts, for a decode: it begins from what another request left in its block."""
 
     model_runner_v1: V1Use = "never"
     """Which models with states run on Model Runner V1: all until 0.28, then those with n-grams or
