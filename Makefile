@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check pages sentences engines users nightly fuzz mutants wheels newest bench docs clean help
+.PHONY: run test check pages sentences engines users nightly hashes fuzz mutants wheels newest bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -49,6 +49,9 @@ nightly: $(VENV)/.check      ## the same on a thousand new logs, the reused toke
 	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --every 1 --all-commands
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
+
+hashes: $(VENV)/.test        ## digests of every run, 12,000 drawn workloads, lessons and pages: which ones a change alters
+	@$(BIN)/python -m tests.hashes
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
 	@$(BIN)/python -m tests.fuzz
