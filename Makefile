@@ -22,7 +22,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory -j3 pages sentences engines
 	@$(BIN)/python -m tests.real_engines
-	@$(BIN)/python -m pytest -n 2 -m wheel
+	@$(BIN)/python -m pytest -n 2 -rs -m wheel
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm

@@ -38,9 +38,11 @@ from cachesim.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.real.sglang.scheduler import with_rust
+from cachesim.real.sglang.settings import configuration_of
 from cachesim.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.real.vllm.scheduler import ASYNC as VLLM_ASYNC
 from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.real.vllm.steps import KERNELS
 from cachesim.scenario.shipped import load_all
 from tests.wrong_answers import (
     FOUR_SLOTS,
@@ -274,6 +276,13 @@ def checks() -> Iterator[Check]:
     )
 
 
+def beside() -> Iterator[Environment]:
+    """Environments of the tests that `pytest -m wheel` runs."""
+    yield KERNELS
+    for version in SGLANG.real():
+        yield configuration_of(SGLANG_SCHEDULER.core_of(version))
+
+
 def set_up(environments: Sequence[Environment]) -> dict[str, str]:
     """Set all environments up, two at a time; why each of the others is not there."""
 
@@ -293,7 +302,8 @@ def set_up(environments: Sequence[Environment]) -> dict[str, str]:
 def main(arguments: Sequence[str] = ()) -> int:
     """Run every check; 1 if one fails. With --set-up, install what they need and no more."""
     wanted = list(checks())
-    missing = set_up(list(dict.fromkeys(check.environment for check in wanted)))
+    checked = [check.environment for check in wanted]
+    missing = set_up(list(dict.fromkeys([*checked, *beside()])))
     if "--set-up" in arguments:
         return 0
     for name, why in missing.items():
