@@ -1,9 +1,10 @@
-"""Records what SGLang's own scheduler does with random workloads, as `tests/vectors` keeps it.
+"""Records what the schedulers of SGLang and vLLM do with workloads, as `tests/vectors` keeps it.
 
-`python -m tests.record_vectors 0.5.23 FILE` plays two sorts of workloads on the real scheduler; the
-simulated one has no part in it. Some are drawn: those with a host tier first of all. Others are
-neighbours: one workload on servers whose pools differ by a token or a page, so that every bound is
-met exactly by one of them. Of neighbours that do the same the first is kept.
+`python -m tests.record_vectors sglang 0.5.23 FILE` plays two sorts of workloads on the real
+scheduler; the simulated one has no part in it. Some are drawn: those with a host tier first of all.
+Others are neighbours: one workload on servers whose pools differ by a token, a page or a block, so
+that every bound is met exactly by one of them. Of neighbours that do the same the first is kept; of
+vLLM's, which nearly all differ, one of twelve. Another seed records other workloads as good.
 """
 
 import gzip
@@ -13,10 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.vllm.rules import Rules as VllmRules
 from cachesim.real.sglang.scheduler import SCHEDULER
 from cachesim.real.sglang.workloads import KINDS, draw
+from cachesim.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.real.vllm.workloads import KINDS as VLLM_KINDS
+from cachesim.real.vllm.workloads import draw as draw_vllm
 from cachesim.real.worker_process import WorkerProcess
 
 SEED: Final = 37
@@ -25,6 +29,9 @@ DRAWN: Final = {
     **dict.fromkeys(("pressure", "few-states", "aborts", "arrivals", "policy"), 6),
 }
 """Workloads of each kind."""
+
+SHARE: Final = 12
+"""One of so many neighbours of vLLM's is kept."""
 
 VARIED: Final = {
     **dict.fromkeys(("full", "pairs", "window", "few-states", "pressure", "arrivals"), 1),
@@ -78,15 +85,36 @@ def recorded(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
                     yield {**workload, "results": results}
 
 
-def main(release: str, path: Path) -> None:
+def of_vllm(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Neighbours in blocks and in the tokens of a step; a share of those that differ."""
+    count = 0
+    for number in range(4 * len(VLLM_KINDS)):
+        base, seen = draw_vllm(SEED + 2, number, rules), list[Any]()
+        blocks = base["config"]["blocks"]
+        for change in (
+            *({"blocks": blocks - step} for step in range(min(12, blocks - 3))),
+            *({"budget": budget} for budget in (3, 5, 7, 9, 12, 17, 24, 33)),
+        ):
+            results = real.play(base | {"config": base["config"] | change})
+            if results not in seen and not any("error" in each for each in results):
+                seen.append(results)
+                count += 1
+                name = "-".join(f"{key}-{value}" for key, value in change.items())
+                whole = {**base, "id": f"{base['id']}-{name}", "results": results}
+                if count % SHARE == 1:
+                    yield whole | {"config": base["config"] | change}
+
+
+def main(engine: str, release: str, path: Path) -> None:
     """Play and write."""
-    with SCHEDULER.start(release) as real:
+    scheduler, record = {"sglang": (SCHEDULER, recorded), "vllm": (VLLM_SCHEDULER, of_vllm)}[engine]
+    with scheduler.start(release) as real:
         lines = [
             json.dumps({"version": release, **line}, separators=(",", ":")) + "\n"
-            for line in recorded(real, FAMILY.release(release).rules)
+            for line in record(real, scheduler.family.release(release).rules)
         ]
     path.write_bytes(gzip.compress("".join(lines).encode(), 9, mtime=0))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -47,6 +47,19 @@ def test_what_tells_a_release_from_its_neighbours_is_decided_alike(
     assert count == len(lines)
 
 
+@pytest.mark.parametrize(("release", "count"), [("0.28.0", 39), ("0.33.0", 76)])
+def test_schedulers_with_scarce_blocks_or_tokens_take_the_real_ones_decisions(
+    release: str, count: int
+) -> None:
+    """Neighbours: one workload with a block less, or with other tokens in a step."""
+    lines = lines_of(f"pools-{release}")
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert count == len(lines)
+
+
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:
     found = {line["id"]: mismatch(line) for line in GOLDEN}
 

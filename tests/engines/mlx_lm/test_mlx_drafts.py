@@ -1,5 +1,7 @@
 """A draft model: what is said is the model's, what is stored may be one token short."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from cachesim.engines import Engine, Request
 from cachesim.engines.base import Reply
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion, ModelCalled, RequestAdmitted
+from cachesim.engines.mlx_lm.server import speculative
 from cachesim.errors import OptionError
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
@@ -94,3 +97,34 @@ def test_drafts_without_a_draft_model_are_refused() -> None:
     engine = Engine.create("mlx-lm@0.32.2", model=tiny("dense", vocabulary=64))
     with pytest.raises(OptionError, match="no field 'drafts'"):
         engine.submit(Request(prompt=PROMPT, predict=3, drafts=(as_tokens([40]),)))
+
+
+def test_the_draft_model_is_fed_its_last_draft_where_all_were_accepted() -> None:
+    """9 tokens each; then drafts one by one, three at once verified; two at once after 2 of 2."""
+    engine = server()
+    said = as_tokens([40, 41, 42, 43, 44, 45, 46])
+    drafts = (as_tokens([40, 41]), as_tokens([43, 50]), as_tokens([45, 46]))
+    ask(engine, Request(prompt=PROMPT, predict=7, reply=said, drafts=drafts))
+    columns = [each.columns for each in engine.events if isinstance(each, ModelCalled)]
+
+    assert [9, 9, 1, 1, 3, 2, 1, 3, 1, 1, 3] == columns
+
+
+def test_what_was_not_accepted_is_taken_back_of_both_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The draft model has not fed its last draft, so it takes back one token less."""
+    trims: list[int] = []
+    trim = speculative.trim_prompt_cache
+
+    def trimming(cache: Any, tokens: int) -> int:
+        trims.append(tokens)
+        return trim(cache, tokens)
+
+    monkeypatch.setattr(speculative, "trim_prompt_cache", trimming)
+    said = as_tokens([40, 41, 42, 43, 44, 45])
+    drafts = (as_tokens([40, 41]), as_tokens([43, 50]), as_tokens([51, 52]))
+    ask(server(), Request(prompt=PROMPT, predict=6, reply=said, drafts=drafts))
+
+    accepted_two, accepted_one, accepted_none = [0, 0], [1, 0], [1, 0]
+    assert [*accepted_two, *accepted_one, *accepted_none] == trims
