@@ -29,6 +29,7 @@ from cachesim.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from cachesim.real.llama_cpp.newest import real_newest
 from cachesim.real.llama_cpp.scenarios import StepPlayed, play_scenario
 from cachesim.real.llama_cpp.server import as_release, environment_for
+from cachesim.real.llama_cpp.settings import overrides
 from cachesim.real.llama_cpp.workload import Outcome
 from cachesim.real.marconi.commands import real_marconi
 from cachesim.real.mlx_lm.commands import real_mlx_lm
@@ -40,6 +41,7 @@ from cachesim.real.playing import (
     table_of_numbers,
     watched,
 )
+from cachesim.real.settings import show_overrides
 from cachesim.real.sglang.commands import real_sglang
 from cachesim.real.vectors.replay import replay
 from cachesim.real.vllm.commands import real_vllm
@@ -121,6 +123,9 @@ class LlamaCppFlags:
     fit
         A build (b9713) or a version of its package: look for the rules that come nearest to it.
         What its servers answered is kept, so a second search plays nothing.
+    settings
+        Print in which settings the comparison differs from `llama-server -m model`, by the wheel's
+        own parser, and why no result depends on them, instead.
     newest
         Look up the newest wheel and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
@@ -141,6 +146,7 @@ class LlamaCppFlags:
     logs: bool = False
     requests: int = 2500
     fit: str | None = None
+    settings: bool = False
     newest: bool = False
     wheel: str = ""
 
@@ -163,6 +169,10 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
             seed=flags.seed,
             table=_table_of,
         )
+    if flags.settings:
+        release = flags.release or USUAL
+        title = f"llama.cpp {release}: settings that differ from a server's start"
+        return show_overrides(title, overrides(release))
     if flags.fit is not None:
         return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
     if flags.logs:

@@ -183,7 +183,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
     def _grown(self, setting: Setting, how: Grow) -> Played:
         model = self.model(setting.preset, setting.window)
         try:
-            with self.real(setting.options).started(setting.options, model) as server:
+            with self.real(setting.flags).started(setting.flags, model) as server:
                 workload, outcomes = how(setting, server)
         except NotStartedError:
             nothing = setting.workload(())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cachesim.real.llama_cpp.flags import drafting
+from cachesim.real.llama_cpp.flags import NO_FLAGS, drafting
 from cachesim.real.llama_cpp.workload import Step, Workload
 
 FLAGS = {
@@ -29,8 +29,9 @@ def features_of(workload: Workload) -> frozenset[str]:
     }
     steps = {name for step in workload.steps for name in _of_step(step)}
     drafts = {"drafts"} if drafting(workload.options) else set()
+    bare = {"no flag but the model"} if workload.options == NO_FLAGS else set()
     long = {"session of 70"} if workload.requests >= 70 else set()
-    return frozenset({"any", *flags, *steps, *drafts, *long})
+    return frozenset({"any", *flags, *steps, *drafts, *bare, *long})
 
 
 def _of_step(step: Step) -> Iterator[str]:

@@ -64,6 +64,10 @@ SURROUNDINGS: Final[Mapping[str, Any]] = {
 """What a workload does not speak of: no warm-up, nothing fitted, one thread."""
 
 
+NO_FLAGS: Final[Mapping[str, Any]] = {"parallel": -1, "ctx_size": 0}
+"""Flags of a server that is started with its model alone, where these tools set other values."""
+
+
 def parameters(options: Mapping[str, Any], folder: Path = Path()) -> JsonObject:
     """The wheel's parameters for a server's flags; files of adapters lie in a folder."""
     values: JsonObject = dict(SURROUNDINGS)

@@ -32,7 +32,7 @@ NO_TOKEN = -1
 
 def main() -> None:
     """Serve until the input ends."""
-    answers = _keep_stdout_for_answers()
+    answers = keep_stdout_for_answers()
     wheel = importlib.import_module("xllamacpp")
     folder = tempfile.mkdtemp(prefix="slots-")
     server: Wheel = None
@@ -60,7 +60,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _keep_stdout_for_answers() -> TextIO:
+def keep_stdout_for_answers() -> TextIO:
     """Hand descriptor 1 to the wheel's chatter (it joins stderr) and return the real stdout."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -95,13 +95,13 @@ def _started(
     for saved in Path(folder).iterdir() if anew else ():
         saved.unlink()
     try:
-        server = wheel.Server(_parameters(wheel, {**parameters, "slot_save_path": f"{folder}/"}))
+        server = wheel.Server(parameters_of(wheel, {**parameters, "slot_save_path": f"{folder}/"}))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return None, {"failed": f"{type(error).__name__}: {error}"}
     return server, {"started": server.listening_address}
 
 
-def _parameters(wheel: Wheel, values: Json) -> Wheel:
+def parameters_of(wheel: Wheel, values: Json) -> Wheel:
     """`CommonParams` with values set by dotted name; `enum:` values are looked up in the wheel.
 
     Of several names with bars between them, the first one that the wheel has is set.

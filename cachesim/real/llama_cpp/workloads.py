@@ -15,6 +15,7 @@ from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.real.llama_cpp.abilities import Abilities
 from cachesim.real.llama_cpp.calls import AS_TEXT
 from cachesim.real.llama_cpp.chats import ChatTree, text_of
+from cachesim.real.llama_cpp.flags import NO_FLAGS
 from cachesim.real.llama_cpp.incidents import ABANDONED, Incidents
 from cachesim.real.llama_cpp.random_flags import draw_more, draw_options, draw_preset
 from cachesim.real.llama_cpp.workload import Outcome, Release, Step, Workload
@@ -23,6 +24,9 @@ from cachesim.units import Token, Tokens
 SESSION: Final = 70
 MANY: Final = 0.03
 """How often a workload is a session of so many requests."""
+
+BARE: Final = 10
+"""One of so many workloads is played on a server with no flag but its model."""
 
 LONGEST: Final = 4096
 """Of a chat, however large the context."""
@@ -58,6 +62,12 @@ class Setting:
     cancels: float = 0.0  # how often a client goes away
     chats_share: bool = False  # several chats have one system prompt
     everything: bool = False  # that users do, and not conversations alone
+    bare: bool = False  # the server is started with its model and no flag; `options` are its own
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """What the server is started with."""
+        return dict(NO_FLAGS) if self.bare else self.options
 
     @property
     def context(self) -> int:
@@ -72,7 +82,7 @@ class Setting:
             release=self.release,
             preset=self.preset,
             window=self.window,
-            options=self.options,
+            options=self.flags,
             steps=tuple(steps),
         )
 
@@ -99,7 +109,10 @@ def draw_setting(
     able = Abilities(release)
     preset, window = draw_preset(rng, abilities=able, presets=presets)
     options = draw_options(rng, abilities=able, preset=preset)
-    if everything:
+    bare = everything and number % BARE == BARE - 1
+    if bare:
+        options = {"parallel": 4, "kv_unified": True, "ctx_size": 0}
+    elif everything:
         options |= draw_more(rng, abilities=able, preset=preset)
     return Setting(
         name=f"{preset}-{seed}-{number}",
@@ -109,6 +122,7 @@ def draw_setting(
         options=options,
         rng=rng,
         everything=everything,
+        bare=bare,
     )
 
 

@@ -18,8 +18,10 @@ from cachesim.real.mlx_lm.scenarios import ScenarioStep, play_mlx_scenario
 from cachesim.real.mlx_lm.server import ServerAgreement, compare_server
 from cachesim.real.mlx_lm.server_agents import draw_agents
 from cachesim.real.mlx_lm.server_workloads import draw_workload
+from cachesim.real.mlx_lm.settings import overrides
 from cachesim.real.playing import Stage, comparing, console, table_of_counts, table_of_numbers
 from cachesim.real.registry import versions_of
+from cachesim.real.settings import show_overrides
 from cachesim.real.vectors.replay import differing
 from cachesim.typed import Json
 
@@ -52,6 +54,9 @@ class MlxFlags:
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
+    settings
+        Print in which settings the comparison differs from `mlx_lm.server --model MODEL`, by its
+        own parser, and why no result depends on them, instead.
     newest
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
@@ -68,6 +73,7 @@ class MlxFlags:
     agents: bool = False
     logits: bool = False
     scenario: str | None = None
+    settings: bool = False
     newest: bool = False
     wheel: str = ""
 
@@ -93,6 +99,9 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
         ).play_named(flags.scenario, flags.release)
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
+    if flags.settings:
+        title = f"mlx-lm {flags.release}: settings that differ from a server's start"
+        return show_overrides(title, overrides(flags.release))
     return _logits(flags) if flags.logits else _random(flags)
 
 

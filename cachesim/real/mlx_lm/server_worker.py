@@ -7,6 +7,7 @@ threads to the store; replaced are the sampler, which says what it is told to, a
 between the threads, which put in order what would come down to chance (`server_http.py`).
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -51,7 +52,49 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folders = importlib.import_module("server_models").Folders(Path(place))
         for line in sys.stdin:
-            answers.write(json.dumps(play(json.loads(line), folders)) + "\n")
+            wanted = json.loads(line)
+            answer = settings(wanted) if "settings" in wanted else play(wanted, folders)
+            answers.write(json.dumps(answer) + "\n")
+
+
+class Parsed(Exception):  # noqa: N818 (it ends `main` where the flags are known)
+    """The flags of a server, before it starts."""
+
+
+def settings(wanted: Json) -> Json:
+    """The server's flags as `mlx_lm.server --model MODEL` has them, and as a comparison has."""
+    module: Real = importlib.import_module("mlx_lm.server")
+    known = Path(str(module.__file__)).read_text()
+    own = arguments_of("MODEL", wanted["settings"], known)
+    return [parsed(module, each) for each in (["--model", "MODEL"], own)]
+
+
+def parsed(module: Real, arguments: list[str]) -> Json:
+    """What the release's own parser makes of arguments."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(parser: Real, *_: Real) -> Real:
+        raise Parsed(parse(parser, arguments))
+
+    argparse.ArgumentParser.parse_args = stop  # type: ignore[assignment]
+    try:
+        module.main()
+    except Parsed as found:
+        return {name: str(value) for name, value in sorted(vars(found.args[0]).items())}
+    finally:
+        argparse.ArgumentParser.parse_args = parse  # type: ignore[method-assign]
+    raise LookupError(parse.__name__)
+
+
+def arguments_of(model: str, options: Json, known: str, draft: str = "") -> list[str]:
+    """The command line of a workload; `known` is the source that names a release's flags."""
+    arguments = ["--model", model, "--port", "0", "--max-tokens", "512"]
+    arguments += ["--draft-model", draft] if draft else []
+    for name in FLAGS:
+        flag = "--" + name.replace("_", "-")
+        if name in options and f'"{flag}"' in known:
+            arguments += [flag, str(options[name])]
+    return arguments
 
 
 def play(workload: Json, folders: Real) -> list[Json]:
@@ -104,17 +147,13 @@ class Server:
         self._ready = threading.Event()
         self._watch()
         shape = (workload["template"], size)
-        folder = folders.of(workload["model"], *shape)
-        arguments = ["--model", str(folder), "--port", "0", "--max-tokens", "512"]
+        folder, draft = folders.of(workload["model"], *shape), ""
         if "draft" in workload:
             models.watch_calls(workload["draft"]["module"], self._called)
-            arguments += ["--draft-model", str(folders.of(workload["draft"], *shape))]
+            draft = str(folders.of(workload["draft"], *shape))
         known = Path(str(self.module.__file__)).read_text()
         self.tells_tokens = 'get("top_logprobs"' in known  # before #829 a number was asked for
-        for name in FLAGS:
-            flag = "--" + name.replace("_", "-")
-            if name in self.options and f'"{flag}"' in known:
-                arguments += [flag, str(self.options[name])]
+        arguments = arguments_of(str(folder), self.options, known, draft)
         sys.argv = ["mlx_lm.server", *arguments]
         self._thread = threading.Thread(target=self.module.main, daemon=True)
         self._thread.start()
