@@ -8,6 +8,7 @@ from cachesim.errors import OptionError
 from cachesim.real.playing import comparing
 from cachesim.real.schedules import RealScheduler
 from cachesim.real.settings import show_overrides
+from cachesim.real.sglang.rows import compare_rows
 from cachesim.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, overrides, with_rust
 from cachesim.real.sglang.workloads import KINDS
 
@@ -24,6 +25,7 @@ def real_sglang(
     mixed_chunk: bool = False,
     tree_core: Literal["python", "rust"] = "python",
     scenario: str | None = None,
+    runner: bool = False,
     settings: bool = False,
     newest: bool = False,
     wheel: str = "",
@@ -58,6 +60,10 @@ def real_sglang(
     scenario
         A scenario to play instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
+    runner
+        Compare the states that each row of a batch is computed from and that are tracked for the
+        tree, by the model runner's own preparation and metadata (0.5.23, models with states and no
+        host tier), instead.
     settings
         Print in which settings the comparison differs from a server as users start it, and why no
         result depends on them, instead.
@@ -74,6 +80,8 @@ def real_sglang(
     if scenario is not None:
         return _played(SCHEDULER, tree_core).play_named(scenario, release)
     own = release or FAMILY.real()[-1]
+    if runner:
+        return compare_rows(own, seed, numbers)
     if settings:
         title = f"sglang {own}: settings that differ from a server's start"
         return show_overrides(title, overrides(own, seed, numbers))

@@ -45,10 +45,22 @@ EMPTY: Final = (
 )
 """Parts of the release that no decision needs."""
 
-REAL: Final = ("sglang.srt.configs.mamba_utils",)
+REAL: Final = (
+    "sglang.srt.configs.mamba_utils",
+    "sglang.srt.layers.attention.base_attn_backend",
+    "sglang.srt.layers.attention.hybrid_linear_attn_backend",
+    "sglang.srt.layers.attention.mamba.mamba2_metadata",
+    "sglang.srt.layers.attention.mamba.prefill_track_metadata",
+)
 """What of them is the release's own all the same."""
 
-PACKAGES: Final = ("sglang", "sglang.srt.configs")
+PACKAGES: Final = (
+    "sglang",
+    "sglang.srt.configs",
+    "sglang.srt.layers",
+    "sglang.srt.layers.attention",
+    "sglang.srt.layers.attention.mamba",
+)
 """Packages that only lead to others; their own `__init__` is not run."""
 
 OWN: Final = frozenset({*sys.stdlib_module_names, "sglang", "numpy", "cachesim"})

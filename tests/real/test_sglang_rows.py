@@ -1,0 +1,83 @@
+"""The states that SGLang's model runner reads and writes, beside the simulated one's."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.rules import Rules
+from cachesim.real.sglang.rows import RUNNER, Compared, compare_rows, is_compared, rows_of
+from cachesim.real.sglang.settings import configuration_of
+from cachesim.real.sglang.workloads import draw
+from cachesim.real.vllm.scheduler import PACKAGES
+
+RELEASE = "0.5.23"
+RULES: Rules = FAMILY.release(RELEASE).rules
+
+DEFECTS = {
+    "offset_of_first": 88,
+    "load_needs_tracking": 10,
+    "snapshot_after_next_chunk": 38,
+    "shares_states": 6,
+}
+"""A defect of a model runner, and the number of a workload that shows it."""
+
+
+def planted(defect: str) -> Rules:
+    return replace(RULES, runner=replace(RULES.runner, **{defect: True}))
+
+
+def drawn(number: int) -> dict[str, Any]:
+    return draw(0, number, RULES)
+
+
+@pytest.mark.parametrize(("defect", "number"), DEFECTS.items())
+def test_a_defect_of_the_model_runner_changes_what_is_read_or_tracked(
+    defect: str, number: int
+) -> None:
+    workload = drawn(number)
+
+    assert rows_of(workload, RULES) != rows_of(workload, planted(defect))
+
+
+@pytest.mark.parametrize("number", DEFECTS.values())
+def test_without_a_defect_every_row_reads_the_state_of_its_prefix(number: int) -> None:
+    rows = rows_of(drawn(number), RULES)
+
+    assert rows
+    assert all(length == start and right for _, start, _, length, right, _ in rows)
+    assert all(tracked[1] for *_, tracked in rows if tracked is not None)
+
+
+def test_the_first_row_that_differs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = Compared(RELEASE)
+    found.count("one", [[0, 0, 64, 0, True, None]], [[0, 0, 64, 0, True, [64, True, 64]]])
+
+    assert 1 == found.show()
+    assert "one, row 0: real [0, 0, 64, 0, True, None], simulated" in capsys.readouterr().out
+
+
+def test_a_row_that_only_one_has_is_a_difference() -> None:
+    row = [0, 0, 64, 0, True, None]
+    found = Compared(RELEASE)
+    found.count("one", [row], [row, row])
+
+    assert 1 == found.differing
+    assert f"one, row 1: real None, simulated {row}" == found.first
+
+
+def test_models_without_states_are_not_compared() -> None:
+    kinds = {drawn(number)["config"]["kind"]: is_compared(drawn(number)) for number in range(8)}
+
+    assert {"full": False, "window": False, "mamba": True} == kinds
+
+
+def test_the_real_model_runner_reads_and_writes_as_the_simulated_one() -> None:
+    """Needs the wheel and PyTorch; see `make real`."""
+    core = RUNNER.core_of(RELEASE)
+    if not core.is_ready() or not configuration_of(core).is_ready() or not PACKAGES.is_ready():
+        pytest.skip(f"sglang {RELEASE} is not unpacked here")
+
+    assert 0 == compare_rows(RELEASE, 0, range(6, 11))
+    assert 1 == compare_rows(RELEASE, 0, range(10, 11), planted("load_needs_tracking"))
