@@ -345,6 +345,12 @@ class SglangOptions:
         one = drafts and rules.scheduler.drafts_track_in_one_slot
         return STATES_PER_RUNNING + (1 if one else 2)
 
+    def mixes(self, rules: Rules) -> bool:
+        """Whether those that decode go on beside a chunk of a prompt."""
+        if not self.enable_mixed_chunk or self.chunked_prefill_size <= 0:
+            return False
+        return self.speculative_algorithm == "none" or rules.scheduler.drafts_may_mix
+
     def extra_buffer(self, rules: Rules) -> bool:
         """Whether states are tracked in slots of their own; `auto` is the release's business."""
         given = {self.mamba_scheduler_strategy, self.mamba_radix_cache_strategy} - {"auto"}

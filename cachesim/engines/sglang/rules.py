@@ -131,6 +131,9 @@ class SchedulerRules:
     mixes_what_fits: bool = True
     """0.5.23: who decodes sits out a prefill that leaves no memory; 0.5.9 may end there."""
 
+    drafts_may_mix: bool = True
+    """0.5.9 ignores `enable_mixed_chunk` where there are drafts."""
+
     auto_is_extra_buffer: bool = True
     """What `auto` makes of the strategy for states; 0.5.9 takes `no_buffer`."""
 
@@ -213,6 +216,7 @@ RULES_059 = Rules(
         aborts_last=False,
         aborts_chunks=False,
         mixes_what_fits=False,
+        drafts_may_mix=False,
         auto_is_extra_buffer=False,
         keeps_previous_track=False,
         refreshes_waiting=0,

@@ -123,7 +123,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             ),
             max_len=options.context_length,
             interval=options.mamba_track_interval,
-            mixes=options.enable_mixed_chunk and options.chunked_prefill_size > 0,
+            mixes=options.mixes(self.rules),
         )
 
     # -- requests ----------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def main() -> None:
             answers.write(json.dumps(answer) + "\n")
 
 
-class Parsed(Exception):  # noqa: N818 (it ends `main` where the flags are known)
-    """The flags of a server, before it starts."""
+class ParsedError(Exception):
+    """Ends `main` where its flags are known."""
 
 
 def settings(wanted: Json) -> Json:
@@ -74,12 +74,12 @@ def parsed(module: Real, arguments: list[str]) -> Json:
     parse = argparse.ArgumentParser.parse_args
 
     def stop(parser: Real, *_: Real) -> Real:
-        raise Parsed(parse(parser, arguments))
+        raise ParsedError(parse(parser, arguments))
 
     argparse.ArgumentParser.parse_args = stop  # type: ignore[assignment]
     try:
         module.main()
-    except Parsed as found:
+    except ParsedError as found:
         return {name: str(value) for name, value in sorted(vars(found.args[0]).items())}
     finally:
         argparse.ArgumentParser.parse_args = parse  # type: ignore[method-assign]

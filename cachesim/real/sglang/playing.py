@@ -70,7 +70,8 @@ class Player:
                 max_len=config.get("max_len", 4096),
                 interval=config.get("interval", 256),
                 ignores_eos=config.get("ignore_eos", True),
-                mixes=bool(config.get("mixes")),
+                mixes=bool(config.get("mixes"))
+                and (rules.scheduler.drafts_may_mix or not config.get("eagle")),
             ),
         )
         self.tree.on_evict = self._evicting

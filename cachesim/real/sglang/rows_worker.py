@@ -53,13 +53,15 @@ class Rows(scheduler_worker.Playing):
         torch: Real = importlib.import_module("torch")
         pool = self.core.pool
         runner: Real = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner
-        self._deferred = runner._maybe_execute_deferred_mamba_cow_and_clear
-        self._forwards: Real = importlib.import_module(
-            "sglang.srt.model_executor.forward_batch_info"
-        ).ForwardBatch
+        named = "_maybe_execute_deferred_mamba_cow_and_clear"
+        self._deferred = getattr(runner, named, lambda *_: None)  # 0.5.9 copies at the match
+        forwards: Real = importlib.import_module("sglang.srt.model_executor.forward_batch_info")
+        forwards.enable_num_token_non_padded = lambda *_: False  # one worker pads nothing
+        self._forwards = forwards.ForwardBatch
         base: Real = importlib.import_module(BACKEND).MambaAttnBackendBase
         self.runner = Bag(
             device=torch.device("cpu"),
+            server_args=self.core.args,
             is_draft_worker=False,
             req_to_token_pool=pool,
             model_config=Bag(hf_text_config=SimpleNamespace()),
@@ -91,9 +93,15 @@ class Rows(scheduler_worker.Playing):
         self.states[slot] = self.texts.number(text)
 
     def _forward(self, batch: Real) -> None:
-        forward = self._forwards.init_new(
-            batch, self.runner, return_hidden_states_before_norm=False
-        )
+        if hasattr(batch, "get_model_worker_batch"):  # 0.5.9
+            torch: Real = importlib.import_module("torch")
+            if batch.input_ids is None:  # what was sampled; the scheduler looks at none of it
+                batch.input_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
+            forward = self._forwards.init_new(batch.get_model_worker_batch(), self.runner)
+        else:
+            forward = self._forwards.init_new(
+                batch, self.runner, return_hidden_states_before_norm=False
+            )
         self._deferred(self.runner, forward)
         self.backend.init_forward_metadata(forward)
         made = self.backend.forward_metadata
@@ -138,9 +146,9 @@ class Rows(scheduler_worker.Playing):
         if masks is None:
             return [None for _ in batch.reqs]
         extends = batch.forward_mode.is_extend()
-        to = [int(each) for each in made.mamba_track_indices]
+        to = [int(each) for each in forward.mamba_track_indices]
         chosen = [bool(each) for each in masks]
-        if extends and made.has_mamba_track_mask:
+        if extends and any(chosen):
             self.backend._track_mamba_state_extend(forward, inside, self.states, made)
         elif not extends:  # `track_mamba_states_if_needed`, a kernel
             for row, slot in enumerate(made.mamba_cache_indices.tolist()):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
 from typing import Any, Final
 
+from cachesim.real.empty_modules import Nothing
 from cachesim.real.sglang.tensors import Event, Stream
 
 Real = Any
@@ -49,6 +50,9 @@ def install_torch() -> Real:
         return function if function is not None else compile_nothing
 
     torch.compile = compile_nothing
+    torch.library.infer_schema = lambda *_, **__: "() -> ()"  # of kernels, which are empty
+    torch.library.Library = Nothing
+    torch.ops.sglang = Nothing()
     torch.Tensor.pin_memory = lambda self, *_, **__: self
     vars(torch.cpu).update(
         Event=Event, Stream=Stream, stream=lambda *_: _Context(), current_stream=Stream

@@ -203,7 +203,7 @@ class Unified(Core):
             "prefill_decode_interval": 0,
             "_prefill_decode_interval_remaining": 0,
             "prefill_decode_interval_min_bs": 0,
-            "is_mixed_chunk": bool(self.config.get("mixes")),
+            "is_mixed_chunk": self.config["server"]["enable_mixed_chunk"],
             "forward_ct": 0,
             "running_batch": batches(reqs=[], batch_is_full=False),
             "processed_tokens_counter": 0,

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.server import Sglang
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import tiny
@@ -178,6 +180,14 @@ def test_what_does_not_go_together_is_refused() -> None:
         cached("0.5.23", (), mamba_track_interval=100)
     with pytest.raises(OptionError, match=r"that have it are 0\.5\.23"):
         cached("0.5.9", (), mamba_radix_cache_strategy="no_buffer")
+
+
+def test_drafts_and_mixed_chunks_go_together_since_0523() -> None:
+    asked = SglangOptions(enable_mixed_chunk=True, speculative_algorithm="EAGLE")
+
+    found = {release: asked.mixes(FAMILY.release(release).rules) for release in RELEASES}
+
+    assert {"0.5.9": False, "0.5.23": True} == found
 
 
 def test_a_prompt_beyond_the_context_gets_the_servers_word() -> None:
