@@ -73,7 +73,7 @@ def explain(
     Fields are tried on a sample of the workloads that differ and of those that agree, then held
     against all of them; what still differs is sampled again.
     """
-    rules, found = known[release], list[Found]()
+    rules, found, exhausted = known[release], list[Found](), False
     beside, first = console(stderr=True), _agreeing(played, rules)
     before = first
     for _ in range(ROUNDS):
@@ -92,14 +92,20 @@ def explain(
             now = _agreeing(played, rules)
             found.append(Found(changes=step.changes, values=values, gained=now - before))
             before = now
-        if not steps:
+        exhausted = not steps
+        if exhausted:
             break
     out, asked = console(), sum(each.requests for each in played)
     if found:
         out.print(_table(found, version, release, known, asked - first))
     left = sum(play_under(each, rules) is not None for each in played)
-    by = "with these values" if found else "no rule field, and no pair of them, explains it:"
-    out.print(f"{by} {len(played) - left} of {counted(len(played), 'workload')} agree")
+    agree = f"{len(played) - left} of {counted(len(played), 'workload')} agree"
+    if not found:
+        out.print(f"no rule field, and no pair of them, explains it: {agree}")
+    elif left and exhausted:
+        out.print(f"with these values {agree}; no further field, and no pair, explains the rest")
+    else:
+        out.print(f"with these values {agree}")
     return tuple(found)
 
 
