@@ -48,8 +48,14 @@ def test_many_runs_are_counted_by_engine_and_class(capsys: Capture) -> None:
         ["stale-state", "1", "3", "3", "2"],
         ["mlx-lm", "lost-reuse", "1", "2", "2"],
         [],
+    ] == shown[2:6]
+    assert {"confirmed", "derived", "source"} < {*shown[6]}
+    assert [
+        ["llama.cpp", "2", "0", "0"],
+        ["all", "2", "0", "0"],
+        [],
         ["9", "runs,", "9", "as", "expected;", "2", "show", "a", "wrong", "answer"],
-    ] == shown[2:]
+    ] == shown[9:]
 
 
 def test_a_run_that_is_not_as_expected_is_named_below_the_counts(
