@@ -102,6 +102,16 @@ def test_until_030_a_first_chunk_of_one_token_reads_what_its_block_held(
     assert first["rows"]["0"]["ssm"][0] is None
 
 
+def test_in_model_runner_v1_a_longer_first_chunk_before_it_makes_it_a_prefill() -> None:
+    one = {"prompt": "7", "generate": 1, "reply": "101"}
+    longer = {"prompt": "11-13", "generate": 1, "reply": "102"}
+
+    assert [1, None] == [
+        each and 1 for each in read(steps_of(workload(one, longer, drafts=0), "0.28.0"), "delta")
+    ]
+    assert [None, None] == read(steps_of(workload(longer, one, drafts=0), "0.28.0"), "delta")
+
+
 def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() -> None:
     groups = [{"kind": "full", "block": 8}, STATES | {"mode": "all"}]
     asked = workload(

@@ -12,6 +12,7 @@ block held before.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Runner:
     held: dict[int, CachedRequestState] = field(default_factory=dict)
     v1: bool = False  # Model Runner V1
     drafting: bool = False  # a request of the step that runs has drafts
-    decodes_first: bool = False  # a first chunk of one token is a decode in the step that runs
+    first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_group: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class Runner:
         if not self.computes:
             return [self._known(chunk, judge) for chunk in step.chunks]
         self.drafting = any(chunk.drafts for chunk in step.chunks)
-        self.decodes_first = self._takes_first_tokens_for_decodes(step)
+        self.first_decodes = self._first_decodes(step)
         for chunk in step.chunks:
             self._hold(chunk)
         for group, source, target in step.copies:
@@ -136,17 +137,22 @@ class Runner:
             raise ContractError(msg)
         return self.state_group
 
-    def _takes_first_tokens_for_decodes(self, step: Step) -> bool:
-        """Whether rows of one token lead the batch, so that all of them count as decodes.
+    def _first_decodes(self, step: Step) -> frozenset[int]:
+        """Requests whose first chunk of one token counts as a decode: rows of one token lead.
 
-        Follows `split_decodes_and_prefills`, and the order of rows in V2; in V1 their order depends
-        on earlier batches, and only steps without a longer row are certain.
+        Follows `split_decodes_and_prefills`, and the order of rows: V2 sorts them by length, V1
+        puts those without context last, in the order in which they came.
         """
         if not self.rules.first_token_reads_block or self.drafting or self.state_group is None:
-            return False
-        most = 1 if self.v1 else 1 + self._state.speculative_blocks
-        counts = {chunk.count for chunk in step.chunks}
-        return counts == {1} if self.v1 else most == 1 or most not in counts
+            return frozenset()
+        fresh = [chunk for chunk in step.chunks if not chunk.start]
+        longest = 1 + self._state.speculative_blocks
+        if self.v1:
+            led = all(chunk.count == 1 for chunk in step.chunks if chunk.start)
+            fresh = list(takewhile(lambda chunk: chunk.count == 1, fresh)) if led else []
+        elif longest > 1 and any(chunk.count == longest for chunk in step.chunks):
+            return frozenset()
+        return frozenset(chunk.request.id for chunk in fresh if chunk.count == 1)
 
     def _hold(self, chunk: Chunk) -> None:
         """Take over a new request's tables; append what a running one was given."""
@@ -268,7 +274,7 @@ class Runner:
             source = base + self._offset(held, drafts)
         else:
             first, source = 0, self._offset(held, drafts)
-        begun = start > 0 or (end == 1 and self.decodes_first and self.kind == "delta")
+        begun = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
         store.initial = table[source] if begun and source < len(table) else None
         store.targets = tuple(table[first : first + 1 + drafts])
         return store
