@@ -122,9 +122,9 @@ def test_what_was_not_accepted_is_taken_back_of_both_models(
         return trim(cache, tokens)
 
     monkeypatch.setattr(speculative, "trim_prompt_cache", trimming)
-    said = as_tokens([40, 41, 42, 43, 44, 45])
-    drafts = (as_tokens([40, 41]), as_tokens([43, 50]), as_tokens([51, 52]))
-    ask(server(), Request(prompt=PROMPT, predict=6, reply=said, drafts=drafts))
+    said = as_tokens([40, 41, 42, 43, 44, 45, 46, 47])
+    drafts = tuple(map(as_tokens, ([40, 41], [43, 50], [51, 52], [46, 47])))
+    ask(server(), Request(prompt=PROMPT, predict=8, reply=said, drafts=drafts))
 
-    accepted_two, accepted_one, accepted_none = [0, 0], [1, 0], [1, 0]
-    assert [*accepted_two, *accepted_one, *accepted_none] == trims
+    accepted_two, accepted_one, accepted_none, the_end = [0, 0], [1, 0], [2, 1], [0, 0]
+    assert [*accepted_two, *accepted_one, *accepted_none, *the_end] == trims

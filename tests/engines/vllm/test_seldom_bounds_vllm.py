@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cachesim.engines.base import Engine
 from cachesim.engines.vllm.coordinator import _admission_cap, replay_boundaries
 from cachesim.engines.vllm.drafting import _lookup
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.groups import GroupKind, GroupSpec
-from cachesim.engines.vllm.pages import Pages
+from cachesim.engines.vllm.pages import ChunkStore, Pages
+from cachesim.engines.vllm.server import Vllm
 from cachesim.engines.vllm.step import Chunk
 from cachesim.engines.vllm.store import _ends
+from cachesim.engines.vllm.windows import SlidingWindow
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 
@@ -125,3 +128,49 @@ def test_a_block_is_copied_with_everything_in_it_and_belongs_to_its_group() -> N
         assert [group] == [pages.owner[2]]
         lost = pages.content(1 - group, 2)
         assert all(not part.any() for parts in lost.values() for part in parts)
+
+
+def test_a_state_that_is_kept_takes_its_block_from_other_groups() -> None:
+    network = build(tiny("hybrid"), "ring")
+    pages = Pages(network, (spec("full", 4), spec("mamba", 4)))
+    pages.reach(3)
+    pages.take(0, np.array([2]))
+    store = ChunkStore(pages, ([1], [2]), 0, 4, 1)
+    store.targets = [2]
+    layer = network.spec.recurrent_layers[0]
+    store.keep_states(layer, np.ones((1, 1, pages.shapes[layer].row), pages.shapes[layer].dtype))
+
+    assert 1 == pages.owner[2]
+    assert pages.state(layer, 2).all()
+
+
+def windows(profile: str, window: int, **options: Any) -> SlidingWindow:
+    """The manager of a model's windows, blocks of 16."""
+    engine = Engine.create(
+        profile,
+        model=tiny("swa", window=window),
+        options={"max_model_len": 1024, **options},
+        arithmetic="counts",
+    )
+    assert isinstance(engine, Vllm)
+    return next(
+        each for each in engine.manager.coordinator.managers if isinstance(each, SlidingWindow)
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "whole", "short"), [(1, 0, 1), (2, 1, 1), (17, 1, 1), (18, 2, 1), (50, 4, 3)]
+)
+def test_blocks_in_a_row_that_make_a_hit(window: int, whole: int, short: int) -> None:
+    """Those of the window - 1 tokens before; one less, but one, with the rule that is too short."""
+    assert whole == windows("vllm@0.33.0", window).needed(use_eagle=False)
+    assert whole + 1 == windows("vllm@0.33.0", window).needed(use_eagle=True)
+    assert short == windows("vllm@0.33.0+window-one-short", window).needed(use_eagle=False)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(31, 5), (32, 5), (33, 6), (48, 6), (49, 7)])
+def test_a_window_is_admitted_with_what_a_step_may_add(tokens: int, blocks: int) -> None:
+    """32 tokens before and those of a step, in blocks of 16, and one more."""
+    options = {"max_num_batched_tokens": tokens, "max_num_seqs": 1, "async_scheduling": False}
+
+    assert blocks == windows("vllm@0.33.0", 33, **options).admission_cap
