@@ -11,6 +11,7 @@ from rich.text import Text
 from cachesim.engines.words import counted, mib
 from cachesim.report.fitting import SENTENCES, FittingTable
 from cachesim.report.tune import held, verdict
+from cachesim.scenario.labels import SOURCE
 
 NAMED: Final = 6
 """Differing requests that are named one by one."""
@@ -123,7 +124,7 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         numbers = ", ".join(map(str, stale[:NAMED]))
         yield Text(
             f"WRONG ANSWERS ARE POSSIBLE: request {numbers} resumed from a state that holds "
-            "tokens of another prompt.",
+            f"tokens of another prompt. Evidence: {SOURCE}.",
             style="wrong",
         )
 

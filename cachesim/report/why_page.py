@@ -16,6 +16,7 @@ from cachesim.report.why import (
     what_if_rows,
     wrong_in_words,
 )
+from cachesim.scenario.labels import SOURCE
 
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
@@ -69,7 +70,8 @@ def _parts(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"<p>{agrees}{totals_in_words(found['totals'])}</p>"
     stale = [str(each["number"]) for each in found["requests"] if each["stale"]]
     if stale:
-        yield f"<p class='wrong'>Wrong answers are possible: request {', '.join(stale)}.</p>"
+        told = f"request {', '.join(stale)}. Evidence: {SOURCE}."
+        yield f"<p class='wrong'>Wrong answers are possible: {told}</p>"
     for place in found["places"]:
         yield f"<p>{_text(place['sentence'])} {_text(place['advice'])}</p>"
     if found["causes"]:

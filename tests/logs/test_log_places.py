@@ -229,3 +229,17 @@ def test_a_cut_in_mid_prompt_is_not_what_was_reused_where_the_launch_is_missing(
     assert (1909, 0, 1909) == (
         request["prompt_tokens"], request["cached"], request["processed"],
     )  # fmt: skip
+
+
+def test_a_resumed_foreign_state_is_printed_with_its_evidence() -> None:
+    found = told(
+        START + "".join(june(n, shared=33, read=1000 + 50 * n) for n in range(4)),
+        model="hybrid",
+        profile="b9538",
+    )
+    stale = found["requests"][2]
+    stale["stale"] = "kept"
+
+    for text in (in_words(found), html.unescape(html_page(found))):
+        assert f"wrong answers are possible: request {stale['number']}" in text.lower()
+        assert f"Evidence: {SOURCE}." in " ".join(text.split())
