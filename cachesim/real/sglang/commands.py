@@ -65,8 +65,8 @@ def real_sglang(
         tree, by the model runner's own preparation and metadata (models with states, no host tier;
         0.5.9 without mixed chunks), instead.
     settings
-        Print in which settings the comparison differs from a server as users start it, and why no
-        result depends on them, instead.
+        Print in which settings the comparison differs from a server as users start it, and why,
+        instead.
     newest
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
