@@ -112,6 +112,18 @@ def test_in_model_runner_v1_a_longer_first_chunk_before_it_makes_it_a_prefill() 
     assert [None, None] == read(steps_of(workload(longer, one, drafts=0), "0.28.0"), "delta")
 
 
+@pytest.mark.parametrize(("release", "reused"), [("0.26.0", 1), ("0.27.1", 0), ("0.28.0", 1)])
+def test_without_prefix_caching_027_takes_new_blocks_before_freed_ones(
+    release: str, reused: int
+) -> None:
+    first, second = ({"prompt": each, "generate": 1, "reply": "101"} for each in ("1-3", "11-13"))
+    asked = workload(first, drafts=0, caching=False, groups=[{"kind": "full", "block": 8}])
+    groups = play_steps(asked | {"steps": [[first], [second]]}, FAMILY.release(release).rules)
+    seen = [group["steps"][0]["rows"][str(at)]["seen"]["0"] for at, group in enumerate(groups)]
+
+    assert reused == (seen[0] == seen[1])
+
+
 def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() -> None:
     groups = [{"kind": "full", "block": 8}, STATES | {"mode": "all"}]
     asked = workload(

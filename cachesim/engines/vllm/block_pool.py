@@ -224,7 +224,8 @@ class BlockPool:
         """One table less holds these blocks; the first will be evicted first."""
         ref, free, key = self.ref, self.free, self.key
         rule = self.rules.unhashed_first
-        if rule == "never" or (rule == "windows" and not of_window):
+        plain = self.rules.appends_uncached and not self.enable_caching
+        if plain or rule == "never" or (rule == "windows" and not of_window):
             for block in ordered:
                 if block != NULL:
                     ref[block] -= 1

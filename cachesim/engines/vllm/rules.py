@@ -33,6 +33,9 @@ class PoolRules:
     """0.24: freed blocks without an id go to the head of the queue; in 0.23 those out of the
     window, and those of windows and chunks when a request ends; before, all to the tail."""
 
+    appends_uncached: bool = False
+    """0.27: without prefix caching freed blocks go to the tail; before and since, to the head."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupRules:
@@ -355,12 +358,14 @@ RULES_0280 = replace(
 
 RULES_0271 = replace(
     RULES_0280,
+    pool=replace(RULES_0280.pool, appends_uncached=True),
     lookup=replace(RULES_0280.lookup, all_mode_blocks="not-larger"),
     scheduler=replace(RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention"),
 )
 
 RULES_0260 = replace(
     RULES_0271,
+    pool=RULES_0280.pool,
     state=replace(RULES_0271.state, keeps_empty_first_chunk=False),
     scheduler=replace(
         RULES_0271.scheduler,

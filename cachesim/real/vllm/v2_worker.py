@@ -77,6 +77,7 @@ class RunnerV2:
             runner.model_state = self.module.init_model_state(config, marks.model, None, device)
             runner.decode_query_len = 1 + marks.drafts
             runner.initialize_kv_cache(caches)
+            runner.kv_caches = list(marks.tensors.values())
         runner.model = self._forward
         runner.cudagraph_manager = Eager(self.module)
         runner.kv_block_zeroer = Told()
