@@ -83,7 +83,9 @@ class Recorder(Runner):
             slots = [each for each in self.labels.written if each in (req.tracks or ())]
             if slots:
                 text = self.labels.texts[slots[-1]]
-                row[-1] = [len(text), text == tuple(req.tokens[: len(text)].tolist()), len(text)]
+                right = text == tuple(req.tokens[: len(text)].tolist())
+                taps = req.track_at if batch.reads(req) else len(text)
+                row[-1] = [len(text), right, taps]
 
     def _extend(self, req: Req) -> Array:
         return self._noted(req, req.prefix, req.fill, super()._extend)
