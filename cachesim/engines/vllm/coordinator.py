@@ -107,7 +107,7 @@ class Coordinator:
             for each in groups
         )
         blocked = any(each.kind not in FINE and each.block != self.hash_block for each in groups)
-        return coarse and not blocked
+        return coarse and not (blocked and self.rules.lookup.coarse_beside_windows)
 
     def _split(self, groups: Sequence[GroupSpec]) -> list[SpecGroup]:
         """Groups with equal specs together, full attention first."""

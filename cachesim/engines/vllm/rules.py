@@ -75,6 +75,10 @@ class LookupRules:
     mixed_blocks: bool = True
     """0.20: groups may have blocks of different sizes, for ids have a unit of their own."""
 
+    coarse_beside_windows: bool = True
+    """0.28: beside window groups with larger blocks than the hash unit no hit is partial; before,
+    the engine core ends at the first look-up."""
+
     all_mode_blocks: StateBlocks = "equal"
     """States that are kept at every block have blocks as large as attention's since 0.28; until
     0.27 smaller ones too. Otherwise ids are counted in more tokens than a block has, and the engine
@@ -359,7 +363,7 @@ RULES_0280 = replace(
 RULES_0271 = replace(
     RULES_0280,
     pool=replace(RULES_0280.pool, appends_uncached=True),
-    lookup=replace(RULES_0280.lookup, all_mode_blocks="not-larger"),
+    lookup=replace(RULES_0280.lookup, all_mode_blocks="not-larger", coarse_beside_windows=False),
     scheduler=replace(RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention"),
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.groups import cdiv
 from cachesim.engines.vllm.managers import Found, LookUp, Manager, Mask
+from cachesim.errors import UpstreamAbort
 
 
 def pop_to_alignment(found: list[list[int]], block_size: int, alignment: int) -> None:
@@ -39,6 +40,9 @@ class SlidingWindow(Manager):
         window 2        null  null  3 4 5 -> the run 4 5 ends the hit
         """
         size, own = self.block_size, self.own(asked.hashes)
+        if asked.alignment % size:
+            where = "SlidingWindowManager.find_longest_cache_hit"
+            raise UpstreamAbort(where, "does not support fine-grained (partial) cache hits")
         needed = self.needed(use_eagle=asked.drop_eagle_block)
         most = asked.max_length // size
         found: list[list[int]] = [[NULL] * most for _ in asked.group_ids]

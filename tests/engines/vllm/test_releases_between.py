@@ -88,6 +88,27 @@ def test_what_a_release_starts_with_is_not_refused(
     assert groups_of(release, model, **options)
 
 
+@pytest.mark.parametrize("release", ["0.26.0", "0.27.1"])
+def test_partial_hits_beside_windows_ended_the_engine_core(release: str) -> None:
+    """Workload store-77 of seed 20261123, on both releases' own schedulers."""
+    with pytest.raises(UpstreamAbort, match="fine-grained"):
+        first_look_up(release)
+
+
+def test_beside_windows_no_hit_is_partial_since_0_28() -> None:
+    assert 0 == first_look_up("0.28.0")
+
+
+def first_look_up(release: str) -> int:
+    """With ids of 16 tokens, and blocks of 32 in all groups, a window's among them."""
+    window = GroupSpec(kind="window", block=32, window=40)
+    groups = [GroupSpec(kind="full", block=32), window, GroupSpec(kind="mamba", block=32)]
+    rules = FAMILY.release(release).rules
+    manager = KVCacheManager(groups, rules, num_blocks=50, unit=16)
+    request = Request.make(0, Prefixes(16, 0), range(10, 80), max_tokens=1)
+    return manager.get_computed_blocks(request).length
+
+
 def rejected_drafts(release: str) -> list[int]:
     """Blocks of states after each step: a prompt of 14 tokens, two drafts, and none."""
     manager = KVCacheManager([FULL, STATES], FAMILY.release(release).rules, num_blocks=50)
