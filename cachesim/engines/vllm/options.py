@@ -17,6 +17,9 @@ DENSE: Final = -1
 LONGEST: Final = 4096
 """`max_model_len` where nothing is said and the pool is large."""
 
+MAX_NUM_SEQS: Final = 256
+"""`max_num_seqs` where nothing is said; `EngineArgs` lowers it to the tokens of a step."""
+
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
 
@@ -84,7 +87,7 @@ class VllmOptions:
     max_num_seqs: int = option(
         "--max-num-seqs",
         "maximum requests that run at once",
-        default=256,
+        default=MAX_NUM_SEQS,
         low=1,
         high=MOST,
         unit="requests",
@@ -210,7 +213,7 @@ class VllmOptions:
         """What one step may hold, as the scheduler takes it."""
         return Limits(
             budget=self.max_num_batched_tokens,
-            max_seqs=self.max_num_seqs,
+            max_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # as `EngineArgs`
             max_model_len=self.max_model_len,
             reserve_full=self.scheduler_reserve_full_isl,
             drafts=self.drafts,
@@ -300,6 +303,13 @@ class VllmOptions:
 
     def check(self, rules: Rules) -> None:
         """Refuse what does not go together."""
+        budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if budget < seqs != MAX_NUM_SEQS:
+            msg = (
+                f"option 'max_num_batched_tokens' is {budget}; vLLM does not start with fewer "
+                f"than max_num_seqs, which is {seqs}"
+            )
+            raise OptionError(msg)
         if self.mamba_cache_mode not in rules.modes:
             known = ", ".join(rules.modes)
             msg = f"this release has no mamba_cache_mode {self.mamba_cache_mode!r}; it has {known}"

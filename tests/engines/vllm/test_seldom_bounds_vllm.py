@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine
+from cachesim.engines.profile import Profile
 from cachesim.engines.vllm.coordinator import _admission_cap, replay_boundaries
 from cachesim.engines.vllm.drafting import _lookup
 from cachesim.engines.vllm.family import FAMILY
@@ -174,3 +175,10 @@ def test_a_window_is_admitted_with_what_a_step_may_add(tokens: int, blocks: int)
     options = {"max_num_batched_tokens": tokens, "max_num_seqs": 1, "async_scheduling": False}
 
     assert blocks == windows("vllm@0.33.0", 33, **options).admission_cap
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(8192, 256), (256, 256), (255, 255), (5, 5)])
+def test_requests_at_once_are_at_most_the_tokens_of_a_step(tokens: int, most: int) -> None:
+    options = FAMILY.read(Profile("vllm", "0.33.0"), {"max_num_batched_tokens": tokens})
+
+    assert most == options.limits(RULES).max_seqs
