@@ -73,9 +73,10 @@ def test_some_servers_are_started_with_their_model_alone() -> None:
     assert all(NO_FLAGS == each.workload(()).options for each in bare)
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize("release", LLAMA_CPP.real())
 def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
-    """Needs the wheel; see `make real`."""
+    """Needs the wheel; see `make check`."""
     if not environment_for(release).is_ready():
         pytest.skip(f"llama.cpp {release} is not installed here")
 
@@ -84,9 +85,10 @@ def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
     assert [] == [each.field for each in found if not each.why]
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize("release", MLX_LM.real())
 def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:
-    """Needs the package; see `make real`."""
+    """Needs the package; see `make check`."""
     if not mlx_environment_for(release).is_ready():
         pytest.skip(f"mlx-lm {release} is not installed here")
 

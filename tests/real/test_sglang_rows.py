@@ -74,9 +74,10 @@ def test_models_without_states_are_not_compared() -> None:
     assert {"full": False, "window": False, "mamba": True} == kinds
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize("release", FAMILY.real())
 def test_the_real_model_runner_reads_and_writes_as_the_simulated_one(release: str) -> None:
-    """Needs the wheel and PyTorch; see `make real`."""
+    """Needs the wheel and PyTorch; see `make check`."""
     core = RUNNER.core_of(release)
     if not core.is_ready() or not configuration_of(core).is_ready() or not PACKAGES.is_ready():
         pytest.skip(f"sglang {release} is not unpacked here")
