@@ -37,7 +37,7 @@ pages:
 
 sentences:
 	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims 600
+	@nice -n 10 $(BIN)/python -m tests.claims 400
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up

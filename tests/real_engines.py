@@ -53,34 +53,25 @@ from tests.wrong_answers import (
 
 SEED: Final = 20261120
 WORKLOADS: Final = 40  # per release of llama.cpp that is looked at closely
-WORKLOADS_BETWEEN: Final = 10  # per release between them; `cachesim real llama.cpp` plays more
+WORKLOADS_BETWEEN: Final = 6  # per release between them; `cachesim real llama.cpp` plays more
 PATIENCE: Final = 20.0
 """Seconds until a server that never answers is given up: a prompt of these workloads takes one."""
 PROMPTS: Final = 10  # per preset
 MLX_SEQUENCES: Final = 60  # per release of mlx-lm that is looked at closely
-MLX_SEQUENCES_BETWEEN: Final = 20  # per release between them
+MLX_SEQUENCES_BETWEEN: Final = 10  # per release between them
 SCHEDULED: Final = 60  # on the oldest and the newest scheduler of vLLM and SGLang
 AT_ONCE: Final = 16
 """Workloads of agents, of asynchronous scheduling and of mixed chunks: one of each kind or so."""
 
-BETWEEN: Final = 3
+BETWEEN: Final = 4
 """Fewer by so much on the schedulers between; `cachesim real vllm --release` plays more."""
 
 AGENTS: Final = 5
 """Workloads of agents on a release of llama.cpp or mlx-lm that is looked at closely."""
 
 MLX_WORKLOADS: Final = 11  # one of each family
-MLX_WORKLOADS_BETWEEN: Final = 4
-MLX_CLOSELY: Final = (
-    "0.30.6",
-    "0.30.7",
-    "0.31.1",
-    "0.31.2",
-    "0.31.3",
-    "0.32.0",
-    "0.32.1",
-    "0.32.2",
-)
+MLX_WORKLOADS_BETWEEN: Final = 2
+MLX_CLOSELY: Final = ("0.30.6", "0.31.3", "0.32.2")
 """Releases of mlx-lm whose logits and wrong batches are looked at too."""
 
 MLX_FAMILIES: Final = {

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,9 +70,11 @@ class Environment:
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)
         sys.stderr.write(f"setting up {self.folder} ({wanted}) ...\n")
-        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        # The pip that runs here installs into other environments, too: none of its own to unpack.
+        bare = ["--without-pip"] if find_spec("pip") else []
+        pip = [*self._pip(), "install", "--quiet", "--disable-pip-version-check"]
         for command in (
-            [sys.executable, "-m", "venv", str(self.folder)],
+            [sys.executable, "-m", "venv", *bare, str(self.folder)],
             [*pip, *self.requirements],
         ):
             problem = _problem_of(command, self.patience)
@@ -79,9 +82,14 @@ class Environment:
                 msg = f"cannot install {wanted} into {self.folder}: {problem}"
                 raise EnvironmentUnavailableError(msg)
 
+    def _pip(self) -> list[str]:
+        if find_spec("pip"):
+            return [sys.executable, "-m", "pip", "--python", str(self.python)]
+        return [str(self.python), "-m", "pip"]
+
     def without(self, *packages: str) -> None:
         """Take out what came along and is not needed."""
-        command = [str(self.python), "-m", "pip", "uninstall", "--quiet", "--yes", *packages]
+        command = [*self._pip(), "uninstall", "--quiet", "--yes", *packages]
         problem = _problem_of(command, self.patience)
         if problem:
             msg = f"cannot take {', '.join(packages)} out of {self.folder}: {problem}"
