@@ -35,6 +35,7 @@ REDUCED: Final = (
     (r"(real [\w.-]+ .*--workloads) \d+", r"\1 2"),
     (r"(real (?:llama\.cpp|mlx-lm|vllm|sglang))$", r"\1 --workloads 2"),
     (r"(--agents|--arrivals)$", r"\1 --workloads 1"),
+    (r"(real (?:vllm|sglang) --(?:settings|runner).*)$", r"\1 --workloads 3"),
     (r"(hunt .*--minutes) \d+", r"\1 0.1"),
     (r"(hunt \S+)$", r"\1 --minutes 0.1"),
     (r"(check .*--examples) \d+", r"\1 5"),
