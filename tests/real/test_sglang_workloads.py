@@ -34,6 +34,14 @@ def test_every_kind_of_tree_is_drawn() -> None:
     assert {"full", "window", "mamba"} <= {each["config"]["kind"] for each in drawn}
 
 
+def test_slots_that_059_counts_beyond_its_nodes_end_no_comparison() -> None:
+    """The real HiRadixCache counts 532 evictable slots after the seventh group, too, for 503."""
+    rules = FAMILY.release("0.5.9").rules
+    workload = draw(20261120, 46, rules)
+
+    assert len(workload["steps"]) == len(play(workload, rules))
+
+
 @pytest.mark.parametrize("release", FAMILY.names())
 def test_drawn_workloads_retract_evict_arrive_and_abort(release: str) -> None:
     rules = FAMILY.release(release).rules
