@@ -32,7 +32,7 @@ def test_a_run_has_exactly_the_keys_it_promises() -> None:
         "name", "do", "prompt_tokens", "cached", "processed", "generated", "answer",
         "max_difference", "reuse", "why", "slot", "truncated", "checkpoints", "prompt_cache",
         "events", "error", "message", "explanation", "slots", "forced", "finding", "facts",
-        "drafted", "accepted", "companion",
+        "drafted", "accepted", "companion", "evidence",
     ]  # fmt: skip
 
 
